@@ -1,4 +1,4 @@
-"""The `kedge` command: its classes of commands, and a command line with the commands that packages have registered."""
+"""The `kedge` command line: its command classes, and the commands that packages register."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from kedge_base.version import __version__
 
 
 class Command(TyperCommand):
-    """A command whose output is its result: flags have no type in the help, and one value can be given once."""
+    """A command that prints its result. Help shows flags without a type; a single value may be given only once."""
 
     def get_params(self, ctx: Any) -> Any:
-        """The parameters; flags and arguments are shown without a Python type such as `<bool>`."""
+        """Return the parameters, without Python types such as `<bool>` on flags and arguments."""
         return _without_types(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments.
 
         Raises:
-            ConfigError: An option that takes one value is given twice, or under two names; or the option does not
-                exist, and `advice_on` says what to write.
+            ConfigError: A single-valued option is given twice, or an option under two names; or it does not exist, and
+                `advice_on` has a suggestion.
         """
         for option in self.params:
             _check_given_once(option, args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            # The class is click's NoSuchOption, which typer imports from different places in different versions.
+            # click's NoSuchOption, recognized by this attribute: typer versions import the class from different places.
             option = str(getattr(error, "option_name", ""))
-            missing = not any(option in param.opts for param in self.params)  # otherwise its value is
+            missing = not any(option in param.opts for param in self.params)  # else its value is missing
             if missing and (advice := self.advice_on(option, str(ctx.info_name))):
                 raise ConfigError(advice) from None
             raise
 
     def advice_on(self, option: str, command: str) -> str | None:
-        """One line for an option that does not exist; None to leave it to typer."""
+        """Suggest what to write instead of an unknown option; None to leave the error to typer."""
         return None
 
 
@@ -57,14 +57,14 @@ class Group(TyperGroup):
         return _without_types(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the arguments start with.
+        """Look up the command that the first argument names.
 
         Raises:
-            ConfigError: There is no such command; the line says if it is an algorithm, and else which ones there are.
+            ConfigError: There is no such command; the line has the advice on it, or lists the commands.
         """
         if self.get_command(ctx, args[0]) is None and (advice := self.advice_on(args[0])):
             raise ConfigError(f"kedge has no command {args[0]}; {advice}")
-        is_complete = not ctx.resilient_parsing  # otherwise a shell completes it
+        is_complete = not ctx.resilient_parsing  # False while a shell completes the line
         if is_complete and self.get_command(ctx, args[0]) is None and not get_close_matches(args[0], self.commands):
             group = f"kedge {ctx.info_name}" if ctx.parent else "kedge"
             commands = ", ".join(self.list_commands(ctx))
@@ -72,7 +72,7 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def advice_on(self, command: str) -> str | None:
-        """What to write instead of a command that does not exist; None if nothing is known about it."""
+        """Suggest what to write instead of an unknown command; None without a suggestion."""
         return None
 
 
@@ -86,15 +86,15 @@ def _without_types(params: Any) -> Any:
 
 
 def _check_given_once(option: Any, args: list[str]) -> None:
-    given = [name for name in option.opts for arg in args if arg == name or arg.startswith(f"{name}=")]
-    if len(set(given)) > 1:
-        raise ConfigError(f"{' and '.join(dict.fromkeys(given))} are the same option; give one of them")
-    if len(given) > 1 and not (option.multiple or option.is_flag):
-        raise ConfigError(f"{given[0]} is given twice; give it once")
+    names = [name for name in option.opts for arg in args if arg == name or arg.startswith(f"{name}=")]
+    if len(set(names)) > 1:
+        raise ConfigError(f"{' and '.join(dict.fromkeys(names))} are the same option; give one of them")
+    if len(names) > 1 and not (option.multiple or option.is_flag):
+        raise ConfigError(f"{names[0]} is given twice; give it once")
 
 
 def new_app(group: type[Group]) -> typer.Typer:
-    """A command line without commands; they inherit the names of the help option."""
+    """Create a command line without commands; those added to it accept -h and --help."""
     return typer.Typer(
         cls=group,
         no_args_is_help=True,
@@ -104,13 +104,13 @@ def new_app(group: type[Group]) -> typer.Typer:
 
 
 def add_registered(app: typer.Typer) -> None:
-    """Add the commands of all packages that are installed."""
+    """Add the commands that installed packages register."""
     for entry in registered("kedge.commands").values():
         entry.load()(app)
 
 
 def main() -> None:
-    """Run the command line: that of the package that trains, or without it the commands that others add."""
+    """Run the command line of the training package, or, without it, the commands that other packages register."""
     run = loaded("kedge.command_line", "kedge") or _run
     run()
 
@@ -129,7 +129,7 @@ def _run() -> None:
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """PPO for language models: what looks at runs. `pip install kedge-rl` adds what trains."""
+    """PPO for language models: tools that inspect runs. `pip install kedge-rl` adds training."""
     if version:
         typer.echo(f"kedge {__version__}")
         raise typer.Exit

@@ -28,14 +28,14 @@ class KedgeError(Exception):
 
 
 class RunEnded(SystemExit):
-    """A signal ends the run, perhaps in the middle of a user's code, whose error it is not."""
+    """Raised when a signal ends the run. It may surface inside user code, but is not that code's error."""
 
 
 def install_line(extra: str) -> str:
     """The command that installs an extra: `pip install -e '.[adapters]'` in a clone, else by the package's name."""
     try:
         origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
-    except PackageNotFoundError:  # the source alone is on the path
+    except PackageNotFoundError:  # run from source, without installation
         origin = {"dir_info": {"editable": True}}
     if origin.get("dir_info", {}).get("editable"):
         return f"pip install -e '.[{extra}]'"
@@ -66,11 +66,11 @@ class EngineError(KedgeError, RuntimeError):
 
 
 class EnvError(KedgeError, RuntimeError):
-    """An environment that raised an error, gave something that cannot be used, or cannot be drawn."""
+    """An environment that raised an error, returned something unusable, or cannot be rendered."""
 
 
 class LostContactError(KedgeError, ConnectionError):
-    """Another rank of the run is gone; why, is said where it failed."""
+    """The connection to another rank was lost; the rank that failed reports why."""
 
     def __init__(self) -> None:
         super().__init__("contact with another rank was lost: its process ended, or its machine is out of reach")

@@ -15,16 +15,16 @@ from kedge_base.texts import error_text
 PREFIX = "reasoning-gym:"
 
 APART = 1_000_000
-"""Row i of a task with seed s is the package's with seed s + i: seeds that are one apart share all rows but one."""
+"""Distance of the package's seeds: it makes row i from seed s + i, so adjacent ones would share all rows but one."""
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def find_entry(reference: str) -> tuple[str, Any, dict[str, Any]]:
-    """The name, the task and the entry that a row's `entry` refers to.
+    """Resolve a row's `entry` to the name of its task, the task, and the entry itself.
 
     Raises:
-        DataError: It refers to none.
+        DataError: It refers to no entry.
     """
     source, _, index = reference.rpartition("#")
     if not source.startswith(PREFIX) or not index.isdecimal():
@@ -37,9 +37,9 @@ def find_entry(reference: str) -> tuple[str, Any, dict[str, Any]]:
 
 @lru_cache(maxsize=32)
 def open_task(source: str) -> Any:
-    """The task that a source names, a sequence of entries; 500 entries and seed 0 unless the name says otherwise.
+    """Open the task that a source names: a sequence of entries, by default 500 with seed 0.
 
-    Tasks with different seeds have no row in common but by chance.
+    Tasks with different seeds share rows only by coincidence.
 
     Raises:
         DataError: The package is not installed, or has no such task; a parameter is unknown, or its value is wrong.
@@ -48,46 +48,46 @@ def open_task(source: str) -> Any:
         from reasoning_gym.factory import DATASETS  # type: ignore[import-not-found]
     except ImportError as error:
         raise DataError(f"{source} needs the package reasoning-gym: {install_line('reasoning-gym')}") from error
-    name, given = _split(source)
+    name, parameters = _split(source)
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"the package has {len(DATASETS)} tasks"
         raise DataError(f"{source}: reasoning-gym has no task {name!r}; {hint}")
     kind, settings = DATASETS[name]
     known = {field.name: field.default for field in fields(settings)}
-    for key, value in given.items():
+    for key, value in parameters.items():
         if key not in known:
             raise DataError(f"{source}: {name} has no parameter {key!r}; it has {', '.join(known)}")
         wanted = float if type(known[key]) is float else int if key in ("size", "seed") else type(known[key])
         wrong = wanted in WORDS and type(value) is not wanted
         if wrong and not (wanted is float and type(value) is int):
             raise DataError(f"{source}: {key}={value}: expected {WORDS[wanted]}, such as {known[key]}")
-    if not 0 < (size := given.setdefault("size", 500)) <= APART:
+    if not 0 < (size := parameters.setdefault("size", 500)) <= APART:
         raise DataError(f"{source}: size={size}: expected 1 to {APART:,}")
     try:
-        chosen = settings(**{**given, "seed": APART * given.get("seed", 0)})
-        getattr(chosen, "validate", lambda: None)()  # a few have none
+        chosen = settings(**{**parameters, "seed": APART * parameters.get("seed", 0)})
+        getattr(chosen, "validate", lambda: None)()  # a few settings have no `validate`
         return kind(config=chosen)
-    except Exception as error:  # the package asserts, or whatever it does with a value of another type raises
+    except Exception as error:  # the package asserts, and a value of the wrong type can raise anything
         raise DataError(f"{source}: {error_text(error)}") from error
 
 
 @lru_cache(maxsize=4096)
 def open_entry(source: str, index: int) -> dict[str, Any]:
-    """An entry of a task; errors as of `open_task`."""
+    """Return one entry of a task; raises the errors of `open_task`."""
     try:
         return open_task(source)[index]
     except DataError:
         raise
-    except Exception as error:  # such as a seed that the task's generator refuses
+    except Exception as error:  # such as a seed that the task's generator rejects
         raise DataError(f"{source}: row {index}: {error_text(error)}") from error
 
 
 def _split(source: str) -> tuple[str, dict[str, Any]]:
     """The name of a task and its parameters; values are JSON or texts."""
     name, *parts = re.split(r",(?=[^,=]*=)", source.removeprefix(PREFIX))
-    given = dict(part.split("=", 1) for part in parts)
-    return name.strip(), {key.strip(): _value(text.strip()) for key, text in given.items()}
+    parameters = dict(part.split("=", 1) for part in parts)
+    return name.strip(), {key.strip(): _value(text.strip()) for key, text in parameters.items()}
 
 
 def _value(text: str) -> Any:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:  # a reward function's process imports this module, and needs 
 _one_at_a_time = threading.RLock()
 _switching = threading.Lock()
 _outside: tuple[Mapping[str, Tensor], Mapping[str, Any]] | None = None
-"""The state outside a seeded call that is under way, perhaps in another thread."""
+"""The state outside the seeded call in progress, if any; it may run in another thread."""
 
 
 def random_state() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
     """State of the global generators of Python and, if they are imported, NumPy and torch.
 
-    A user's functions may use any of them. During a seeded call, the state is that outside it.
+    A user's functions may use any of them. During a seeded call, this is the state outside the call.
     """
     with _switching:
         return _outside or _read()
@@ -43,7 +43,7 @@ def restore_random_state(tensors: Mapping[str, Tensor], state: Mapping[str, Any]
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Restore the global generators at the end of the block: a run seeds them, and its caller may draw from them."""
+    """Restore the global generators after the block: a run reseeds them, and its caller may draw from them later."""
     import torch
 
     before = random_state()
@@ -52,16 +52,16 @@ def kept_random_state() -> Iterator[None]:
         yield
     finally:
         restore_random_state(*before)
-        if torch.cuda.is_initialized() and not had_cuda:  # as if it had started with the caller's seed
+        if torch.cuda.is_initialized() and not had_cuda:  # as if CUDA had been initialized with the caller's seed
             torch.cuda.manual_seed_all(torch.initial_seed())
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Context of a user's call that may draw from the global generators: they are seeded, and restored afterwards.
+    """Seed the global generators for a user's call in the block, and restore them afterwards.
 
-    So what it draws depends on the seed alone, and nothing that its own thread draws later depends on it. Calls of
-    several threads take turns; what another thread draws meanwhile outside of such a call is not protected.
+    The call's draws depend on the seed alone, and its thread's later draws do not depend on the call. Calls from
+    several threads take turns; draws that another thread makes outside such a call meanwhile are not protected.
     """
     global _outside
     with _one_at_a_time:
@@ -80,7 +80,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _reset_after_fork() -> None:
-    """Reset the locks and the seeded call: no other thread exists in a forked process that could end them."""
+    """Reset the locks and the seeded call in a forked process, which lacks the thread that would end them."""
     global _one_at_a_time, _switching, _outside
     _one_at_a_time = threading.RLock()
     _switching = threading.Lock()

@@ -70,9 +70,9 @@ def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[...
 
 
 def check_named(spec: str, *, word: str, error: type[KedgeError]) -> None:
-    """Raise the error of `find_named` for a name that is certainly wrong, without running any of the user's code.
+    """Raise `find_named`'s error for a name that is certainly wrong, without running any user code.
 
-    Names that a file may define while it runs, and those in other modules than kedge's, are left to `find_named`.
+    Names that a file may define dynamically, and names in modules other than kedge's, are left to `find_named`.
     """
     source, _, attribute = current_name(spec).rpartition(":")
     path = Path(os.path.expanduser(source))
@@ -93,11 +93,11 @@ def _is_module(name: str) -> bool:
     return name in sys.modules or (bool(name) and importlib.util.find_spec(name) is not None)
 
 
-def _run_file(given: Path, kind: _Kind) -> ModuleType:
+def _run_file(file: Path, kind: _Kind) -> ModuleType:
     """Execute a file as a module."""
-    if not given.is_file():
-        raise kind.error(f"{kind.word} file {str(given)!r} does not exist; expected {kind.expected}")
-    path = given.resolve()
+    if not file.is_file():
+        raise kind.error(f"{kind.word} file {str(file)!r} does not exist; expected {kind.expected}")
+    path = file.resolve()
     _make_importable(path.parent)
     name = path.stem if _is_found_by_name(path) else _unique_name(path, kind)
     spec = importlib.util.spec_from_file_location(name, path)
@@ -112,14 +112,14 @@ def _run_file(given: Path, kind: _Kind) -> ModuleType:
     except RunEnded:
         raise
     except (Exception, SystemExit) as error:
-        raise _failed(f"{kind.word} file {str(given)!r}", error, kind) from error
+        raise _failed(f"{kind.word} file {str(file)!r}", error, kind) from error
     return module
 
 
 def _is_found_by_name(path: Path) -> bool:
-    """True if a plain import of its name finds the file, also in another process, such as one of a pool."""
+    """True if `import NAME` finds this file, also in another process such as a pool's worker."""
     loaded = sys.modules.get(path.stem)
-    if loaded is not None:  # such as math.py, or a module that the user's script has imported
+    if loaded is not None:  # the name is in use, as by `math`, or by the user's script, which imported the file
         return getattr(loaded, "__file__", None) == str(path) and hasattr(loaded, _LOADED_HERE)
     if "." in path.stem or _imports_relatively(path):
         return False
@@ -136,7 +136,7 @@ def _imports_relatively(path: Path) -> bool:
 
 
 def _unique_name(path: Path, kind: _Kind) -> str:
-    """The name of a module in a new package that contains the files in its folder."""
+    """Create a package over the file's folder, and return the file's name as a module of it."""
     package = ModuleType(f"kedge_{kind.word}_{next(_MODULE_NUMBERS)}")
     package.__path__ = [str(path.parent)]
     sys.modules[package.__name__] = package

@@ -1,4 +1,4 @@
-"""Confidence intervals that hold with few values: of means, of shares and win rates, and of resampled figures."""
+"""Confidence intervals that hold for small samples: of means, of shares and win rates, and from resampling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import NormalDist, fmean, stdev
 from kedge_base.errors import ShapeError
 
 ENOUGH_UNITS = 30
-"""Units from which the quantiles of resampled figures are the interval. Those of a mean cover 74 % of the time with 3
+"""Units from which the resamples' quantiles are used as the interval. For a mean, they cover 74 % of the time with 3
 values, 87 % with 10, and 94 % with 30."""
 
 CONFIDENCE = 0.95
@@ -101,10 +101,10 @@ def share_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -
 
 
 def score_interval(groups: Sequence[Sequence[float]]) -> Interval:
-    """The mean of groups' mean scores with its interval: a share's if the scores look like shares, else a mean's.
+    """The mean of the groups' mean scores, with the interval of a share if the scores look like shares, else of a mean.
 
     Scores look like shares if they are in [0, 1] and the highest is exactly 1, as with partial credit, or if all are 0.
-    Student's interval would pass the highest possible score, and covers too little near it.
+    Near the highest possible score, Student's interval exceeds it and undercovers.
 
     Args:
         groups: The scores of each independent unit, such as the responses to a prompt; at least one of each.
@@ -126,12 +126,12 @@ def resampled_interval(
 ) -> Interval:
     """A figure other than a mean, with an interval from bootstrap resamples of the units it was computed from.
 
-    The resamples' quantiles from 30 units on; with fewer, value ± t·s·√(n/(n − 1)), s the resamples' standard
-    deviation. All that is possible for a single unit.
+    From 30 units on, the interval is the resamples' quantiles; with fewer, value ± t·s·√(n/(n − 1)), where s is the
+    resamples' standard deviation; for a single unit, all of `bounds`.
 
     Args:
         value: The figure of the sample.
-        resamples: Those of its resamples; NaN where it cannot be computed.
+        resamples: The figure of each resample; NaN where it cannot be computed.
         num_units: Independent units (prompts, seeds) that are resampled, n.
         bounds: The least and the largest possible figure.
 

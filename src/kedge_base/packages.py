@@ -58,7 +58,7 @@ def is_own_module(name: str) -> bool:
 
 
 def current_name(name: str) -> str:
-    """The present name of a module, class or function, such as `kedge_tasks.verify:gsm8k`; with a line if it moved."""
+    """Return the current name of a module, class or function, such as `kedge_tasks.verify:gsm8k`; warn if it moved."""
     old = _OLD.match(name)
     if old is None:
         return name
@@ -68,7 +68,7 @@ def current_name(name: str) -> str:
 
 
 def current_names(value: Any) -> Any:
-    """Settings with the present name of every function and class that a text in them refers to."""
+    """Replace the old names of moved functions and classes anywhere in some settings."""
     if isinstance(value, str):
         return current_name(value)
     if isinstance(value, dict):
@@ -77,7 +77,10 @@ def current_names(value: Any) -> Any:
 
 
 class _MovedModules(MetaPathFinder, Loader):
-    """Imports a module under its old name as the same object; asked first, since a parent's folder has it as well."""
+    """Imports a module under its old name as the same object.
+
+    It must be asked first: other finders would find the file in the folder of its parent, and import it twice.
+    """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         return ModuleSpec(fullname, self) if _OLD.match(fullname) else None

@@ -6,10 +6,10 @@
 - `kedge.stages`: a `Stage`, or several.
 - `kedge.commands`: a function that adds commands to the `typer.Typer` of `kedge`.
 - `kedge.names`: an attribute of `kedge`, such as `kedge.evaluate`.
-- `kedge.plans`: what checks the memory of a stage before it starts, by the stage's name; see `Stage.plan`.
-- `kedge.command_line`: what runs instead of a command line with the added commands alone.
+- `kedge.plans`: a function that checks a stage's memory before it starts, by the stage's name; see `Stage.plan`.
+- `kedge.command_line`: a command line that replaces the default one, which only has the registered commands.
 - `kedge.advice`: `(field, direction) -> text`, the effect of a value that is `too_high` or `too_low`.
-- `kedge.services`: what a run asks other packages for, such as its report or the card of its model.
+- `kedge.services`: a function that a run calls, such as the one that writes its report or its model card.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def registered(group: str) -> Mapping[str, EntryPoint]:
 
 
 def loaded(group: str, name: str) -> Any:
-    """The object that a name in a group stands for; None if no installed package has registered it."""
+    """Load the object registered under a name in a group; None if no installed package registers it."""
     entry = registered(group).get(name)
     return None if entry is None else entry.load()
 
 
 def service(name: str) -> Any:
-    """The function that another package has registered for runs.
+    """Load a function of `kedge.services`.
 
     Raises:
-        ConfigError: No installed package has: the entry points are those of an earlier version.
+        ConfigError: No installed package registers it, because its entry points are from an earlier version.
     """
     found = loaded("kedge.services", name)
     if found is None:

@@ -51,7 +51,7 @@ OWN = "kedge.stages.descriptions:OWN"
 """The stages of the package that trains, if it is installed: a checkout needs no entry points for them."""
 
 Config = Any
-"""A `kedge.config.Config`, which is above this floor."""
+"""A `kedge.config.Config`, which this package cannot import."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Flag:
         repeats: The option may be given several times; the field is a list.
         takes_text: Its values may also be texts themselves, such as prompts.
         only_with: The field that must be set as well.
-        otherwise: What to use instead without it, in an error.
+        otherwise: End of the error if that field is not set: what to use instead.
     """
 
     names: tuple[str, ...]
@@ -96,7 +96,7 @@ class Stage:
         sections: Sections with fields that have bare names; a name is looked up in one tuple after the other.
         unread: Fields of these sections that have no effect on it, and therefore no bare names.
         needs: Required fields, each with its flag.
-        needs_with: Fields that change its work if they are set, and the needs that follow.
+        needs_with: Fields that, if set, change what it does, each with the required fields that remain.
         flags: Its own options, in the order of the help. All stages have --config, --preset, --out and --seed.
         title: Its name in sentences of a report; kedge's own stages have it in `kedge_inspect.page.looks`.
         arguments: Parameters of its function that may be Python objects, and the fields that they replace.
@@ -177,7 +177,7 @@ class Stage:
         return imported(self.plan) if self.plan else loaded("kedge.plans", self.name)
 
     def needed(self, config: Config) -> dict[str, str]:
-        """The fields that it needs with this configuration, with their flags; not checked here."""
+        """Return the fields that this configuration requires, with their flags, without checking that they are set."""
         for changing, names in self.needs_with.items():
             if value_of(config, changing) is not None:
                 return {name: flag for name, flag in self.needs.items() if name in names}
@@ -210,7 +210,7 @@ def value_of(config: Config, dotted: str) -> Any:
 
 @cache
 def registered_stages() -> tuple[Stage, ...]:
-    """The stages that packages have registered, without those that cannot be loaded, which a line on stderr names."""
+    """Load the stages that packages have registered; one that fails to load is left out, with a line on stderr."""
     return tuple(_loaded())
 
 
@@ -222,7 +222,7 @@ def _loaded() -> Iterator[Stage]:
                 if not isinstance(stage, Stage):
                     raise TypeError(f"it is a {type(stage).__name__}, not a Stage")
                 yield stage
-        except Exception as error:  # another package's code must not cost kedge's own commands
+        except Exception as error:  # another package's code must not break kedge's own commands
             print(f"kedge: the stage {entry.name} of {entry.value} cannot be loaded: {error}", file=sys.stderr)
 
 

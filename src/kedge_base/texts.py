@@ -21,14 +21,14 @@ _LIBRARY = re.compile(
     r"<frozen |.*[/\\](site|dist)-packages[/\\]|"
     + "|".join(re.escape(f"{folder}{os.sep}") for folder in (Path(os.__file__).parent, Path(__file__).parents[1]))
 )
-"""Files of Python, of installed packages and of kedge: no user's."""
+"""Matches files of Python, of installed packages and of kedge, as opposed to the user's."""
 
 
 def names_function(text: str) -> bool:
     """True if a text names a Python function rather than a model: `file.py:function` or `package.module:function`.
 
     The part after the last colon must be a dotted Python name. A model id has no colon, and neither a Windows path nor
-    `model:7b` has a Python name after it; `package:` stands before the name of a package with a model. A `.py` file is
+    `model:7b` has a Python name after it; `package:` precedes the name of a package with a model. A `.py` file is
     never a model, so `rewards.py` counts as a function whose name is missing: the loader's error then says what to add.
     """
     _, colon, attribute = text.rpartition(":")
@@ -63,9 +63,9 @@ def typed_error_text(error: BaseException, limit: int = 300) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The file and line of the user's code that raised an error, itself or in a library: `rewards.py:12`.
+    """The file and line of user code that raised an error, directly or through a library: `rewards.py:12`.
 
-    For an error from libraries alone, their last line.
+    Without user code in the traceback, it is the last line of library code.
     """
     frames = traceback.extract_tb(error.__traceback__)
     frame = ([each for each in frames if not _LIBRARY.match(each.filename)] or frames)[-1]

@@ -1,4 +1,4 @@
-"""The parts of a reward function that are known to any trainer: scores with reasons, and checks of a run's rows."""
+"""Parts of reward functions that work with any trainer: scores with reasons, and checks of the data's rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def reads(check: Callable[..., Any]) -> Callable[[_Function], _Function]:
-    """Decorate a function with the one that reads its columns and settings, so that they are checked before a run."""
+    """Attach the function that reads a reward function's columns and settings, so that a run checks them first."""
 
     def decorate(function: _Function) -> _Function:
         function.__dict__["check_rows"] = check

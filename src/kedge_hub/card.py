@@ -17,10 +17,10 @@ from kedge_base.texts import markdown, printable
 from kedge_base.version import DISTRIBUTION
 
 MAX_SHOWN = 400
-"""Characters of a sample's prompt, and of its response."""
+"""Most characters of a sample's prompt, and of its response."""
 
 PLACE = "path/to/this/folder"
-"""Stands for the model in the code; replaced by its id on the hub when it is pushed."""
+"""Placeholder for the model in the card's code; a push replaces it by the model's id on the hub."""
 
 _TAGS = {"sft": ["sft"], "reward": ["reward-model", "rlhf"], "critic": ["critic", "rlhf"], "ppo": ["rlhf"]}
 
@@ -42,7 +42,7 @@ class ModelCard:
 
     Attributes:
         stage: Training stage: `sft`, `reward`, `critic` or `ppo`.
-        base_model: The folder or hub id of the base model; no absolute path is written.
+        base_model: The folder or hub id of the base model; an absolute path is not written as such.
         facts: Rows of the table of results, in order; numbers are rounded.
         data: The rows used and dropped, by role.
         datasets: Hub ids of the data.
@@ -50,9 +50,9 @@ class ModelCard:
         warnings: The doctor's findings in the run, one line each.
         samples: Responses of the model.
         settings: The configuration that differs from the defaults, as YAML.
-        algorithm: PPO, or the relative of it that the stage `ppo` ran.
+        algorithm: PPO, or the variant that the stage `ppo` ran.
         prompt_form: The form of the prompts that the model was trained on.
-        adds_special_tokens: A prompt gets the tokenizer's special tokens, as in training.
+        adds_special_tokens: Prompts get the tokenizer's special tokens, as in training.
     """
 
     stage: str
@@ -80,7 +80,7 @@ class ModelCard:
 
         Args:
             score_shift: For a reward model, the entry of its configuration that is subtracted from the score.
-            is_adapter: Its folder has an adapter.
+            is_adapter: The model's folder has an adapter.
         """
         origin = self.origin
         text = _template().render(
@@ -108,7 +108,7 @@ class ModelCard:
 
 
 def _title(origin: Origin) -> str:
-    """The name of the model at the start of the chain, or else of the folder that this one was trained from."""
+    """The name of the hub model at the start of the chain, or else of the folder that the training started from."""
     parts = [part for part in (origin.hub_base or origin.base_model).replace("\\", "/").split("/") if part]
     named = [part for part in parts if part not in ("model", ".", "..")]
     return named[-1] if named else "model"
@@ -127,12 +127,12 @@ def _cut(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """A text as inline code; backquotes inside would end it."""
+    """Format a text as inline code, without backquotes, which would end it."""
     return f"`{printable(text).replace('`', chr(39))}`"
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """A block of code, in a fence longer than any in the text."""
+    """Format a code block, with a fence longer than any in the text."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
@@ -140,7 +140,7 @@ def _fenced(text: str, language: str = "") -> str:
 
 @cache
 def _template() -> Template:
-    """The card's template, which is data of the package; its values are never templates."""
+    """Load the card's template from the package; values filled into it are never parsed as templates."""
     environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     environment.filters |= {"code": _code, "cut": _cut, "fenced": _fenced, "markdown": markdown, "rounded": _rounded}
     return environment.from_string(Path(__file__).with_name("card.md.jinja").read_text(encoding="utf-8"))

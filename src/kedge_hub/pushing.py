@@ -24,7 +24,7 @@ from kedge_base.texts import error_text, printable
 from kedge_hub.card import PLACE
 
 WEIGHTS = (".safetensors", ".safetensors.index.json", ADAPTER_CONFIG, SHIFT_FILE)
-"""How the names of a model's weights end, and of the files that go with an adapter's."""
+"""Suffixes of weight files, and of the files that accompany an adapter's weights."""
 WRITE = "repo.write"
 
 CLIENT_ERRORS: tuple[type[Exception], ...] = (
@@ -44,7 +44,7 @@ def check_push(repo: str, *, existing: bool = False) -> None:
         existing: Allow a commit to a repository with content that kedge did not write.
 
     Raises:
-        ConfigError: The model could not be pushed, and why.
+        ConfigError: The model cannot be pushed; the message says why.
     """
     _check_name(repo)
     if constants.HF_HUB_OFFLINE:
@@ -92,7 +92,7 @@ def push_model(
         repo: As in `push_folder`, like the other arguments.
         private: See `push_folder`.
         existing: See `push_folder`.
-        dry_run: Only say which files would go; the hub is asked if there is a token.
+        dry_run: Only list the files that would be pushed; with a token, also ask the hub if it would accept them.
         say: Prints a line to the user.
 
     Raises:
@@ -125,7 +125,7 @@ def push_model(
 def push_folder(folder: Path, repo: str, *, private: bool = False, existing: bool = False, again: str = "") -> str:
     """Push a model folder as one commit; returns the address of the model. Links and dot files are left out.
 
-    Weights of an earlier model that the folder does not have, and an earlier adapter's settings, are deleted, since
+    An earlier model's weights and adapter settings that this folder lacks are deleted from the repository, since
     loaders could pick them up.
 
     Args:
@@ -151,7 +151,7 @@ def push_folder(folder: Path, repo: str, *, private: bool = False, existing: boo
         deleted = [CommitOperationDelete(name) for name in stale]
         commit = api.create_commit(repo, [*added, *deleted], commit_message="Model trained with kedge")
     except CLIENT_ERRORS as error:
-        if isinstance(error, ConfigError) and not again:  # a mistake in `kedge push`, with no training before it
+        if isinstance(error, ConfigError) and not again:  # from `kedge push`, with no training to keep
             raise
         repeat = f"; push it again with: {again}" if again else ""
         raise PushError(f"{folder} is complete, but was not pushed to {repo}: {_reason(error)}{repeat}") from error
@@ -159,9 +159,7 @@ def push_folder(folder: Path, repo: str, *, private: bool = False, existing: boo
 
 
 def _files_of(folder: Path) -> tuple[dict[str, Path], list[str]]:
-    """The files of a folder to push, by name, and the names that are left out: links, which may lead out of the folder,
-    and what starts with a dot.
-    """
+    """List the files to push by name, and the names left out: dot files, and links, which may lead elsewhere."""
     files: dict[str, Path] = {}
     left_out: list[str] = []
     for parent, folders, names in os.walk(folder):
@@ -213,21 +211,21 @@ def _may_write(repo: str, scopes: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _pushed_files(api: HfApi, repo: str) -> list[str]:
-    """The files of a repository; none if it does not exist."""
+    """List the files of a repository; none if it does not exist."""
     try:
         return api.list_repo_files(repo)
-    except (RepositoryNotFoundError, RevisionNotFoundError):  # or it has no commit
+    except (RepositoryNotFoundError, RevisionNotFoundError):  # the latter if it has no commit
         return []
 
 
 def _content(name: str, path: Path, repo: str) -> str | bytes:
-    """A file to push; the card's code gets the model's name on the hub."""
+    """Return a file's content to push; in the card, the placeholder becomes the model's name on the hub."""
     if name == CARD:
         return path.read_bytes().replace(PLACE.encode(), repo.encode())
     return os.fspath(path)
 
 
 def _reason(error: Exception) -> str:
-    """The message of a client's error, without line breaks; includes the hub's message if it sent one."""
+    """The hub's message in a client's error, or else the error's own, without line breaks."""
     message = cast("str | None", getattr(error, "server_message", None))
     return printable(error_text(Exception(message) if message else error))

@@ -32,7 +32,7 @@ ALGORITHMS = {
     "to_go": "PPO without a critic",
     "total": "PPO without a critic",
 }
-"""Names of presets and advantages other than their capitals."""
+"""Names of presets and advantages that are not simply written in capitals."""
 
 
 def stage_card(
@@ -47,10 +47,10 @@ def stage_card(
 
     Args:
         run: The stage's run.
-        facts: Results: settings and metrics that matter, in order.
+        facts: The most important settings and metrics, in order.
         tokenizer: The model's.
         prompts: Prompts that it was trained on.
-        ended: Include the findings on the run and its last samples; not in checkpoints, which are saved often.
+        ended: Include the doctor's findings and the last samples; False for checkpoints, which are saved often.
     """
     config = run.config
     stage = find_stage(run.stage)
@@ -73,7 +73,7 @@ def stage_card(
 
 
 def algorithm_of(config: Config) -> str:
-    """The name of the last preset that is an algorithm; without one that of the advantage if it needs no critic."""
+    """The name of the last preset that is an algorithm, else of a critic-free advantage estimator, else PPO."""
     advantages = [config.ppo.estimator] if config.ppo.estimator in CRITIC_FREE else []
     family = [preset.name for preset in FAMILY if preset.name in config.preset]
     name = [*advantages, *sorted(family, key=config.preset.index)][-1:] or ["PPO"]
@@ -93,7 +93,7 @@ def _warnings(folder: Path) -> list[str]:
     """The doctor's findings so far, apart from notes."""
     try:
         found = diagnose_run(folder, advice=field_advice) if (folder / METRICS_FILE).is_file() else []
-    except KedgeError:  # a damaged log must not cost the model
+    except KedgeError:  # a damaged log must not prevent saving the model
         return []
     return [f"{one_line(finding)}. {finding.means}" for finding in found if finding.severity != "note"]
 
@@ -110,14 +110,14 @@ def _samples(folder: Path) -> list[CardSample]:
 
 
 def _changed(run: Run) -> str:
-    """A line on what was changed during the run, for its recipe."""
+    """A comment for the recipe that lists the changes made during the run."""
     changed = run.facts.get(CHANGED)
     return f"# changed during the run: {changed}\n" if changed else ""
 
 
 def _adds_special_tokens(tokenizer: PreTrainedTokenizerBase, rendered: bool) -> bool:
-    """True if plain `tokenizer(prompt)` adds special tokens to give the ids of the training.
+    """True if `tokenizer(prompt)` with its default special tokens gives the ids of training.
 
-    A rendered conversation has its special tokens already.
+    A rendered conversation already contains its special tokens.
     """
     return not rendered and tokenizer.encode("a") == encode_prompt(tokenizer, "a")

@@ -195,7 +195,7 @@ def sweep(
             )
         parts.append(values)
     shared = full_settings(stage, *parts)
-    full_settings(stage, *({name: values} for name, values in fields.items()))  # refuses two names of a field
+    full_settings(stage, *({name: values} for name, values in fields.items()))  # refuses a field under two names
 
     def resolve(values: Mapping[str, str]) -> Config:
         config = config_from_settings(stage, shared, {name: parse_value(text, name) for name, text in values.items()})
@@ -209,10 +209,10 @@ def sweep(
 
 
 def _as_texts(field: str, values: object) -> list[str]:
-    """Values as on the command line, where a text such as `null` needs quotes.
+    """Write values as on the command line, where a text such as `null` needs quotes.
 
     Raises:
-        ConfigError: They are not in a list, or one has no text, such as a function.
+        ConfigError: The values are not in a list, or one cannot be written, such as a function.
     """
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise ConfigError(f"{field} must be a list of values to try; it is {values!r}")
@@ -224,19 +224,19 @@ def _as_texts(field: str, values: object) -> list[str]:
 
 def _as_text(value: object, field: str) -> str:
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
-    with suppress(ConfigError):  # text that is not YAML needs quotes too
+    with suppress(ConfigError):  # invalid YAML needs quotes too
         if isinstance(value, str) and parse_value(value, field) == value:
             return value
     return json.dumps(value, ensure_ascii=False, default=_plain)
 
 
 def _plain(value: Any) -> Any:
-    """A path or a number of NumPy as JSON has it."""
+    """Convert a path or a NumPy number to a JSON type."""
     return os.fspath(value) if isinstance(value, os.PathLike) or not hasattr(value, "tolist") else value.tolist()
 
 
 def _seeds(seeds: int | Sequence[int] | None) -> Sequence[int] | None:
-    """The seeds; a number stands for that many."""
+    """The seeds; a number means that many, from 0."""
     if seeds is None:
         return None
     try:

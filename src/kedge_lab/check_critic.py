@@ -1,4 +1,4 @@
-"""Checks a finished critic: its values of prefixes against the return that the policy earns from there.
+"""Checks a finished critic: its values of prefixes against the returns that the policy earns by continuing them.
 
     prompts ─▶ responses ─▶ prefixes ─▶ continuations ─▶ returns to go ─▶ critic_checks.jsonl, summary.json, report
                                 └─────▶ V(prefix) ──────────▲
@@ -65,8 +65,8 @@ def run_check_critic(
 ) -> CriticCheckResult:
     """Check the critic `config.evaluate.critic` on `config.data.prompts`.
 
-    The critic of a run is checked with the run's policy, rewards and settings of PPO and sampling. Another one is
-    checked with `config.model`, as it is at the start of PPO with this configuration.
+    A run's critic is checked with that run's policy, rewards and settings of PPO and sampling. Any other critic is
+    checked with `config.model`, as at the start of PPO with this configuration.
 
     Args:
         config: The resolved configuration.
@@ -82,12 +82,12 @@ def run_check_critic(
     trainer = Trainer.of(found.config, run, roles)
     parts: dict[str, Stateful] = {"coefficients": trainer.coefficients}
     if not (config.reward or roles.missing_eos is None or roles.missing_eos.is_known):
-        parts["missing EOS"] = roles.missing_eos  # the score that the run's own rewards led to
+        parts["missing EOS"] = roles.missing_eos  # its automatic score came from the run's own rewards
     found.restore(roles.actor_critic, parts)
     num_prompts, num_prefixes, num_continuations = config.ppo.critic_check_size
     chosen = roles.prompts.train[: config.evaluate.num_prompts or num_prompts]
     run.data.add("prompts", used=len(chosen))
-    # The unit of whitened rewards is that of all continuations together.
+    # Whitening puts the rewards of all continuations in one unit, so they cannot be split.
     at_once = len(chosen) if found.config.ppo.whiten_rewards else PROMPTS_AT_ONCE
     samples: list[PrefixSample] = []
     with (
@@ -145,10 +145,10 @@ OFF: Mapping[str, Any] = {
     "ppo.critic_check": None,
     "ppo.ptx_coef": 0.0,
 }
-"""Settings that a check has no use for."""
+"""Settings switched off for a check, which has no use for them."""
 
 OF_THE_RUN = frozenset({"model", "adapter", "reward", "reward_functions", "rollout", "ppo"})
-"""The settings that the critic of a run was trained with."""
+"""Sections that are taken from the run that trained the critic."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class FoundCritic:
     checkpoint: Checkpoint | None = None
 
     def restore(self, actor_critic: ActorCritic, parts: Mapping[str, Stateful]) -> None:
-        """Give the models the checkpoint's weights, and the other parts of the run their state, if it has them."""
+        """Load the checkpoint's weights into the models, and restore those other parts whose state it has."""
         if self.checkpoint is not None:
             restore_module(actor_critic, self.checkpoint.tensors("actor_critic"))
             progress = self.checkpoint.state["progress"]
@@ -178,7 +178,7 @@ class FoundCritic:
 
 
 def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
-    """Find out what `config.evaluate.critic` names.
+    """Find the critic that `config.evaluate.critic` names.
 
     Raises:
         ConfigError: The run has no critic or plays episodes, or something is missing or contradicts the run.
@@ -212,7 +212,7 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
                 f"evaluate.critic={source}: the run has no critic (ppo.advantage={trained.ppo.advantage})"
             )
         checkpoint = _checkpoint(folder, source, is_named=bool(at) and str(folder) != os.path.expanduser(source))
-    # Scheduled settings have the values with which the weights of the checkpoint sampled.
+    # Scheduled settings take the values with which the checkpoint's weights sampled.
     trained = _at(trained, max(1, checkpoint.update if checkpoint else 0))
     kept = OF_THE_RUN - {"reward"} if config.reward else OF_THE_RUN
     merged = with_values(_at(config, 1), trained.model_dump(include=set(kept)))
@@ -221,26 +221,26 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
     return FoundCritic(with_values(merged, OFF), source, checkpoint.update, checkpoint)
 
 
-def _saved(given: Config, base: Config, source: str, *, has_reward: bool) -> FoundCritic:
-    """A critic in a separate folder, at the start of PPO."""
+def _saved(requested: Config, base: Config, source: str, *, has_reward: bool) -> FoundCritic:
+    """Describe a critic saved in a folder of its own, as at the start of PPO."""
     for name, flag in {"model": "--model", "reward": "--reward"}.items():
         if not getattr(base, name) and not (name == "reward" and has_reward):
             how = as_argument(flag)
             raise ConfigError(f"evaluate.critic={source} is not a run of PPO: pass {how}, or set {name}")
-    values = {**OFF, "ppo.critic": given.ppo.critic, "ppo.critic_init": source}
+    values = {**OFF, "ppo.critic": requested.ppo.critic, "ppo.critic_init": source}
     config = with_saved_critic(with_values(_at(base, 1), values))
     return FoundCritic(config, str(config.model))
 
 
 def _at(config: Config, update: int) -> Config:
-    """The configuration of an update, without schedules, and without a reference whose KL has no weight then."""
+    """The configuration at an update, with schedules resolved, and without a reference that it does not need."""
     config = config_at(config, update)
     ppo = config.ppo if config.ppo.needs_reference else config.ppo.model_copy(update={"reference": None})
     return config.model_copy(update={"ppo": ppo, "schedules": {}})
 
 
 def _checkpoint(folder: Path, source: str, *, is_named: bool) -> Checkpoint:
-    """The checkpoint that the name means; the newest for a run."""
+    """Open the checkpoint that the name means; for a run, its newest valid one."""
     if is_named:
         model = Path(find_model(source, in_shards=True))
         return open_checkpoint(model.parent if model.name == MODEL_FOLDER else model)

@@ -4,7 +4,7 @@
 
     prompts ─▶ several responses to each ─▶ judge ─▶ pass@k, maj@k with intervals ─▶ judgments.jsonl, …
 
-With an environment, a response is an episode, and what it is paid judges it.
+With an environment, a response is an episode, judged by its rewards.
 
 Source: Stiennon figure 1 (win rates over references); Gao figure 1 (score over √KL); Chen et al. 2021 (arXiv
 2107.03374) for pass@k.
@@ -59,9 +59,9 @@ class PassResult:
 
     Attributes:
         folder: The run's folder.
-        pass_at: By k, the share of prompts of which at least one of k responses is right.
-        maj_at: By k, the share of prompts of which the most frequent answer of k responses is right; empty if the judge
-            finds no answers.
+        pass_at: By k, the share of prompts for which at least one of k responses is right.
+        maj_at: By k, the share of prompts for which the most frequent answer of k responses is right; empty if the
+            judge finds no answers.
         summary: Contents of `summary.json`.
     """
 

@@ -42,10 +42,10 @@ from kedge_base.texts import printable
 from kedge_lab.evaluation.report import endings_line, verdict_lines
 
 MOST_SHOWN = 4
-"""Responses that are few enough to be printed."""
+"""Up to this many responses are printed."""
 
 ALIKE = 0.01
-"""Temperature at which most prompts get equal responses with any seed."""
+"""Up to this temperature, most prompts get equal responses with any seed."""
 
 
 @shows_its_run
@@ -169,7 +169,7 @@ def run_generate(
 def kl_of_best(number: int) -> float:
     """Bound on the KL of the best of n responses to the policy that samples them, nats per response.
 
-    log n − (n − 1)/n,   which is nearly reached where two responses are rarely the same
+    log n − (n − 1)/n,   nearly tight if responses rarely coincide
 
     Source: Stiennon, appendix G.3; Beirami et al. 2024 (arXiv 2401.01879), who show that it is a bound.
     """
@@ -177,7 +177,7 @@ def kl_of_best(number: int) -> float:
 
 
 def _check_best_of(best_of: int, sampling: SamplingSettings, *, scores: bool) -> None:
-    """Check that there is a best one.
+    """Check that best-of-n can tell responses apart.
 
     Raises:
         ConfigError: Nothing scores the responses, or they are all equal.
@@ -197,7 +197,7 @@ def _check_best_of(best_of: int, sampling: SamplingSettings, *, scores: bool) ->
 def _write_scored(
     batches: Iterable[SampledResponses], scorer: WeightedReward | None, folder: Path, best_of: int | None
 ) -> tuple[Responses, ScoredTerms | None, list[str]]:
-    """Score each batch, and write its rows, or the best one of every `best_of`.
+    """Score each batch, and write its rows, or only the best of every `best_of` rows.
 
     Returns:
         All responses, their scores, and how their episodes ended.
@@ -213,7 +213,7 @@ def _write_scored(
             terms = None if scorer is None else scorer.score_terms(batch)
             endings += sampled.endings
             rows += _rows(batch, terms, sampled.endings)
-            complete = len(rows) // size * size  # a prompt's responses can be in two batches
+            complete = len(rows) // size * size  # a prompt's responses can straddle two batches
             for start in range(0, complete, size):
                 group = rows[start : start + size]
                 lines.write(group[0 if best_of is None else _best([row["score"] for row in group])])
@@ -225,19 +225,19 @@ def _write_scored(
 
 
 def _best(scores: Scores) -> int:
-    """The place of the highest score, the first of equal ones; of responses without a score, the first."""
+    """The index of the highest score, the first one of a tie; 0 if no response has a score."""
     return max(range(len(scores)), key=lambda place: -math.inf if (score := scores[place]) is None else score)
 
 
 def _best_of_each(totals: Scores, size: int) -> list[int]:
-    """The places of the best of every `size` scores."""
+    """The index of the best of every `size` scores."""
     return [start + _best(totals[start : start + size]) for start in range(0, len(totals), size)]
 
 
 def _rows(responses: Responses, terms: ScoredTerms | None, endings: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Each response as a row with the columns of its prompt.
+    """Make a row of each response, with the columns of its prompt.
 
-    A column with a name that is taken, such as a reference `completion`, becomes `given_<name>`.
+    A column whose name is taken, such as a reference `completion`, becomes `given_<name>`.
     """
     own: dict[str, Sequence[Any]] = {
         "prompt": responses.prompts,

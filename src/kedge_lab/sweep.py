@@ -62,15 +62,15 @@ POLL_SECONDS = 0.1
 
 
 GRACE_SECONDS = 120.0
-"""Seconds that stopped trials have to save a checkpoint."""
+"""Seconds that a stopped trial gets to save a checkpoint."""
 
 
 LOG_RATIO = 10
-"""A range of positive numbers that spans at least this factor is drawn from on a log scale."""
+"""A positive range that spans at least this factor is sampled on a log scale."""
 
 
 MAX_NAME = 120
-"""Characters of a folder's name."""
+"""Most characters of a folder's name, without the seed."""
 
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -130,15 +130,15 @@ def run_sweep(
 
     Args:
         trials: The runs; see `plan_trials`.
-        stage: One that is swept.
+        stage: The stage to sweep.
         folder: The sweep's folder: new, empty, or that of the same sweep.
         num_processes: Runs at a time; None for one per core on a CPU, one on a GPU.
         metric: The metric to compare by; None for the stage's usual one.
         goal: `max` or `min`; None to go by the metric's name.
 
     Raises:
-        KedgeError: The folder holds something else, or no run has such a metric, which a line says when the first one
-            has finished, and the error after the table by the usual metric.
+        KedgeError: The folder holds something else, or no run has the metric. A line reports the latter as soon as
+            the first run has finished; the error comes after the table, which then uses the stage's usual metric.
         KeyboardInterrupt, Terminated: The sweep was interrupted; the same command continues it.
     """
     refuse_nested_run()
@@ -188,7 +188,7 @@ def run_sweep(
 
 
 def _missing(metric: str | None, folders: Sequence[Path]) -> str | None:
-    """The error for a metric that no run has so far; None if one has it, or none is wanted."""
+    """The error for a metric that no run has so far; None if a run has it, or no metric was asked for."""
     known = metrics_in(row for folder in folders if (folder / METRICS_FILE).is_file() for row in read_metrics(folder))
     if metric is None or not known or metric in known:
         return None
@@ -197,16 +197,16 @@ def _missing(metric: str | None, folders: Sequence[Path]) -> str | None:
 
 
 def _error(exit_code: int, log: Path) -> str:
-    """The reason for a trial's failure; a killed one leaves no error in its log."""
+    """Why a trial failed: the last line of its log, or the signal that killed it, which leaves no error there."""
     if exit_code >= 0:
         return last_line(log)
     return f"killed by {signal.Signals(-exit_code).name}"
 
 
 def _prepare(trials: Sequence[Trial], folder: Path) -> None:
-    """Write each trial's configuration; refuse one that has changed, or a finished trial whose inputs have.
+    """Write each trial's configuration; refuse a changed configuration, or changed inputs of a finished trial.
 
-    The inputs of an unfinished trial may change: it has failed, or is resumed, which checks them.
+    The inputs of an unfinished trial may change: it has failed, or resuming it checks them.
     """
     all_hashes = input_hashes_of_all([trial.config for trial in trials])
     with writing(folder):
@@ -230,7 +230,7 @@ def _prepare(trials: Sequence[Trial], folder: Path) -> None:
 
 
 def _changes(before: Config, now: Config) -> list[str]:
-    """One line per setting that differs, as where a run is resumed."""
+    """One line per setting that differs, as when resuming a run."""
     return changed_settings(*effective_settings(before, now))
 
 
@@ -293,14 +293,14 @@ def _start(trial: Trial, folder: Path, stage: str, num_processes: int) -> subpro
     environment = {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive", **os.environ}
     log = folder / "logs" / f"{trial.name}.log"
     with writing(log), log.open("ab") as output:
-        # A separate session: Ctrl-C reaches the sweep alone, and the sweep stops the trials in order.
+        # A separate session: Ctrl-C reaches only the sweep, which then stops the trials properly.
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
         )
 
 
 def _end(running: dict[subprocess.Popen[bytes], Trial]) -> None:
-    """Stop the trials that still run."""
+    """Stop the trials that are still running."""
     for process in running:
         process.terminate()
     for process in running:
@@ -358,7 +358,7 @@ def _cell(interval: Interval | None) -> str | None:
 
 
 def _as_json(row: Row) -> dict[str, Any]:
-    """A row as JSON, which has no NaN."""
+    """Convert a row to JSON, which has no NaN."""
     interval = None if row.interval is None else row.interval.as_json()
     return {"setting": row.label, "values": list(row.values), "interval": interval, "kl": row.kl}
 
@@ -370,7 +370,7 @@ def plan_trials(
     *,
     num_random: int | None = None,
 ) -> list[Trial]:
-    """All runs of a sweep, each with a checked configuration.
+    """Plan all runs of a sweep, each with a checked configuration.
 
     Args:
         swept: The values of each swept field: a list, or one range `LOW..HIGH` to draw from.
@@ -415,7 +415,7 @@ def plan_trials(
 
 
 def _draws(swept: Mapping[str, Sequence[str]], count: int) -> list[dict[str, str]]:
-    """Distinct random settings, the same in every call; fewer if all are drawn."""
+    """Draw distinct random settings, the same in every call; fewer if there are no more."""
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for attempt in range(20 * count):
         source = random.Random(f"sweep {attempt}")
@@ -436,19 +436,19 @@ def _draw(choices: Sequence[str], source: random.Random) -> str:
     if low == high:
         return ends[0]
     is_whole = all(re.fullmatch(r"[-+]?\d+", end) for end in ends)
-    half = 0.5 if is_whole else 0.0  # both ends are drawn as often as the numbers between
+    half = 0.5 if is_whole else 0.0  # so that both ends are as likely as the numbers between
     if low > 0 and high / low >= LOG_RATIO:
         value = math.exp(source.uniform(math.log(low - half), math.log(high + half)))
     else:
         value = source.uniform(low - half, high + half)
-    # Enough digits for distinct numbers in a narrow range.
+    # Enough digits to tell numbers in a narrow range apart.
     digits = 3 + max(0, math.floor(-math.log10((high - low) / max(-low, high))))
     text = str(round(value)) if is_whole else f"{value:.{digits}g}"
     return ends[0] if float(text) < low else ends[1] if float(text) > high else text
 
 
 def _folder_name(values: Mapping[str, str], seed: int) -> str:
-    """A folder's name: `learning_rate=1e-05_kl_coef=0.1_seed=0`; the same when the sweep gets more seeds."""
+    """A trial's folder name, such as `learning_rate=1e-05_kl_coef=0.1_seed=0`; adding seeds does not change it."""
     parts = [f"{field.rpartition('.')[2]}={value}" for field, value in values.items()]
     name = re.sub(r"[^\w.=+-]+", "-", "_".join(parts)).strip("-.") or "run"
     if len(name) > MAX_NAME or re.sub(r"[\w.=+-]", "", "_".join(parts)):
@@ -458,7 +458,7 @@ def _folder_name(values: Mapping[str, str], seed: int) -> str:
 
 
 def split_override(override: str) -> tuple[str, list[str]]:
-    """The field of `FIELD=VALUE,VALUE,…` and its values; commas inside brackets and quotes do not separate."""
+    """Split `FIELD=VALUE,VALUE,…` into the field and its values, except at commas inside brackets or quotes."""
     field, _, text = override.partition("=")
     values = [""]
     depth = 0

@@ -15,27 +15,27 @@ from kedge_plan.report import MachinePlan, peak_line
 from kedge_plan.rows import Lengths
 
 LOWEST = 0.85
-"""The largest error of a plan, as a factor; the largest that was measured is smaller: bench/plan/RESULTS.md."""
+"""Factor for the largest error of a plan; measured errors are smaller: bench/plan/RESULTS.md."""
 SHORT = 8
-"""Tokens of a prompt or an answer, where none could be read."""
+"""Tokens assumed for a prompt or an answer if no data could be read."""
 SMALL = 2**22
-"""Parameters of a model with runs that are not planned: counting takes about a second."""
+"""Models with fewer parameters are not planned, since counting takes about a second."""
 
 
 def plan_before(config: Config, stage: str, *, anyway: bool = False, label: str = "") -> MachinePlan | None:
-    """Say the peak of a run, and refuse it if it cannot fit, before anything is loaded.
+    """Print a run's planned peak, and refuse the run if it cannot fit, before anything is loaded.
 
-    Only what is certain counts against a run: weights, gradients and moments that are trained, and the peak if every
-    response had two tokens, less the largest error.
+    Only a certain lower bound counts against a run: trained weights with their gradients and moments, or the peak with
+    responses of two tokens, less the plan's largest error.
 
     Args:
         config: The resolved configuration.
         stage: sft, reward, critic or ppo.
-        anyway: Start it in any case.
+        anyway: Never refuse.
         label: Prefix of the messages.
 
     Returns:
-        The plan; None for a run on several ranks, a small one, or one with models that cannot be planned.
+        The plan; None for a run on several ranks, with a small model, or with models that cannot be planned.
 
     Raises:
         ConfigError: It cannot fit.
@@ -84,16 +84,16 @@ def is_small(config: Config, stage: str) -> bool:
 
 
 def _least(counted: Counted) -> float:
-    """Bytes that the run needs in any case."""
+    """A lower bound on the bytes that the run needs."""
     subject = counted.subject
     trained = sum(counted.of_roles("trained").values())
     [step] = [phase for phase in counted.plan().phases if phase.name == "step"]
     state = sum(size for (kind, _), size in step.held.items() if kind == "optimizer")
     lengths = Lengths((SHORT,), (SHORT,)) if subject.lengths.assumed else subject.lengths
-    # Of the weights that wait for work, those of the newest version alone are there in any case.
+    # Of the queued versions of the weights, only the newest is certain to exist.
     config = with_values(subject.config, {"rollout.max_staleness": min(1, subject.config.rollout.max_staleness)})
     shortest = count_stage(config, subject.stage, response=2, lengths=lengths).plan()
-    # Evaluations have fewer prompts if there are fewer.
+    # The evaluation does not count: it is smaller if there are fewer prompts.
     peak = max(phase.bytes for phase in shortest.phases if phase.name != "evaluation")
     return max(2 * trained + state, LOWEST * peak)
 

@@ -1,4 +1,4 @@
-"""Counts the memory of an update's phases, and extrapolates it over the layers of a model."""
+"""Counts the memory of an update's phases, and extrapolates it to a model's full depth."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ step of supervised fine-tuning on its tokens, as `flops/…` in a run."""
 class Phases:
     """The peaks and the work of the phases of an update.
 
-    A phase has parts, each of which grows linearly with the number of blocks: a backward pass is cut where it reaches
-    the first block of a model. Before, the activations of the other blocks are held; afterwards, their gradients.
+    A phase has parts, each of which grows linearly with the number of blocks: a backward pass is split where it reaches
+    a model's first block. Before, it holds the other blocks' activations; afterwards, their gradients.
 
     Args:
         counter: Counts the operations.
@@ -54,9 +54,9 @@ class Phases:
 
         Args:
             phase: Its name.
-            role: The holder of the results.
-            times: Repetitions of its operations per update.
-            kind: Kind of the results.
+            role: The role that holds the phase's results.
+            times: Repetitions of the phase's operations per update.
+            kind: Kind of the results, such as activations.
         """
         self._cut("start")
         self._phase = phase
@@ -69,7 +69,7 @@ class Phases:
         self.start("load", "run")
 
     def keep(self, kind: str) -> None:
-        """Record what a phase has computed so far under a separate kind."""
+        """Move what a phase has computed so far to a separate kind."""
         role = self.counter.label[1]
         self.counter.rename(self.counter.label, (kind, role))
 
@@ -80,7 +80,7 @@ class Phases:
         self._work = {name: done for name, done in self._work.items() if name[1] not in phases}
 
     def role_of(self, model: nn.Module) -> str:
-        """The role that a model's trained weights have."""
+        """The role under which a model's trained weights are counted."""
         return self.counter.label_of(next(each for each in model.parameters() if each.requires_grad))[1]
 
     @contextmanager
@@ -88,8 +88,8 @@ class Phases:
         """Record an optimizer's steps within the block as a separate phase.
 
         Args:
-            models: Models with passes in parts.
-            times: Steps per update for each one in the block.
+            models: Models whose passes are split into parts.
+            times: Steps per update that each step in the block stands for.
         """
         around: Any = None
 
@@ -128,7 +128,7 @@ class Phases:
             hidden.register_hook(lambda gradient: self._cut(name))
 
     def _cut(self, part: str) -> None:
-        """End a part: keep its peak, and its work."""
+        """End a part, and record its peak and its work."""
         key = (self._phase, self._part)
         counter = self.counter
         if self._phase != "load":
@@ -145,14 +145,14 @@ class Phases:
 def extrapolated(
     measure: Callable[[Mapping[str, int]], Figures], layers: Mapping[str, int], shallow: int | None
 ) -> Figures:
-    """The figures of models of some depth, from shallow ones: each block adds the same to every figure.
+    """Extrapolate figures from shallow models to their full depth: each block adds the same to every figure.
 
-    Models of one depth are measured with one block more together, since they grow together.
+    Models of the same depth are deepened together.
 
     Args:
-        measure: The figures of models with these numbers of blocks, by role.
-        layers: Blocks of each role.
-        shallow: Blocks that are measured, and one more; None measures all of them.
+        measure: Returns the figures of models with the given number of blocks per role.
+        layers: Blocks of each role at full depth.
+        shallow: Models are measured with this many blocks and with one more; None measures them at full depth.
     """
     if shallow is None:
         return measure(layers)

@@ -25,20 +25,20 @@ STREAMS = 0.7
 LAUNCH = 12e-6
 """Shares of a data sheet's FLOP/s and bandwidth that passes reach, and seconds to launch an operation.
 
-The first is fitted to published updates on H100: docs/ranks.md. The last is measured on one: 24 ms per token that a
-model of SmolLM2-135M's shape samples.
+The first is fitted to published updates on H100s: docs/ranks.md. The last is measured on an H100: a model of
+SmolLM2-135M's shape samples a token in 24 ms.
 """
 
 USABLE = 0.98
-"""Share of a card's memory that a program can have; makers count in units of 2³⁰."""
+"""Share of a card's memory that a program can use; vendors count in GiB."""
 ROWS = 512
 WIDEST = 4096
 STREAMED = 2**20
-"""Rows and widest matrix of the product, and numbers of the stream: four megabytes, as activations have."""
+"""Rows and largest width of the measured product, and numbers of the measured stream: 4 MB, typical of activations."""
 CALLS = 500
 REPEATS = 5
 REACHED = 0.70
-"""Share of these speeds that updates reach: the rest is Python, metrics and logs. Median of `python -m bench.plan`."""
+"""Share of measured speeds that updates reach: Python, metrics and logs cost the rest. Median of `bench.plan`."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Speed:
     """A machine's speed.
 
     Attributes:
-        flops: Of matrix products in the run's precision, FLOP/s.
-        bandwidth: Of memory, for everything else, byte/s.
-        functions: The same of operations that compute a function such as exp of every number, byte/s.
-        call: Seconds of overhead per operation.
-        origin: Where the figures are from.
+        flops: Speed of matrix products in the run's precision, FLOP/s.
+        bandwidth: Memory bandwidth, which limits all other operations, byte/s.
+        functions: Lower bandwidth of elementwise functions such as exp, byte/s.
+        call: Overhead per operation, seconds.
+        origin: Source of the figures.
     """
 
     flops: float
@@ -60,7 +60,7 @@ class Speed:
     origin: str
 
     def seconds(self, work: Mapping[str, float]) -> float:
-        """Seconds of some `LiveBytes.work`."""
+        """The time that some `LiveBytes.work` takes, seconds."""
         products = work["flops"] / self.flops
         others = work["bytes"] / self.bandwidth + work["functions"] / self.functions
         return products + others + work["calls"] * self.call
@@ -71,14 +71,14 @@ class Device:
     """The device and processes that a stage runs on.
 
     Attributes:
-        name: As in a report.
-        memory: Bytes that the run can have; None where that is unknown.
-        accelerator: True for an accelerator: bf16 products, and attention in bf16.
-        speed: None for this machine's, which is measured.
+        name: Its name in reports.
+        memory: Bytes available to the run; None if unknown.
+        accelerator: True for an accelerator, where products and attention are in bf16.
+        speed: Its speed; None for this machine, whose speed is measured.
         is_this: True for this machine, with its own limit.
-        shares_memory: True if accelerator and processor share memory, so that nothing is moved between them.
-        bound: The limit on the memory.
-        free: Bytes of the memory that the run can have now; None where that is unknown.
+        shares_memory: True if accelerator and processor share memory, so that nothing moves between them.
+        bound: The name of the limit on the memory.
+        free: Bytes of the memory that are free now; None if unknown.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Device:
 
     @property
     def has_own_memory(self) -> bool:
-        """True for a GPU with contents that can be in the host's memory instead."""
+        """True for a GPU with memory of its own, from which data can be offloaded to the host."""
         return self.accelerator and not self.shares_memory
 
 
@@ -114,7 +114,7 @@ DEVICES: Final[Mapping[str, Device]] = MappingProxyType(
         "a100": _card("A100", 80 * 2**30, 312e12, 2.0e12, _A100),
         "a100-40": _card("A100 40 GB", 40 * 2**30, 312e12, 1.555e12, _A100),
         "4090": _card("RTX 4090", 24 * 2**30, 165e12, 1.008e12, _4090),
-        # Memory that the processor shares; 14.2 TFLOP/s in fp32 and 400 GB/s.
+        # Unified memory; 14.2 TFLOP/s in fp32 and 400 GB/s.
         "m3-64": replace(_card("M3 Max 64 GB", 64 * 2**30, 14.2e12, 0.4e12, _M3), shares_memory=True),
     }
 )
@@ -137,7 +137,7 @@ def find_device(name: str) -> Device:
 
 
 def this_machine(device_name: str = "auto") -> Device:
-    """The device of a run on this machine, with the memory that the run can have and what is free of it now."""
+    """The device of a run on this machine, with the memory available to the run and how much of it is free now."""
     device = resolve_device(device_name)
     if device.type == "cuda":
         free, memory = map(float, torch.cuda.mem_get_info(device))
@@ -153,7 +153,7 @@ def this_machine(device_name: str = "auto") -> Device:
 
 
 def _room(limit: MemoryLimit) -> float:
-    """The memory that a limit leaves to this process alone; `ulimit` also counts memory that is only mapped."""
+    """The memory that this process could hold under a limit; `ulimit` also counts memory that is only mapped."""
     mapped = limit.used - held_memory() if limit.name.startswith("ulimit") else 0
     return float(limit.limit - mapped)
 
@@ -168,12 +168,12 @@ def measured_speed(
     """Time matrix products, copies and small operations, in less than two seconds.
 
     Args:
-        device: Where.
-        precision: Of the products.
-        width: Of the model: products of small matrices are slower.
-        clock: Seconds.
+        device: The device to measure.
+        precision: Number format of the products.
+        width: The model's hidden size: products of small matrices are slower.
+        clock: A clock, in seconds.
     """
-    tune_memory()  # as a run does; a new page costs more than the computation on it
+    tune_memory()  # as a run does, since touching a new page costs more than computing on it
     rows = torch.randn(ROWS, min(width, WIDEST), device=device)
     layer = nn.Linear(rows.shape[1], 3 * rows.shape[1], bias=False, device=device)
 
@@ -201,7 +201,7 @@ def measured_speed(
 
 
 def _seconds(run: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
-    """The median of a few runs after one that allocates memory."""
+    """Median time of a few runs, after a first one that allocates memory."""
 
     def whole() -> None:
         run()

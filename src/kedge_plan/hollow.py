@@ -1,6 +1,6 @@
-"""Models with weights that have shapes and no contents, built from config.json alone: their passes cost no memory.
+"""Models whose weights have shapes but no contents, built from config.json alone: their passes need no memory.
 
-They are kedge's own classes, adapters and number formats, so `LiveBytes` counts what passes of the real models hold.
+They use kedge's own classes, adapters and number formats, so `LiveBytes` counts what passes of the real models hold.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from kedge_base.stage import find_stage
 from kedge_base.texts import names_function
 
 NF4 = 1 / 2 + 1 / 64
-"""Bytes of a number in nf4, 4 bits and a scale of 8 bits for each 64, over int8's, its substitute here: a
-pass makes one whole matrix at a time in both formats."""
+"""Size of a number in nf4 (4 bits, and 8 bits of scale per 64 numbers) relative to int8, which replaces nf4 here: in
+both formats, a pass dequantizes one matrix at a time."""
 PER_KIND = ("layer_types", "mlp_layer_types", "layers_block_type")
 """Entries of config.json with one value per layer."""
 Model = TypeVar("Model", LanguageModel, ScalarModel)
@@ -61,9 +61,9 @@ class Blueprint:
     Attributes:
         config: Its config.json.
         layers: Transformer blocks.
-        alike: All of them have the same shapes and the same kind, so that two or three stand for all.
+        alike: All blocks have the same shapes and kind, so that two or three can stand for all.
         saved_bf16: Its weights were saved in bf16.
-        base: The folder or hub id of its weights; of an adapter, that of its base.
+        base: The folder or hub id of its weights; for an adapter, of its base's.
         is_adapter: It is an adapter.
     """
 
@@ -88,7 +88,7 @@ class Blueprint:
 
 
 def read_blueprint(source: str | Path, *, trust_remote_code: bool = False) -> Blueprint:
-    """Read a model's config.json; of an adapter, that of its base.
+    """Read the shape of a model, or of an adapter's base, from config.json.
 
     Raises:
         ModelError: It is missing, or transformers cannot use it; or the weights are pickles.
@@ -107,7 +107,7 @@ def read_blueprint(source: str | Path, *, trust_remote_code: bool = False) -> Bl
 
 
 def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
-    """The models of a stage that have their own weights, by role; an initial policy as reference is left out.
+    """Blueprints of the models with their own weights, by role; a reference that is the initial policy has none.
 
     Raises:
         ModelError: A model has no usable config.json.
@@ -142,12 +142,12 @@ def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
 
 @dataclass(frozen=True)
 class HollowModels:
-    """Builds the models of a run, and has their weights counted.
+    """Builds the models of a run, and counts their weights.
 
     Attributes:
         config: The resolved configuration.
         precision: Number format of the matrix products.
-        blueprints: Of each role.
+        blueprints: The blueprint of each role.
         layers: Blocks of each role.
         counter: Counts their memory.
         device: The kind of device that their passes are arranged for.
@@ -186,7 +186,7 @@ class HollowModels:
         return actor_critic
 
     def reference(self) -> LanguageModel:
-        """The reference: the frozen policy (the adapters' base, if there are adapters), or another model."""
+        """The reference: the frozen policy (with adapters, their base), or another model."""
         role = "reference" if "reference" in self.blueprints else "policy"
         shared = self.config.adapter.kind != "none" and role == "policy"
         return self._counted("reference", self._language(role), frozen=not shared, shared=shared)
@@ -200,14 +200,14 @@ class HollowModels:
     def _counted(
         self, role: str, model: Model, *, frozen: bool = False, fixed: bool = False, shared: bool = False
     ) -> Model:
-        """Hold a model in its number format, and count its weights.
+        """Convert a model to its number format, and count its weights.
 
         Args:
             role: Its role.
             model: The model.
-            frozen: It is held in `runtime.frozen_dtype`.
-            fixed: It is an adapter that is not trained.
-            shared: Another role holds all of its weights.
+            frozen: The model is held in `runtime.frozen_dtype`.
+            fixed: The model's adapter is not trained.
+            shared: Another role holds all of the model's weights.
         """
         _empty(model)
         self.kept.append(model)
@@ -247,13 +247,13 @@ class HollowModels:
         return model
 
     def _hold(self, role: str, shares: Sequence[tuple[torch.Tensor, float]]) -> None:
-        """Count a role's weights, each by a share of its size."""
+        """Count a share of the size of each of a role's weights."""
         for weight, share in shares:
             self.counter.hold([weight], ("weights", role), share=share)
 
     @contextmanager
     def _on_device(self, role: str, shares: Sequence[tuple[torch.Tensor, float]]) -> Iterator[None]:
-        """Count weights within this context alone, as of `HostWeights`."""
+        """Count weights only within the block, as for `HostWeights`."""
         self._hold(role, shares)
         try:
             yield
@@ -316,11 +316,11 @@ def _completed(model: Model, inner: PreTrainedModel, adapter: AdapterSettings | 
 
 
 _PACKS: dict[str, bool] = {}
-"""Whether the code of a model can be packed, by its class and configuration: trying it takes as long as counting."""
+"""Whether a model's code can run packed, by class and configuration: trying takes as long as counting."""
 
 
 def _runs_packed(model: LanguageModel | ScalarModel) -> bool:
-    """No numbers are needed to find out."""
+    """Try packed rows and single tokens on the model's code; this needs no contents."""
     trunk = model.trunk
     assert trunk is not None
     try:
@@ -335,7 +335,7 @@ def _runs_packed(model: LanguageModel | ScalarModel) -> bool:
 
 
 def _empty(model: nn.Module) -> None:
-    """Replace weights by ones without contents; tied ones stay tied."""
+    """Replace weights by tensors without contents; tied weights stay tied."""
     known: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, weight in module._parameters.items():
@@ -348,7 +348,7 @@ def _empty(model: nn.Module) -> None:
 
 
 class _AllTokens:
-    """A tokenizer with all rows of the embedding as tokens."""
+    """A tokenizer with one token for each row of the embedding."""
 
     pad_token_id = 0
     eos_token_id = 1
@@ -362,7 +362,7 @@ class _AllTokens:
 
 @lru_cache(maxsize=2)
 def _all_tokens(size: int) -> dict[str, int]:
-    """The same for every model of a plan; large vocabularies take a tenth of a second."""
+    """The vocabulary, cached for all models of a plan, since a large one takes a tenth of a second."""
     return {str(token): token for token in range(size)}
 
 

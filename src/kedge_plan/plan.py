@@ -24,18 +24,18 @@ from kedge_plan.updates import Subject, subject_of
 
 PHASES = ("rollout", "reward", "experience", "fit", "train", "ptx", "step", "evaluation")
 PROCESS = 0.6 * 2**30
-"""Bytes of Python, torch and transformers."""
+"""Bytes that a process takes for Python, torch and transformers."""
 ALLOCATOR = 0.06
 ALLOCATOR_ON_CPU = 0.2
-"""Shares of the tensors' bytes that the allocators of CUDA and of a CPU add; the latter keeps freed memory for the next
-pass, and a fifth is a usual value, not a bound: bench/plan/RESULTS.md."""
+"""Share of the tensors' bytes that the allocator adds, on CUDA and on a CPU. The CPU's keeps freed memory for the next
+pass; a fifth is typical, not a bound: bench/plan/RESULTS.md."""
 IN_8_BITS = 1 / 4 + 1 / 256
-"""Bytes of Adam's state in 8 bits, with a scale per 256 numbers, over those in fp32."""
+"""Size of 8-bit Adam's state, with a scale per 256 numbers, relative to fp32."""
 HOST_BANDWIDTH = 20e9
-"""Byte/s between a GPU and the host's memory: what PCIe 4.0 reaches of its 31.5."""
+"""Byte/s between a GPU and the host's memory that PCIe 4.0 reaches, of a nominal 31.5 GB/s."""
 LEAST_TOKENS = 512
 OF_PASSES = ("activations", "logits", "key–value cache")
-"""Uses of memory that end with a phase."""
+"""Uses of memory that are freed at the end of a phase."""
 
 
 class Unplannable(ModelError):
@@ -48,19 +48,19 @@ class Counted:
 
     Attributes:
         subject: The stage.
-        figures: At its full depth.
+        figures: The counts at full depth.
     """
 
     subject: Subject
     figures: Figures
 
     def plan(self, speed: Speed | None = None, *, on_cpu: bool = False, config: Config | None = None) -> MachinePlan:
-        """The plan.
+        """Make the plan.
 
         Args:
-            speed: Of the machine; None for no times.
-            on_cpu: The process's own memory counts.
-            config: Has another optimizer, or keeps its state elsewhere, which changes nothing that was counted.
+            speed: The machine's speed; None for a plan without times.
+            on_cpu: Include the process's own memory.
+            config: May change the optimizer or where its state is kept, which needs no new count.
         """
         subject = self.subject
         config = config or subject.config
@@ -74,7 +74,7 @@ class Counted:
         return MachinePlan(subject.stage, subject.work.unit, phases, subject.num_units, steps, process, overhead)
 
     def of_roles(self, name: str) -> dict[str, float]:
-        """`parameters`, or `trained` bytes, of each role; or the `cost` of an update and of a step."""
+        """The `parameters` or `trained` bytes of each role, or the `cost` of an update and of a step."""
         return {figure[1]: size for figure, size in self.figures.items() if figure[0] == name}
 
     def _phase(self, name: str, speed: Speed | None, config: Config) -> PlannedPhase:
@@ -105,7 +105,7 @@ class Counted:
 
 
 def _while_sampling(phases: Sequence[PlannedPhase]) -> tuple[PlannedPhase, ...]:
-    """The phases of an update, while later responses are sampled and scored in the background."""
+    """Add to each phase the memory of sampling and scoring later responses in the background."""
     background = [phase for phase in phases if phase.name in ("rollout", "reward")]
     passes = [{label: size for label, size in each.held.items() if label[0] in OF_PASSES} for each in background]
     added = max(passes, key=lambda held: sum(held.values()))
@@ -127,24 +127,24 @@ def count_stage(
     response: int | None = None,
     lengths: Lengths | None = None,
 ) -> Counted:
-    """Count an update of a stage; only config.json and some rows of the data are read.
+    """Count an update of a stage from config.json and some rows of the data.
 
     Args:
         config: The resolved configuration.
         stage: sft, reward, critic or ppo.
-        accelerator: It runs on one; None for the run's own device.
-        response: Tokens of each sampled response; None for the most that are sampled.
-        lengths: Of the data; None reads some of it.
+        accelerator: Count as on an accelerator or not; None goes by the run's own device.
+        response: Tokens of each sampled response; None for the longest allowed.
+        lengths: The data's lengths; None reads some rows.
 
     Raises:
         ModelError: A model has no usable config.json.
         ConfigError: The run cannot be planned.
-        Unplannable: A model's code needs contents.
+        Unplannable: A model's code fails on tensors without contents.
     """
     source = find_stage(stage).starting_model(config)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of transformers; the stage itself shows them
+            warnings.simplefilter("ignore")  # transformers' warnings; the stage itself shows them
             precision = config.runtime.precision
             if accelerator is None:
                 device = resolve_device(config.runtime.device)
@@ -168,13 +168,13 @@ def count_stage(
 def plan_machine(
     config: Config, stage: str, *, device_name: str | None = None, price_per_hour: float | None = None
 ) -> str:
-    """The plan of a stage as text; only config.json and some rows of the data are loaded.
+    """Plan a stage, and return the plan as text; only config.json and some rows of the data are loaded.
 
     Args:
         config: The resolved configuration.
-        stage: sft, reward, critic, ppo, or rlhf: its stages are planned one after the other.
+        stage: sft, reward, critic, ppo, or rlhf, whose stages are planned one after the other.
         device_name: See `find_device`; None for this machine.
-        price_per_hour: Of the device; None for no costs.
+        price_per_hour: The device's price; None leaves out costs.
 
     Raises:
         KedgeError: A model has no usable config.json, or the device is unknown.
@@ -200,7 +200,7 @@ def as_on(device: Device, config: Config) -> Config:
 
 
 def rlhf_stages(config: Config) -> Iterator[tuple[str, Config]]:
-    """The stages of a round with their configurations; each model has the shape of the one that it starts from."""
+    """The stages of an RLHF round with their configurations; trained models have the shape of those they start from."""
     trained = {"source": config.reward_model.base or config.model, "name": "trained"}
     scored = with_values(config, {"reward": [trained, *(term.model_dump() for term in config.reward)]})
     yield "sft", config
@@ -212,7 +212,7 @@ def rlhf_stages(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def proposals(counted: Counted, device: Device, speed: Speed | None = None) -> Iterator[tuple[str, MachinePlan]]:
-    """Plans with other settings, which are written as on the command line."""
+    """Plans with some other settings, keyed by the settings as written on the command line."""
     subject = counted.subject
     for changes in _alternatives(counted, device):
         try:
@@ -222,14 +222,14 @@ def proposals(counted: Counted, device: Device, speed: Speed | None = None) -> I
             if moves_models or not changes.keys() <= {"optimization.optimizer", "runtime.offload"}:
                 accelerator = None if device.is_this else device.accelerator
                 other = count_stage(config, subject.stage, accelerator=accelerator, lengths=subject.lengths)
-        except KedgeError:  # the change does not go with the other settings
+        except KedgeError:  # the change conflicts with other settings
             continue
         name = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
         yield name, other.plan(speed, on_cpu=not device.accelerator, config=config)
 
 
 def _alternatives(counted: Counted, device: Device) -> Iterator[dict[str, Any]]:
-    """Changes of settings that may take less memory."""
+    """Changes of settings that may save memory."""
     subject = counted.subject
     config = subject.config
     runtime = config.runtime

@@ -11,7 +11,7 @@ from kedge_base.machine.progress import format_duration, format_figure
 from kedge_plan.devices import Device
 
 SHOWN = 2**14
-"""Bytes below which a row is left out."""
+"""Rows with fewer bytes are left out."""
 NEAR = 0.9
 """Share of the memory above which a plan warns that it may not fit."""
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "key–value cache", "rollout buffers")
@@ -24,8 +24,8 @@ class PlannedPhase:
 
     Attributes:
         name: As in `time/NAME` of the metrics, where there is one.
-        held: Bytes at its peak by kind, of `KINDS`, and role: policy, critic, reference, a reward model, or the run.
-        seconds: Its time per update or step; None if it is not known.
+        held: Bytes at the peak by kind, one of `KINDS`, and role: policy, critic, reference, a reward model or the run.
+        seconds: Time per update or step; None if unknown.
     """
 
     name: str
@@ -44,10 +44,10 @@ class MachinePlan:
 
     Attributes:
         stage: The stage.
-        unit: What it repeats: an update, a part or a step.
-        phases: Its phases in the order of an update.
+        unit: The unit that the stage repeats: an update, a part or a step.
+        phases: The phases in the order of an update.
         updates: Updates or optimizer steps of the run; None if unknown.
-        sft_steps: Cost of an update in optimizer steps of supervised fine-tuning on the same tokens; None for others.
+        sft_steps: Cost of a PPO update, in optimizer steps of supervised fine-tuning on the same tokens; else None.
         process: Bytes that the process holds besides tensors.
         overhead: Share of the tensors' bytes that the allocator adds.
     """

@@ -21,20 +21,20 @@ from kedge_base.errors import KedgeError
 from kedge_base.stage import find_stage
 
 SAMPLE = 256
-"""Rows that are read."""
+"""Rows to read from the data."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of some rows.
+    """Lengths of a sample of rows, in tokens.
 
     Attributes:
-        prompts: Of each prompt.
-        completions: Of each answer; empty for prompts.
-        origin: Where they are from, for the report.
-        rows: Rows of the data, if all were read.
-        assumed: Whether no data was read.
-        pretraining: Of the texts of ptx mixing; None without it.
+        prompts: Length of each prompt.
+        completions: Length of each answer; empty for prompts alone.
+        origin: Source of the lengths, for the report.
+        rows: Number of rows in the data, if all were read.
+        assumed: True if no data was read.
+        pretraining: Lengths of the texts of ptx mixing; None without it.
     """
 
     prompts: tuple[int, ...]
@@ -46,9 +46,9 @@ class Lengths:
 
 
 def lengths_of(config: Config, stage: str) -> Lengths:
-    """The lengths of a stage's data; without data or a tokenizer, the longest that the settings allow.
+    """Measure the lengths of a stage's data; without data or a tokenizer, assume the longest that the settings allow.
 
-    Of comparisons, each answer counts with its prompt.
+    In comparisons, each answer counts as a row with the prompt.
     """
     source = find_stage(stage).starting_model(config)
     role = {"sft": "demonstrations", "reward": "comparisons"}.get(stage, "prompts")
@@ -93,7 +93,7 @@ class Rows:
 
     @property
     def count(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.prompts)
 
     @property
@@ -103,7 +103,7 @@ class Rows:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all rows, by the name that it has in a rollout."""
+        """Tokens of all rows; named as in a rollout."""
         return sum(self.lengths)
 
     @property
@@ -113,11 +113,11 @@ class Rows:
 
     @property
     def num_distinct_tokens(self) -> int:
-        """Tokens of all rows, those of each prompt once."""
+        """Tokens of all rows, counting each shared prompt once."""
         return sum(self.prompts[:: self.group]) + self.num_actions
 
     def shortened(self, passes: int = 2) -> Rows:
-        """The rows of the first passes, which are the largest: all later ones hold as much as the second."""
+        """The rows of the first passes, which are the largest; later passes hold no more than the second."""
         numbers = [(row // self.group, prompt) for row, prompt in enumerate(self.prompts)]
         parts = [part.rows for part in ALONE.plan(self.lengths, self.budget, numbers)][:passes]
         return self.select([row for part in parts for row in part])
@@ -127,7 +127,7 @@ class Rows:
         return replace(self.select(range(0, self.count, self.group)), group=1)
 
     def like(self, count: int, budget: int | None) -> Rows:
-        """The given number of rows, distributed like these."""
+        """This many rows, with prompts distributed like these and the longest response."""
         return Rows(quantiles(self.prompts, count), (max(self.responses),) * count, budget)
 
     def select(self, rows: Sequence[int]) -> Rows:

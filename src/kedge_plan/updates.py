@@ -1,4 +1,4 @@
-"""One update or step of each stage, as the stage itself makes it, on models without contents."""
+"""Runs one update or step of each stage, with the stage's own code, on models without contents."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ from kedge_plan.hollow import Blueprint, HollowModels, blueprints_of
 from kedge_plan.rows import Lengths, Rows, quantiles
 
 SHALLOW = 2
-"""Blocks of the models with counted passes, and one more; the others add as much as the last. Two and three, not
-one and two: the last block's backward pass overlaps the logits, the first one's the embedding's gradient."""
+"""Passes are counted with this many blocks and one more; each further block adds as much as the last. Not with one and
+two: the last block's backward pass overlaps the logits, and the first one's the embedding's gradient."""
 SQUARES = 6
-"""Square matrices of the least-squares fit of a critic's head when it is solved: both halves, their sum, and three of
+"""Square matrices held while the least-squares fit of a critic's head is solved: both halves, their sum, and three for
 its covariance."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the plan has to know about a stage.
+    """How to plan a stage.
 
     Attributes:
         make: Makes an update or a step.
-        count: Updates, parts or steps of the run; None if that is not known.
-        unit: The name of one.
+        count: Returns the number of updates, parts or steps in the run; None if unknown.
+        unit: Name of the unit that is counted.
         rows: The name of its rows, for a stage that does not sample.
-        texts: Texts of a row; assumed to be equally long.
+        texts: Texts per row, assumed to be equally long.
         critic_field: The setting with the critic's kind.
-        config: The configuration that an update is made with.
-        group: Consecutive rows with the same prompt, which is read once for all of them.
-        optimizer_steps: In an update, on average.
+        config: Returns the configuration that an update is made with.
+        group: Returns the number of consecutive rows with the same prompt, which is read once for all of them.
+        optimizer_steps: Returns the mean number of optimizer steps in an update.
     """
 
     make: Callable[[Subject, HollowModels, Phases], None]
@@ -75,16 +75,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Subject:
-    """A stage that is planned.
+    """A stage to plan.
 
     Attributes:
         config: The resolved configuration.
         stage: sft, reward, critic or ppo.
-        blueprints: Of each role.
-        lengths: Of its data.
-        rows: Of an update or a step.
+        blueprints: The blueprint of each role.
+        lengths: Lengths of the stage's data.
+        rows: Rows of an update or a step.
         precision: Number format of the matrix products.
-        accelerator: It runs on one.
+        accelerator: The stage runs on an accelerator.
         texts: Pretraining texts of an optimizer step; None without ptx mixing.
     """
 
@@ -105,11 +105,11 @@ class Subject:
 
     @property
     def section(self) -> str:
-        """The section of the configuration that has the stage's optimizer."""
+        """The configuration section with the stage's optimizer."""
         return find_stage(self.stage).trains[-1]
 
     def optimizer_in(self, config: Config) -> str:
-        """The stage's optimizer in a configuration."""
+        """The stage's optimizer according to a configuration."""
         return config.optimization.of(self.section).optimizer
 
     @property
@@ -119,7 +119,7 @@ class Subject:
 
     @property
     def work(self) -> Work:
-        """What the stage does."""
+        """How the stage's updates are made and counted."""
         return _WORK[self.stage]
 
     def _measured(self, layers: Mapping[str, int]) -> Figures:
@@ -135,15 +135,15 @@ class Subject:
 def subject_of(
     config: Config, stage: str, lengths: Lengths, precision: Precision, *, accelerator: bool, response: int | None
 ) -> Subject:
-    """A stage with the rows of its update.
+    """Put together a stage and the rows of its update.
 
     Args:
         config: The resolved configuration.
         stage: sft, reward, critic or ppo.
-        lengths: Of its data.
+        lengths: Lengths of its data.
         precision: Number format of the matrix products.
-        accelerator: It runs on one.
-        response: Tokens of each sampled response; None for the most that are sampled.
+        accelerator: The stage runs on an accelerator.
+        response: Tokens of each sampled response; None for the longest allowed.
 
     Raises:
         ModelError: A model has no usable config.json.
@@ -204,17 +204,17 @@ def _train(
     epochs: float = 1.0,
     steps: float = 1.0,
 ) -> None:
-    """Two optimizer steps; only the second one counts, since the first has no moments yet.
+    """Take two optimizer steps, and count only the second, since the first has no moments yet.
 
     Args:
         subject: The stage.
-        phases: Counts them.
+        phases: Counts the steps.
         loss: The objective.
-        examples: Of a step.
-        model: Is trained.
+        examples: The examples of a step.
+        model: The model to train.
         rows: The lengths of the examples.
-        epochs: Times that all rows of the stage are read in the planned time.
-        steps: Optimizer steps in that time.
+        epochs: Epochs over the stage's rows in the planned unit.
+        steps: Optimizer steps in the planned unit.
     """
     assert model.trunk is not None, "only decoders are planned"
     if subject.config.runtime.activation_checkpointing:
@@ -246,7 +246,7 @@ def _train(
 
 
 def _stand_in(subject: Subject) -> Any:
-    """The optimizer to count with: Adam for the 8-bit one, which needs real tensors; `Counted` corrects its size."""
+    """The optimizer to count with: Adam for 8-bit Adam, which needs real tensors; `Counted` corrects the size."""
     kind = subject.optimizer_in(subject.config)
     return "adamw" if kind == "adamw8bit" else kind
 
@@ -263,10 +263,10 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
         learning_rate=1e-5,
     )
     reference = models.reference() if loop.needs_reference else None
-    copies = _room(_copied_ahead(config, actor_critic.policy))
+    copies = _allocate(_copied_ahead(config, actor_critic.policy))
     phases.counter.hold([copies], ("weights", "sampler"))
     rows, minibatches = _trial_rows(subject.rows, loop.num_minibatches)
-    # Its KL is that of models without contents, which must not stop it early.
+    # The KL of models without contents is meaningless and must not stop the epochs early.
     schedules = {**config.schedules, "ppo.num_epochs": {1: 1}, "ppo.early_stop_kl": {1: 1e9}}
     trial = with_values(config, {"schedules": schedules, "ppo.num_minibatches": minibatches})
     passes = subject.rows.num_tokens / rows.num_tokens
@@ -280,7 +280,7 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
     trainer.begin(trial.ppo.value_warmup_updates + 1)
     trained = filter(None, (actor_critic.policy, actor_critic.critic))
     with phases.stepping(*trained, times=steps):
-        for weight in actor_critic.parameters():  # moments, as after an earlier update
+        for weight in actor_critic.parameters():  # create the moments, as after an earlier update
             weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -306,10 +306,10 @@ def _cost(
 
     Args:
         subject: The stage.
-        trainer: Has made an epoch.
+        trainer: A trainer that has made one epoch.
         scorers: The reward models.
-        experience: Of that epoch.
-        result: Of that epoch.
+        experience: The experience of that epoch.
+        result: The result of that epoch.
     """
     config = subject.config
     rows = subject.rows
@@ -342,7 +342,7 @@ def _cost(
 
 
 def _copied_ahead(config: Config, policy: LanguageModel) -> int:
-    """Bytes of the copy that samples ahead, and of the weights that wait for it; see `BackgroundEngine`."""
+    """Bytes of the policy copy that samples ahead, and of the weights queued for it; see `BackgroundEngine`."""
     waiting = config.rollout.max_staleness
     has_own = config.rollout.engine == "vllm"
     if not waiting:
@@ -359,10 +359,10 @@ def _texts(
 
     Args:
         rows: The texts.
-        policy: Reads them.
+        policy: The policy that reads them.
         precision: Number format of the matrix products.
         phases: Counts the passes.
-        steps: Optimizer steps per update for each that is counted.
+        steps: Optimizer steps per update that each counted step stands for.
         then: Repetitions per update of the training that follows.
     """
     first = rows.shortened()
@@ -374,7 +374,7 @@ def _texts(
 
 
 def _trial_rows(rows: Rows, minibatches: int) -> tuple[Rows, int]:
-    """Fewer rows whose peak equals a whole update's, and their number of minibatches."""
+    """Reduce an update to fewer rows with the same peak; also return their number of minibatches."""
     if rows.budget is None:
         return rows, minibatches
     if minibatches == 1:
@@ -397,7 +397,7 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
     trainer = _trainer(subject, config, sampler, None, None)
     prompts = config.critic.num_prompts or subject.lengths.rows or config.rollout.num_prompts
     longest = max(rows.prompts) * 9 + max(rows.responses) * 19  # ids, masks, a return and a zero
-    kept = [_room(prompts * settings.num_responses * longest)]
+    kept = [_allocate(prompts * settings.num_responses * longest)]
     phases.counter.hold(kept, ("rollout buffers", "run"))
     trial = rows.shortened()
     scored = _sampled(subject, _scorers(subject, models), phases, trainer, trial)
@@ -413,10 +413,10 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
         rollout = fitted.rollout(values=False)
         states = actor_critic.value_states(rollout, precision=subject.precision, value_after_last=after_last).float()
     square = 0 if subject.accelerator else 8 * states.shape[1] ** 2  # in the CPU's memory
-    # All states in fp32, and a half of them in fp32 and in fp64; sums of both halves and a product; the solution.
-    _room(states.nbytes * 3 // 2 + 3 * square)
+    # All states in fp32, half of them again in fp32 and in fp64; sums of both halves and a product; then the solution.
+    _allocate(states.nbytes * 3 // 2 + 3 * square)
     del states
-    _room(SQUARES * square)
+    _allocate(SQUARES * square)
     if critic is None:
         return phases.end()
     count = settings.batch_size
@@ -431,8 +431,8 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
     return None
 
 
-def _room(size: int) -> Tensor:
-    """`size` bytes without contents."""
+def _allocate(size: int) -> Tensor:
+    """Allocate `size` bytes without contents."""
     return Hollow(torch.empty(size, dtype=torch.uint8, device="meta")).clone()
 
 
@@ -475,9 +475,9 @@ def _unscored(rows: Rows, policy: LanguageModel) -> ScoredRollout:
 
 
 def _measurements(config: Config) -> Iterator[tuple[int, int]]:
-    """Responses to held-out prompts, at most, of an evaluation and of a check of the critic; and how many start alike.
+    """The most held-out responses in an evaluation and in a check of the critic, and how many share their start.
 
-    Continuations of a check are sampled together if their prefixes are about as long, as those of short responses are.
+    A check samples continuations together if their prefixes are about equally long, as in short responses.
     """
     ppo = config.ppo
     if ppo.eval_every:
@@ -490,14 +490,14 @@ def _measurements(config: Config) -> Iterator[tuple[int, int]]:
 def _decode(
     subject: Subject, phases: Phases, trainer: Trainer, rows: Rows, phase: str, *, same: int, times: float
 ) -> None:
-    """Sample responses: what that holds.
+    """Count the memory and work of sampling responses.
 
     Args:
         subject: The stage.
-        phases: Counts it.
-        trainer: Has policy and sampler.
+        phases: Counts the sampling.
+        trainer: Has the policy and the sampler.
         rows: Prompts and responses.
-        phase: The phase that it belongs to.
+        phase: The phase that the sampling belongs to.
         same: Consecutive rows with the same prompt.
         times: Repetitions per update.
     """
@@ -522,7 +522,7 @@ def _decode(
             phases.keep("key–value cache")
             phases.start(phase, "policy", times=0.0, kind="key–value cache")
             cache = decoder._cache
-            while (room := cache._layers[0][0].shape[2]) < most - 1:  # it grows by half, as in a run
+            while (room := cache._layers[0][0].shape[2]) < most - 1:  # grow the cache by half, as in a run
                 cache.length = room
                 read(decoder)
             cache.length = most - response // 2 - 1
@@ -544,14 +544,14 @@ def _trainer(
     optimizer: Any,
     pretraining: Any = None,
 ) -> Trainer:
-    """The trainer of these models."""
+    """Make the trainer of these models."""
     sampler = Sampler(
         actor_critic.policy,
         pad_id=0,
         stop_tokens=(0,),
         max_new_tokens=config.rollout.max_new_tokens,
         temperature=config.rollout.temperature,
-        precision="fp32" if config.rollout.engine == "builtin" else "bf16",  # exact or not
+        precision="fp32" if config.rollout.engine == "builtin" else "bf16",  # decides whether the sampler is exact
     )
     sampler = replace(sampler, precision=subject.precision) if sampler.is_exact else sampler
     roles: Any = SimpleNamespace(

@@ -5,10 +5,10 @@
                                                               ╰──▶ tests that call it, in another such process
 
 `sandbox` passes the compiled code of this file to a bare interpreter, so it imports only modules that load in a
-millisecond. From the moment that the program runs, nothing this process says can be trusted, and none of it has to be:
-it is not told the expected values.
+millisecond. Once the program runs, nothing that this process reports can be trusted, and nothing has to be: it is never
+told the expected values.
 
-Landlock and seccomp: Linux's own means by which a process without privileges gives up rights for good.
+Landlock and seccomp are Linux features with which an unprivileged process gives up rights for good.
 Sources: docs.kernel.org/userspace-api/landlock.html, …/seccomp_filter.html; numbers of system calls: <asm/unistd.h>.
 """
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 READY = "ready"
 
 PROGRAM = "__program__"
-"""The function by which tests evaluate what is in the program's process."""
+"""The function by which tests evaluate expressions in the program's process."""
 
-# A name, and its numbers on x86-64 and on 64-bit ARM ("-": does not exist there).
+# Each name with its number on x86-64 and on 64-bit ARM ("-": does not exist there).
 SYSTEM_CALLS = """
 read 0 63, write 1 64, open 2 -, close 3 57, stat 4 -, fstat 5 80, lstat 6 -, poll 7 -, lseek 8 62, mmap 9 222,
 mprotect 10 226, munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139,
@@ -46,17 +46,17 @@ epoll_ctl 233 21, openat 257 56, newfstatat 262 79, faccessat 269 48, pselect6 2
 set_robust_list 273 99, epoll_pwait 281 22, eventfd2 290 19, epoll_create1 291 20, dup3 292 24, pipe2 293 59,
 getrandom 318 278, statx 332 291, rseq 334 293, close_range 436 436, faccessat2 439 439, epoll_pwait2 441 441
 """
-"""All that a program may ask of the kernel. Not among them: processes, threads, programs, sockets, signals, mounts,
-shared memory, other processes' limits, devices."""
+"""The system calls that a program may make. None of them concerns processes, threads, programs, sockets, signals,
+mounts, shared memory, other processes' limits or devices."""
 
 ARGUMENTS = {
     (72, 25): {1: (0, 1, 2, 3, 4, 1030)},
     (16, 29): {1: (0x5421,)},
     (53, 199): {0: (1,), 1: (1, 0x801, 0x80001, 0x80801)},
 }
-"""Further calls, with all values that some of their arguments may have. Of fcntl, copies and flags of a descriptor:
-others make the kernel send signals to processes of one's choice. Of ioctl, whether a descriptor blocks. Of socketpair,
-UNIX streams: other kinds send to any socket whose name is known."""
+"""Further calls, restricted to these values of some arguments. fcntl may copy a descriptor and set its flags: other
+commands make the kernel signal arbitrary processes. ioctl may set whether a descriptor blocks. socketpair may make UNIX
+streams: other kinds can send to any socket whose name is known."""
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
@@ -64,8 +64,8 @@ ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 def main(job: dict[str, Any]) -> None:
     """Run a job, see `sandbox.Sandbox.run`.
 
-    Without expressions the process then ends as an interpreter does: what the program has registered for the end runs,
-    threads are awaited, and files are flushed, all of it within the limits.
+    Without expressions, the process then exits as an interpreter does: exit handlers run, threads are joined, and files
+    are flushed, all within the limits.
     """
     results = job["results"]
     builtins.exit = builtins.quit = sys.exit
@@ -105,7 +105,7 @@ def main(job: dict[str, Any]) -> None:
 
 
 def _holds(test: str, names: dict[str, Any]) -> bool:
-    """True for a test that holds; one that compares what cannot be compared does not."""
+    """True for a test that holds; False if an error of its own stops it, as in comparing what cannot be compared."""
     try:
         return bool(eval(test, names))
     except Raised:
@@ -115,7 +115,7 @@ def _holds(test: str, names: dict[str, Any]) -> bool:
 
 
 def _compiled(text: str, *, has_prose: bool) -> Any:
-    """The code of a text, maybe without lines of prose: those at the margin that are not Python and define nothing."""
+    """Compile a text; with `has_prose`, drop unindented lines that are not Python and do not start a definition."""
     try:
         return compile(text, "program.py", "exec", dont_inherit=True)
     except SyntaxError as error:
@@ -128,7 +128,7 @@ def _compiled(text: str, *, has_prose: bool) -> Any:
 
 
 def _report(results: int, compute: Callable[[], Any]) -> bool:
-    """Send a value as plain data, or the exception that was raised instead of it."""
+    """Compute a value and send it as plain data, or send the exception that this raised."""
     try:
         _send(results, "value", encode(compute()))
     except BaseException as error:
@@ -147,9 +147,9 @@ def _send(results: int, kind: str, content: str = "null") -> None:
 
 
 def encode(value: Any) -> str:
-    """A value as JSON; classes of the program become the built-in type that they extend, or else an unequal object.
+    """Encode a value as JSON; instances of the program's classes become their built-in base type, or an unequal object.
 
-    A class that extends `int` loses its `__eq__` here, which may say that it equals everything.
+    A subclass of `int` thus loses its own `__eq__`, which could claim equality with everything.
     """
     if value is None:
         return "null"
@@ -177,10 +177,10 @@ def _tagged(kind: str, text: str) -> str:
 
 
 def decode(item: Any) -> Any:
-    """The value that was encoded, from the parsed JSON.
+    """Decode a value from the parsed JSON of `encode`.
 
     Raises:
-        ValueError: The item is not the code of a value; also TypeError, OverflowError, AttributeError and LookupError.
+        ValueError: The item encodes no value; also TypeError, OverflowError, AttributeError and LookupError.
     """
     if item is None or isinstance(item, bool):
         return item
@@ -192,7 +192,7 @@ def decode(item: Any) -> Any:
     return READING[kind](*content)
 
 
-# Of types that others extend, the methods are called by the type's name: those of a program's class may do anything.
+# Methods are called on the built-in type, since a subclass in the program may override them with anything.
 WRITING = {
     int: lambda value: hex(int.__int__(value)),  # decimal digits take time that is quadratic in their number
     float: float.hex,
@@ -217,19 +217,19 @@ READING = {
 # Two processes
 
 KEPT: list[Any] = []
-"""Objects that are not plain data: they stay in their process, where this list numbers them, and a `Remote` takes their
-place in the other."""
+"""Objects that are not plain data: they stay in their process, numbered by this list, and the other process gets a
+`Remote` instead."""
 
 
 class Raised(BaseException):
-    """An exception in the other process; the class that is raised has its name, and extends that of Python's."""
+    """An exception in the other process, raised here as a subclass of this and of the built-in class of its name."""
 
 
 class Remote:
     """An object in the other process.
 
-    A method of the program's classes sees its arguments, as in `C(1).add(2)`, but not one of a result, as in
-    `f(1).startswith("a")`: each attribute and result has one step less than its origin, and the last takes none.
+    A method of the program's classes gets its arguments, as in `C(1).add(2)`, but a method of a result does not, as in
+    `f(1).startswith("a")`: each attribute or result has one step less than its origin, and at 0 takes no arguments.
     """
 
     ask: Any = None
@@ -238,12 +238,12 @@ class Remote:
     def __init__(self, number: int) -> None:
         self.__dict__.update(_number=number, _steps=Remote.steps)
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        """Call it; lists and such are changed here as they were there."""
-        if (given or named) and self._steps < 1:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call it, and apply the changes that it made to mutable arguments."""
+        if (arguments or named) and self._steps < 1:
             raise TypeError("not plain data")
-        result, *changed = Remote.ask(self._steps - 1, "call", self, given, named)
-        for before, after in zip(given, changed, strict=True):
+        result, *changed = Remote.ask(self._steps - 1, "call", self, arguments, named)
+        for before, after in zip(arguments, changed, strict=True):
             if isinstance(before, list):
                 before[:] = after
             elif isinstance(before, (dict, set)):
@@ -265,11 +265,11 @@ class Remote:
 
 
 def _connected(channel: tuple[int, int], names: dict[str, Any], *, is_judge: bool) -> Any:
-    """Connect with the process at the other end of two pipes: a program, or the tests that call it.
+    """Connect to the process at the other end of two pipes: a program, or the tests that call it.
 
     Returns:
-        A function that has the other process do something: `eval` a text, `call` an object, or a built-in function. And
-        one that does what the other asks for, until it answers or ends. To a program, only calls are granted.
+        A function that makes a request: to `eval` a text, `call` an object, or run a built-in function. And one that
+        serves the other process's requests until it answers or ends. A program may only request calls.
     """
     import json
 
@@ -315,7 +315,7 @@ def _limit(seconds: int, memory: int, *, is_strict: bool) -> None:
     import resource
 
     limits = {
-        resource.RLIMIT_CPU: (seconds, seconds + 1),  # a program can ignore the signal of the first
+        resource.RLIMIT_CPU: (seconds, seconds + 1),  # a program can ignore the soft limit's signal
         resource.RLIMIT_AS: (memory, memory),
         resource.RLIMIT_FSIZE: (0, 0),
         resource.RLIMIT_NOFILE: (64, 64),
@@ -333,10 +333,10 @@ def _limit(seconds: int, memory: int, *, is_strict: bool) -> None:
 
 
 def _give_up_rights(parent: int | None, readable: list[str] | None) -> None:
-    """Give up, for good, all that a program does not need.
+    """Give up, for good, all rights that a program does not need.
 
     Args:
-        parent: The process with which this one is to end; None if bubblewrap sees to that.
+        parent: The process whose end must end this one; None if bubblewrap sees to that.
         readable: The files and folders that may be read; None if bubblewrap sees to that.
 
     Raises:
@@ -361,7 +361,7 @@ def _give_up_rights(parent: int | None, readable: list[str] | None) -> None:
 
 
 def _allow_reading(libc: ctypes.CDLL, readable: list[str]) -> None:
-    """Take away every access to files by Landlock, except for reading these."""
+    """Use Landlock to forbid all access to files except reading these."""
 
     def call(number: int, *values: Any) -> int:
         return _succeed(libc.syscall(ctypes.c_long(number), *values))
@@ -385,7 +385,7 @@ def _allow_reading(libc: ctypes.CDLL, readable: list[str]) -> None:
 
 
 def _filter() -> bytes:
-    """The program for the kernel that allows `SYSTEM_CALLS` and refuses all others, as 8 bytes per instruction."""
+    """The seccomp filter that allows `SYSTEM_CALLS` and refuses all others, at 8 bytes per instruction."""
     column, architecture = ARCHITECTURES[os.uname().machine]
     allow, kill = 0x7FFF0000, 0x80000000
     refuse = 0x00050000 | errno.EPERM

@@ -2,7 +2,7 @@
 
     bubblewrap   namespaces: the program's own files, processes, network and users, all but empty; where it is installed
     Landlock     the kernel refuses access to files; Linux 5.13 or later, also in containers where bubblewrap fails
-    none         limits of time and memory alone
+    none         only limits on time and memory
 
 With the first two, the process may also ask the kernel for few things (`confined.SYSTEM_CALLS`): it cannot start a
 process, thread or program, open a socket, send a signal or write a file. What holds is tried out before it is used.
@@ -45,22 +45,22 @@ RAISED = "raised"
 
 MOST_PRINTED = 1 << 20
 MOST_RESULTS = 1 << 18
-"""Bytes that a program may print, and bytes of all values. Reading values takes time that grows with the square of
-their number where a program chose them to that end: their hashes may be equal."""
+"""Bytes that a program may print, and bytes of all values. A program can make reading its values take time quadratic in
+their number, by values with equal hashes."""
 
 ARBITRARY = (ValueError, TypeError, OverflowError, RecursionError, AttributeError, LookupError)
-"""The exceptions of reading a line that may contain anything."""
+"""The exceptions that parsing an arbitrary line can raise."""
 
 WAITING = 3.0
-"""Seconds of waiting for each second of processor time: the processors are shared."""
+"""Wall-clock seconds allowed per second of processor time, since processors are shared."""
 
 
 ENDING = 3.0
-"""Further seconds: one for the process to start, and two for it and its pipes to end."""
+"""Extra seconds: one to start the process, and two for it and its pipes to end."""
 
 
 def longest_run(seconds: int) -> float:
-    """The seconds that a run takes at most."""
+    """The longest that a run takes, in seconds."""
     return WAITING * seconds + ENDING
 
 
@@ -69,8 +69,8 @@ class Ran:
     """The outcome of a program.
 
     Attributes:
-        values: The values of the expressions that have one, encoded (see `confined.decode`), by their place.
-        ending: Why others have no value; empty if all have one.
+        values: Encoded values (see `confined.decode`) by the index of their expression, where there is one.
+        ending: Why the other expressions have no value; empty if all have one.
         printed: The standard output.
     """
 
@@ -87,7 +87,7 @@ class Sandbox:
         name: bubblewrap, landlock or none.
         command: The program that starts the interpreter, with its arguments; empty without one.
         is_confined: True if the process gives up its rights.
-        is_landlocked: True if it is to give up the access to files, which nothing else takes away.
+        is_landlocked: True if the process gives up access to files through Landlock, since nothing else denies it.
     """
 
     name: str
@@ -112,18 +112,18 @@ class Sandbox:
 
         Args:
             parts: The program's texts, run one after another in one namespace.
-            expressions: What is evaluated then, in order. Without any, the process ends as an interpreter does.
-            channel: Descriptors from which and to which it talks to another process, closed here afterwards. With
-                expressions it is the judge: they are tests of the program in the other one.
+            expressions: Evaluated afterwards, in order. Without any, the process exits as an interpreter does.
+            channel: Descriptors for reading from and writing to another process, closed here afterwards. With
+                expressions, this process is the judge: they are tests of the program in the other one.
             name: The program's `__name__`.
             typed: The standard input.
             room: Bytes that it may print beyond `MOST_PRINTED`.
-            has_prose: Lines at the margin that are not valid Python are left out.
-            seconds: Processor time; the process may also wait, `WAITING` times as long.
+            has_prose: Drop unindented lines that are not valid Python.
+            seconds: Processor time; wall-clock time is limited to `WAITING` times as much.
             memory: Bytes of address space.
 
         Raises:
-            RewardError: The process did not come as far as the program.
+            RewardError: The process failed before it reached the program.
         """
         reading, writing = os.pipe()
         with (
@@ -149,7 +149,7 @@ class Sandbox:
             job.seek(0)
             process = subprocess.Popen(
                 [*self.command, *_interpreter(), "-c", _BOOT],
-                stdin=job,  # a file: it never blocks
+                stdin=job,  # a file never blocks
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
@@ -174,7 +174,7 @@ class Sandbox:
             parts: The program's texts.
             ours: Code that runs before the tests.
             tests: Expressions that must be true.
-            limits: Those of each process.
+            limits: Limits of each process.
         """
         asked, answered = os.pipe(), os.pipe()
         with ThreadPoolExecutor(1) as pool:
@@ -185,7 +185,7 @@ class Sandbox:
 
 @cache
 def open_sandbox(choice: str = "auto") -> Sandbox:
-    """The first sandbox that works here, after an attempt to break out of it.
+    """Return the first sandbox that works here, tested by attempts to break out of it.
 
     Args:
         choice: One of `SANDBOXES`; `auto` is bubblewrap, else Landlock.
@@ -216,7 +216,7 @@ def open_sandbox(choice: str = "auto") -> Sandbox:
 
 
 def _bubblewrap() -> Sandbox:
-    """Namespaces that hold the interpreter and nothing else: no /proc, no /dev, no folder that can be written to."""
+    """Namespaces with nothing but the interpreter: no /proc, no /dev, no writable folder."""
     found = shutil.which("bwrap")
     if found is None:
         try:
@@ -242,10 +242,10 @@ def _bubblewrap() -> Sandbox:
 
 
 def _try_out(sandbox: Sandbox) -> None:
-    """Run a program that attempts what it must not be able to do.
+    """Run a program that attempts everything that a sandbox must prevent.
 
     Raises:
-        RewardError: It does not start, or it succeeds.
+        RewardError: It does not start, or an attempt succeeds.
     """
     with tempfile.NamedTemporaryFile() as secret:
         attempts = {
@@ -288,9 +288,9 @@ class _Watched:
         self._ending = ""
 
     def read(self, deadline: float) -> None:
-        """Read until there are all results, or the process has ended, or has to be.
+        """Read until all results have arrived, the process has ended, or it has to be killed.
 
-        Without expressions, that is its own end.
+        Without expressions, wait for the process to end on its own.
         """
         results, printed, _ = self._limits
         while not self._ending and (
@@ -333,17 +333,17 @@ class _Watched:
         return TOO_SLOW if number == signal.SIGXCPU else CRASHED if number else ENDED
 
     def outcome(self, name: str) -> Ran:
-        """The outcome, from the lines.
+        """Parse the lines into the outcome.
 
         Raises:
-            RewardError: Nothing was sent, so the program was not at fault.
+            RewardError: No line was sent, so the program never started.
         """
         lines = self._results.split(b"\n")[:-1]
         if not lines:
             words = " ".join((self._printed + self._errors).decode("utf-8", "replace").split())[-300:]
             raise RewardError(f"the sandbox ({name}) could not start a program: {words or self._ending}")
         ran = Ran({}, "")
-        for place, line in enumerate(lines[1 : self._wanted], start=-1):  # the first is the program's
+        for place, line in enumerate(lines[1 : self._wanted], start=-1):  # line 1 is the program's own result
             kind, content = _record(line)
             if kind == "value":
                 ran.values[place] = content
@@ -355,7 +355,7 @@ class _Watched:
 
 
 def _record(line: bytes | bytearray) -> tuple[str, Any]:
-    """The kind and content of a line that a program may have written itself."""
+    """Parse the kind and content of a line that the program may have forged."""
     try:
         kind, content = json.loads(line, parse_int=str)  # `encode` writes integers as texts
     except ARBITRARY:
@@ -376,7 +376,7 @@ def _record(line: bytes | bytearray) -> tuple[str, Any]:
 
 
 def _end(process: subprocess.Popen[bytes], results: int) -> None:
-    """Kill a process, and wait until what bubblewrap started for it has ended as well."""
+    """Kill a process, and wait for the processes that bubblewrap started for it to end as well."""
     process.kill()
     process.wait()
     for stream in (process.stdout, process.stderr):
@@ -387,7 +387,7 @@ def _end(process: subprocess.Popen[bytes], results: int) -> None:
         pass
 
 
-# The input is the length of the job, the job, and the program's own input, where the descriptor is left.
+# Standard input holds the job's length, the job, and then the program's own input, where reading it stops.
 _BOOT = """
 import marshal, os, sys
 del sys.path[0]
@@ -405,7 +405,7 @@ def _confined() -> CodeType:
 
 
 def _interpreter() -> list[str]:
-    """The bare interpreter: no packages, no files of the user's."""
+    """Command of a bare interpreter: no installed packages, no files of the user."""
     executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     return [executable, "-s", "-S", "-B", "-X", "utf8", "-X", "int_max_str_digits=0"]
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CLOSINGS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, str, str]] = WeakKeyDictionary()
-"""Of each tokenizer, its chat template and how this closes the last answer and earlier ones."""
+"""For each tokenizer, its chat template, and how that closes the last answer and earlier ones."""
 
 _SHOWN = 40
-"""Characters of a text that are quoted in an error."""
+"""Most characters of a text that an error quotes."""
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, in_full: bool = True) -> Rendered:
-    """A conversation rendered up to the next assistant turn; a trailing assistant message is left open to continue.
+    """Render a conversation up to the next assistant turn; a trailing assistant message is left open to continue.
 
     Args:
         tokenizer: The model's.
@@ -52,11 +52,11 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, in_
 def render_answer(
     tokenizer: PreTrainedTokenizerBase, prompt: Messages, answer: Messages, *, in_full: bool = True
 ) -> str:
-    """The text that an answer adds to its rendered prompt, without the end-of-sequence token.
+    """Render the text that an answer adds to its rendered prompt, without the end-of-sequence token.
 
-    It ends with the closing of the answer's turn, such as `<|eot_id|>`. Text that a template adds after that belongs to
-    the next turn and must not be learned: line breaks, the header of the next answer. Encoding adds the end-of-sequence
-    token once, as for plain text.
+    It ends with the closing of the answer's turn, such as `<|eot_id|>`. What a template adds after that, such as line
+    breaks or the header of the next answer, belongs to the next turn and must not be learned. Encoding adds the
+    end-of-sequence token once, as for plain text.
 
     Args:
         tokenizer: The model's.
@@ -79,7 +79,7 @@ def render_answer(
         _check_all_shown(whole, enumerate(answer[:-1], start=len(prompt)))
     before: str = start
     if len(answer) > 1 and whole.startswith(start):
-        # An earlier message of the answer may hold the same text as its last one.
+        # An earlier message of the answer may contain the same text as its last one.
         is_answer = answer[-1]["role"] == "assistant"
         before = _render(tokenizer, [*prompt, *answer[:-1]], add_generation_prompt=is_answer)
         before = whole[: max(len(start), num_shared(whole, before))]
@@ -90,16 +90,16 @@ def render_answer(
 def render_demonstration(
     tokenizer: PreTrainedTokenizerBase, messages: Messages, learned: Sequence[int]
 ) -> tuple[Rendered, str, tuple[tuple[int, int], ...]]:
-    """A conversation with some learned messages: the prompt, the text after it, and the parts of it that are only read.
+    """Render a conversation and split it into the prompt, the text after it, and the ranges of it that are only read.
 
     Args:
         tokenizer: The model's.
         messages: The conversation; the last message is learned.
-        learned: Indices of the learned messages, ascending; none is the first message.
+        learned: Indices of the learned messages, ascending, not including the first message.
 
     Returns:
-        The text before the first learned message; the text from there on, without the end-of-sequence token at its
-        end; the ranges of it, in characters, that are not learned.
+        The text before the first learned message; the text from there on, without a final end-of-sequence token; and
+        the ranges of the latter, in characters, that are not learned.
 
     Raises:
         DataError: The tokenizer has no chat template.
@@ -114,7 +114,7 @@ def render_demonstration(
         is_last = index == len(messages) - 1
         try:
             end = _end_of_answer(tokenizer, whole, start, messages[index], index, is_last=is_last)
-            if end > len(following):  # the template shortens this answer, and a later one has the same text
+            if end > len(following):  # the template shortens this answer; the text was found in a later one
                 raise _left_out(whole, messages[index], index)
             spans.append((len(start), end))
         except RowError as error:
@@ -128,9 +128,9 @@ def render_demonstration(
 
 
 def generated_answers(tokenizer: PreTrainedTokenizerBase, messages: Messages, answers: list[int]) -> list[int]:
-    """The answers, by their indices, that the template marks by `{% generation %}`; all of them if it has no marks.
+    """Return the indices of the answers that the template marks with `{% generation %}`; all of them without marks.
 
-    Errors as in `render_demonstration`.
+    Raises the errors of `render_demonstration`.
     """
     template = str(tokenizer.chat_template)
     marked = re.sub(
@@ -151,19 +151,19 @@ def generated_answers(tokenizer: PreTrainedTokenizerBase, messages: Messages, an
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The special token that the chat template writes after an assistant's message, such as `<end_of_turn>`.
 
-    None without a template, or if it rejects a question with an answer, or it writes no special token there.
+    None if there is no template, it rejects a question with an answer, or it writes no special token there.
     """
     return special_tokens(tokenizer).get(closing_of(tokenizer)) if tokenizer.chat_template else None
 
 
 def closing_of(tokenizer: PreTrainedTokenizerBase, *, is_last: bool = True) -> str:
-    """The text with which the chat template closes an assistant's message, without whitespace at its ends.
+    """The text with which the chat template closes an assistant's message, stripped of whitespace.
 
     Empty if it writes nothing there, or rejects a question with an answer.
 
     Args:
         tokenizer: The model's.
-        is_last: Of the last message of a conversation, or of an earlier one, which may be another text.
+        is_last: For the last message of a conversation, or for an earlier one, which may be closed differently.
     """
     known = _CLOSINGS.get(tokenizer)
     if known is None or known[0] != tokenizer.chat_template:
@@ -173,10 +173,10 @@ def closing_of(tokenizer: PreTrainedTokenizerBase, *, is_last: bool = True) -> s
 
 
 def bare(tokenizer: PreTrainedTokenizerBase, turn: str | Messages) -> Any:
-    """An answer as text, or messages, without the BOS and EOS at their ends that are written anyway.
+    """Strip BOS and EOS from the ends of a text or of messages, since rendering and encoding add them anyway.
 
     Args:
-        tokenizer: The model's: it writes both around a text; around a message the chat template does.
+        tokenizer: The model's, which adds both to a text; to messages, the chat template adds them.
         turn: The text or the messages.
     """
     end = str(tokenizer.eos_token or "")
@@ -192,7 +192,7 @@ def bare(tokenizer: PreTrainedTokenizerBase, turn: str | Messages) -> Any:
 
 
 def _stripped(text: str, start: str, end: str) -> str:
-    """The text without `start` and `end` at its ends; an answer that is EOS alone keeps it."""
+    """Strip `start` and `end` from a text; an answer that is only EOS keeps it."""
     while start and text.startswith(start):
         text = text.removeprefix(start)
     short = re.sub(rf"{re.escape(end)}(\s|{re.escape(end)})*\Z", "", text) if end else text
@@ -200,14 +200,14 @@ def _stripped(text: str, start: str, end: str) -> str:
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """The tokenizer's special tokens: those with a role, such as EOS, and others that stand for no text."""
+    """The ids of the tokenizer's special tokens: those with a role, such as EOS, and all others marked as special."""
     added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     roles = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
     return {**added, **{token: index for token, index in roles if token}}
 
 
 def _closings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """The closings of a conversation's last answer and of an earlier one."""
+    """Find out how the template closes a conversation's last answer, and an earlier one."""
     question = "How deep is it?"
     answer = "Nine fathoms."
     reply = "How cold?"
@@ -227,7 +227,7 @@ def _closings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
         """The special token that all the texts start with."""
         return max((token for token in special if all(text.startswith(token) for text in texts)), key=len, default="")
 
-    # A token after an answer may also be the header of the next turn: it closes turns if it also comes after others.
+    # A token after an answer may be the next turn's header; it closes turns only if it follows other turns as well.
     after = after.lstrip()
     asked = asked.lstrip()
     between = between.lstrip()
@@ -249,12 +249,12 @@ def _end_of_answer(
     is_last: bool = True,
     in_full: bool = True,
 ) -> int:
-    """The place in the rendered conversation where a message after `start` ends, with what closes its turn."""
+    """The offset in the rendered conversation where a message after `start` ends, including its turn's closing."""
     content = message["content"]
     closing = ""
     if message["role"] == "assistant":
         closing = closing_of(tokenizer, is_last=is_last)
-    # The header that a prompt ends with may be the start of the message, such as `<think>`.
+    # The message may start inside the header that ends the prompt, as with `<think>`.
     for ending in dict.fromkeys((closing, "")):
         for begin in (len(start), max(0, len(start) - len(content) - _SHOWN)):
             end = _end_of_content(whole, content, ending, begin, at_least=len(start))
@@ -273,7 +273,7 @@ def _end_of_answer(
 
 
 def _end_of_content(whole: str, content: str, ending: str, begin: int, *, at_least: int = 0) -> int | None:
-    """The place where a text with `ending` after it ends; None if it is missing. Whitespace may differ."""
+    """The offset after a text and the `ending` that follows it; None if missing. Whitespace may differ."""
     exact = _end_of(whole, content.strip(), ending, begin, at_least)
     if exact is not None:
         return exact
@@ -301,10 +301,10 @@ def _end_of(whole: str, content: str, ending: str, begin: int, at_least: int) ->
 
 
 def _check_all_shown(whole: str, numbered: Iterable[tuple[int, dict[str, str]]]) -> None:
-    """Check that the rendered conversation has these messages, given with their indices.
+    """Check that the rendered conversation contains these messages, given with their indices.
 
-    Templates may shorten earlier answers to their conclusion, and write the result of a tool as JSON: of these, only
-    the last word has to be there.
+    Templates may shorten earlier answers to their conclusion, and write tool results as JSON: of these, only the last
+    word has to appear.
     """
     for index, message in numbered:
         content = message["content"]
@@ -361,17 +361,17 @@ TEMPLATE_SECONDS = 10.0
 TEMPLATE_MEMORY = 2**30
 STARTUP_SECONDS = 120.0
 LONGEST_TEXT = 2**27
-"""Characters of one rendered conversation; equals the byte limit of one line of a file."""
+"""Most characters of one rendered conversation, the same as the byte limit of one line of a file."""
 
 
 _day: str | None = None
 
 
 def render_as_of(day: str) -> None:
-    """Set the date that templates write, such as `Today Date: …`, so that a run has one, also when it is resumed.
+    """Set the date that templates write, as in `Today Date: …`, so that it stays the same when a run is resumed.
 
     Args:
-        day: As `2026-02-28`; applies to this process until it is set again. Without it, templates write today's date.
+        day: Such as `2026-02-28`; stays in force in this process until set again. By default, templates write today's.
     """
     global _day
     _day = day
@@ -380,8 +380,8 @@ def render_as_of(day: str) -> None:
 def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **settings: Any) -> str:
     """Render a conversation with the tokenizer's chat template, in jinja's sandbox, with limits on time and memory.
 
-    A tokenizer class with a separate method for this is code that the user trusts, and runs in this process; so does
-    everything on Windows, without limits.
+    A tokenizer class with its own method for this is code that the user trusts, and runs in this process; so does
+    every template on Windows. Neither has limits.
 
     Args:
         tokenizer: Must have a chat template unless `settings` has one.
@@ -404,7 +404,7 @@ def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **set
             reply = _renderer().render(messages=messages, settings=settings, day=_day, **limits)
     except DataError:
         raise
-    except Exception as error:  # of the template, or of values that JSON cannot hold
+    except Exception as error:  # raised by the template, or by values that JSON cannot represent
         reply = {"error": "rejected", "reason": error_text(error, limit=200)}
     if "length" in reply:
         raise RowError(
@@ -424,7 +424,7 @@ def _has_usual_method(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 class _Renderer:
-    """The process that renders; it is started when it is needed, and may have exited since."""
+    """The process that renders templates, started on demand; an idle one exits."""
 
     _NAME = "the chat template"
 
@@ -433,16 +433,16 @@ class _Renderer:
         self._lock = threading.Lock()
 
     def render(self, **arguments: Any) -> dict[str, Any]:
-        """The rendered text, or the reason why rendering failed.
+        """Render in the process; return the text, or the reason why rendering failed.
 
         Raises:
-            DataError: There was no reply in time, or the process ended.
+            DataError: The process ended, or did not reply in time.
         """
         request = Request.of(self._NAME, "render", **arguments)
         try:
             with self._lock:
                 if self._process is not None and self._process.is_running:
-                    # Perhaps it ends now, since it had nothing to do for too long; another one shows.
+                    # It may end right now because it was idle for too long; a new one then takes the request.
                     with suppress(WorkerEnded):
                         return self._reply(self._process, request)
                 self._process = WorkerProcess("kedge.models.template_worker", CallLog(None, self._NAME))
@@ -467,10 +467,10 @@ def _renderer() -> _Renderer:
 PromptForm: TypeAlias = Literal["conversation", "text", "tldr"]
 
 TLDR_ENDING = "\n\nTL;DR:"
-"""How the prompt of a post ends."""
+"""The end of a post's prompt."""
 
 NUM_READ = 20
-"""Prompts that the form is read off."""
+"""Number of prompts that determine the form."""
 
 
 def prompt_form(prompts: Iterable[str], *, template: str = "none") -> PromptForm:

@@ -30,15 +30,15 @@ _UNREAD = {
         ("a call of tools", "write the call into 'content', as the model is to write it"),
     ),
 }
-"""Fields of a message that hold more than its text, with what they hold and what to do."""
+"""Fields of a message that kedge does not read, with what they contain and a remedy."""
 _FOR_TEMPLATES = ("tools", "chat_template_kwargs")
-"""Columns that TRL gives to the chat template."""
+"""Columns that TRL passes to the chat template."""
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
 
 def check_fields(value: object) -> Fields:
-    """The row as named fields that can all be written as UTF-8 JSON.
+    """Check that a row has named fields that can all be written as UTF-8 JSON.
 
     Raises:
         RowError: The value is not a mapping, a name is not text, a text holds a lone surrogate, or a field nests too
@@ -55,7 +55,7 @@ def check_fields(value: object) -> Fields:
 
 
 def field_of(fields: Fields, name: str) -> Any:
-    """A required field.
+    """Return a required field.
 
     Raises:
         RowError: The field is missing or null.
@@ -72,7 +72,7 @@ def field_of(fields: Fields, name: str) -> Any:
 def is_given(fields: Fields, name: str) -> bool:
     """True if a row has a field that is not empty.
 
-    Rows of concatenated data sets hold null, or a blank text or an empty list, in the columns of the others.
+    In concatenated data sets, columns of the other sets are null, blank text or an empty list.
     """
     value = fields.get(name)
     return bool(value.strip()) if isinstance(value, str) else not is_missing(value) and value not in ([], ())
@@ -92,7 +92,7 @@ def text_of(value: object, name: str) -> str:
 
 
 def number_of(value: object, name: str) -> float:
-    """A finite number; of a text, such as a cell of a CSV file, the number that it writes.
+    """Check that a value is a finite number; text, such as a CSV cell, is parsed.
 
     Raises:
         RowError: The value is not a number, not finite, or beyond a float's range.
@@ -110,7 +110,7 @@ def number_of(value: object, name: str) -> float:
 
 
 def entries_of(value: object, name: str) -> Sequence[Any]:
-    """A list; of a text, such as a cell of a CSV file, the list that it writes as JSON.
+    """Check that a value is a list; text, such as a CSV cell, is parsed as JSON.
 
     Raises:
         RowError: The value is not a list.
@@ -124,7 +124,7 @@ def entries_of(value: object, name: str) -> Sequence[Any]:
 
 
 def decoded(value: object) -> object:
-    """The value of a text that is JSON; any other value, and any other text, unchanged."""
+    """Parse a text that is JSON; return any other text or value unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
@@ -139,13 +139,13 @@ def is_conversation(value: object) -> bool:
 
 
 def messages_of(value: object, name: str) -> Messages:
-    """A conversation: at least one message, each with `role` and `content`; other keys are ignored.
+    """Read a conversation: at least one message, each with `role` and `content`; other keys are ignored.
 
-    A single message counts as a conversation of one. ShareGPT's `from` and `value` are read as well, and so are
-    its roles, and contents in parts if all parts are text. An empty system message is left out.
+    A single message counts as a conversation. ShareGPT's `from`, `value` and roles are accepted, and so is content in
+    parts if all parts are text. An empty system message is dropped.
 
     Raises:
-        RowError: The value is not such a list, or holds more than texts, such as calls of tools or its reasoning apart.
+        RowError: The value is not such a list, or contains more than text, such as tool calls or separate reasoning.
     """
     entries = [value] if isinstance(value, Mapping) else entries_of(value, name)
     messages = [_message(entry, f"{name}[{index}]") for index, entry in enumerate(entries)]
@@ -156,31 +156,31 @@ def messages_of(value: object, name: str) -> Messages:
 
 
 def check_rendered(fields: Fields) -> None:
-    """Check that a row whose messages are rendered has no columns that a template should read beside them.
+    """Check that a row whose messages will be rendered has no columns meant for the template, such as `tools`.
 
     Raises:
-        RowError: It has one.
+        RowError: It has such a column.
     """
     for name in _FOR_TEMPLATES:
         value = decoded(fields.get(name))
         entries = value if isinstance(value, (list, tuple)) else [value]
-        if any(isinstance(entry, Mapping) and entry for entry in entries):  # not the names of tools, for a reward
+        if any(isinstance(entry, Mapping) and entry for entry in entries):  # tools named for a reward do not count
             remedy = "which kedge gives messages alone: write what it adds into the messages, and leave the column out"
             raise RowError(f"field {name!r} is for the chat template, {remedy}", f"rows with {name}")
 
 
 def _name_in(entry: Fields, ours: str, theirs: str) -> str:
-    """The name that a message uses: concatenated data sets hold null under the other one."""
+    """The key that a message uses; in concatenated data sets, the other one is null."""
     return theirs if theirs in entry and entry.get(ours) is None else ours
 
 
 def role_of(message: Fields) -> str | None:
-    """The role of a message under kedge's name; None for another one."""
+    """A message's role under kedge's name; None for an unknown role."""
     return _ROLES.get(str(message.get(_name_in(message, "role", "from"))).lower())
 
 
 def _message(entry: object, name: str) -> dict[str, str] | None:
-    """A message; None for an empty one of the system."""
+    """Read a message; None for an empty system message."""
     if not isinstance(entry, Mapping):
         raise RowError(f"field {name!r} is {_kind(entry)}, expected a message with 'role' and 'content'")
     speaker = _name_in(entry, "role", "from")
@@ -200,7 +200,7 @@ def _message(entry: object, name: str) -> dict[str, str] | None:
 
 
 def _joined(content: object, name: str) -> object:
-    """The text of a content in parts; other content unchanged."""
+    """Join content in parts to one text; return other content unchanged."""
     if not isinstance(content, (list, tuple)):
         return content
     texts = [part if isinstance(part, str) else _part_text(part, name) for part in content]
@@ -236,13 +236,13 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "prompts": ("completion", "summary", "output", *_COMPARED),
     "demonstrations": _COMPARED,
 }
-"""Columns that may be missing: references of prompts, and columns of comparisons, which other roles can read."""
+"""Columns that may be missing: references of prompts, and columns of comparisons, which other roles can read too."""
 
 MAY_BE_EMPTY = ("input", "system", "margin")
-"""Columns that may be empty in some rows, which a table then leaves out of these."""
+"""Columns that may be empty in some rows; tables drop empty cells from their rows."""
 
 _WHOLE = {"messages": ("prompt", "text", "completion"), "text": ("prompt", "messages", "completion")}
-"""Columns to ignore next to one that is the whole content of a row, if only that one was named."""
+"""Columns to ignore if the user named only this column, which holds the whole content of a row."""
 
 
 def columns_of(columns: Mapping[str, str], role: Role) -> dict[str, str]:
@@ -255,15 +255,15 @@ def columns_of(columns: Mapping[str, str], role: Role) -> dict[str, str]:
     read = "demonstrations" if role == "pretraining" else role
     names = (*_READ[read], *_OPTIONAL.get(read, ()))
     general = {ours: theirs for ours, theirs in columns.items() if ours in names}
-    if role == "prompts":  # and those of reward functions
+    if role == "prompts":  # also columns for reward functions
         data = {name for known in (*_READ.values(), *_OPTIONAL.values()) for name in known}
         general |= {ours: theirs for ours, theirs in columns.items() if "." not in ours and ours not in data}
-    own = {name.partition(".")[2]: theirs for name, theirs in columns.items() if name.startswith(f"{role}.")}
-    return {**general, **own}
+    specific = {name.partition(".")[2]: theirs for name, theirs in columns.items() if name.startswith(f"{role}.")}
+    return {**general, **specific}
 
 
 def rename_columns(fields: Fields, columns: Mapping[str, str]) -> dict[str, Any]:
-    """The row with its columns renamed; a column that it lacks stays missing, even if it has another of our name.
+    """Rename a row's columns; a named column that the row lacks stays missing, even if the row has one of our name.
 
     Args:
         fields: the row.
@@ -276,10 +276,10 @@ def rename_columns(fields: Fields, columns: Mapping[str, str]) -> dict[str, Any]
 
 
 def name_missing_columns(fields: Fields, columns: Mapping[str, str], role: Role, source: str) -> None:
-    """Refuse a source if a row of it, usually the first one, lacks a named column.
+    """Refuse a source if one of its rows, usually the first, lacks a named column.
 
     Raises:
-        DataError: Names the column and those that exist.
+        DataError: A column is missing; the message lists those that exist.
     """
     for ours, theirs in columns.items():
         if theirs not in fields and ours not in _OPTIONAL.get(role, ()):

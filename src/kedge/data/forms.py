@@ -38,15 +38,16 @@ _PAIRS = (
     ("conversation_a", "conversation_b", "winner", "model_a", "model_b"),
     ("response_a", "response_b", "winner", "model_a", "model_b"),
 )
-"""Two answers, the column that says which is better, and its values: LLMBar, AlpacaFarm, PKU-SafeRLHF, the Arena."""
+"""Columns of two answers, the column that says which is better, and its values for the first and the second answer:
+LLMBar, AlpacaFarm, PKU-SafeRLHF, Chatbot Arena."""
 
 _SCORES = ("fine-grained_score", "overall_score")
-"""UltraFeedback's scores of a completion: the mean of its ratings, and the critique's, which has known mistakes."""
+"""UltraFeedback's scores of a completion: the mean rating, and the critique's score, which has known mistakes."""
 
 _ANSWER_MARK = "\n\nAssistant:"
-"""Before each answer in the dialogues of hh-rlhf, which are plain text."""
+"""Precedes each answer in hh-rlhf's dialogues, which are plain text."""
 
-# The prompts of Stanford Alpaca, which models without a chat template are trained with.
+# Stanford Alpaca's prompts, for models without a chat template.
 _TASK = "Below is an instruction that describes a task"
 _REQUEST = "Write a response that appropriately completes the request."
 _ALONE = f"{_TASK}. {_REQUEST}\n\n### Instruction:\n{{instruction}}\n\n### Response:\n"
@@ -57,13 +58,13 @@ _WITH_INPUT = (
 
 
 def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase) -> Fields:
-    """The row in one of kedge's own forms; unchanged if it is in one already, or in none that is known.
+    """Convert a row to one of kedge's own forms; unchanged if it is in one already, or in no known form.
 
     - `conversations` (ShareGPT), with an optional `system`, become `messages`; next to `chosen`, the prompt;
     - two answers with a label become `chosen` and `rejected`; scored `responses` or `completions` (UltraFeedback),
       `responses` and `ranks`;
-    - a comparison that holds its prompt in another column, or in both answers, gets `prompt`, and as a demonstration
-      the better answer as its `completion`;
+    - a comparison with its prompt in another column, or at the start of both answers, gets `prompt`, and, as a
+      demonstration, the better answer as its `completion`;
     - `instruction`, `input` and `output` (Alpaca) become `prompt` and `completion`: a conversation if the tokenizer has
       a chat template, else the text that Alpaca trains with;
     - `question` and `answer` (GSM8K) likewise, without Alpaca's text;
@@ -101,7 +102,7 @@ def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase
 
 
 def _is_question(fields: Fields) -> bool:
-    """True if a row's `question` is all that is asked: it has no other prompt, no choices and no context."""
+    """True if a row's `question` is the whole prompt: there is no other prompt, and no choices or context."""
     others = {"prompt", "messages", "text", "completion", "choices", "options", "context"}
     return isinstance(fields.get("question"), str) and not fields.keys() & others
 
@@ -118,13 +119,13 @@ def is_comparison(fields: Fields) -> bool:
 
 
 def _conversation(value: Any) -> Any:
-    """A conversation that is written as JSON, as in a cell of a CSV file; any other value unchanged."""
+    """Parse a conversation written as JSON, as in a CSV cell; return any other value unchanged."""
     found = decoded(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
     return found if is_conversation(found) else value
 
 
 def _compared(fields: Fields) -> Fields:
-    """The row with `chosen` and `rejected`, or `responses` and `ranks`, if it holds them in another form."""
+    """Convert other forms of comparisons to `chosen` and `rejected`, or `responses` and `ranks`."""
     if fields.keys() & {"scores", "responses", "ranks", "chosen"} == {"scores", "responses"}:
         return {**fields, "ranks": [-number_of(each, "scores") for each in entries_of(fields["scores"], "scores")]}
     if fields.keys() & {"chosen", "rejected", "responses"}:
@@ -146,7 +147,7 @@ def _compared(fields: Fields) -> Fields:
 
 
 def _scores_of(fields: Fields) -> str | None:
-    """The name of the score that all `completions` have; None without such responses."""
+    """The name of a score that all `completions` have; None if there is none."""
     entries = fields.get("completions")
     if not isinstance(entries, (list, tuple)) or len(entries) < 2:
         return None
@@ -155,14 +156,14 @@ def _scores_of(fields: Fields) -> str | None:
 
 
 def _demonstrates(fields: Fields) -> bool:
-    """True if a comparison is a demonstration by its other columns."""
+    """True if a comparison's other columns make it a demonstration."""
     messages = fields.get("messages")
     ended = is_conversation(messages) and messages_of(messages, "messages")[-1]["role"] == "assistant"
     return ended or bool(fields.keys() & {"completion", "text", "output"})
 
 
 def ranked_answers(fields: Fields) -> tuple[Sequence[Any], list[float]]:
-    """The answers of a ranking and their ranks.
+    """Return a ranking's answers and their ranks.
 
     Raises:
         RowError: There is not one rank per answer.
@@ -184,7 +185,7 @@ def _better(fields: Fields) -> Any:
 
 
 def _with_prompt(fields: Fields, tokenizer: PreTrainedTokenizerBase, role: Role) -> Fields:
-    """A comparison with its prompt, taken from a column of another name or from both answers."""
+    """Give a comparison its prompt, from a column of another name or from the start of both answers."""
     if "prompt" in fields:
         # Some public data sets repeat the prompt as text next to the full conversations.
         is_repeated = isinstance(fields["prompt"], str) and _starts_with_question(fields.get("chosen"))
@@ -196,7 +197,7 @@ def _with_prompt(fields: Fields, tokenizer: PreTrainedTokenizerBase, role: Role)
         return {**fields, "prompt": _instruction(fields, tokenizer)}
     for name in ("question", "input"):
         if isinstance(fields.get(name), str):
-            # Without it, the common start of both answers would count as the prompt.
+            # Otherwise the common start of both answers would count as the prompt.
             return {**fields, "prompt": _asked(fields, fields[name], tokenizer)}
     if fields.keys() & {"chosen_input_ids", "input_ids_chosen", "chosen_ids"} and "chosen" not in fields:
         raise RowError("comparisons cannot be given as token ids; give the texts 'prompt', 'chosen' and 'rejected'")
@@ -208,7 +209,7 @@ def _starts_with_question(answer: object) -> bool:
 
 
 def _split(fields: Fields) -> Fields:
-    """A comparison with the prompt at the start of both answers: the common start, and the remainder of each."""
+    """Split a comparison without a prompt: the common start of both answers is the prompt, the rest are the answers."""
     chosen = fields["chosen"]
     rejected = fields["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str):
@@ -229,7 +230,7 @@ def _split(fields: Fields) -> Fields:
 def _shared_characters(first: str, second: str) -> int:
     """Length of the common start of two texts, cut back to its last whitespace so that answers start at a word.
 
-    In a dialogue it ends where the last answer starts, even if both answers start with the same words.
+    In an hh-rlhf dialogue, it ends where the last answer starts, even if both answers start with the same words.
     """
     count = num_shared(first, second)
     if (mark := first.rfind(_ANSWER_MARK, 0, count)) >= 0:
@@ -241,7 +242,7 @@ def _shared_characters(first: str, second: str) -> int:
 
 def _instruction(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> Any:
     instruction = text_of(field_of(fields, "instruction"), "instruction")
-    context = fields.get("context")  # in Dolly's rows; a list or an object elsewhere, for retrieval
+    context = fields.get("context")  # a text in Dolly's rows; elsewhere a list or an object, for retrieval
     given = fields.get("input", context if isinstance(context, str) else "")
     is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
     given = str(given) if is_number else text_of(given, "input").strip() if given else ""
@@ -252,7 +253,7 @@ def _instruction(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def _asked(fields: Fields, question: str, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """A question with its system message and earlier turns; a plain text if the tokenizer has no chat template."""
+    """Combine a question with its system message and earlier turns; without a chat template, return it as text."""
     if not tokenizer.chat_template:
         if fields.get("history") or _system(fields):
             raise RowError("the row is a conversation ('history' or 'system'), but the tokenizer has no chat template")
@@ -275,26 +276,26 @@ MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 
 
 def texts_of_ids(fields: Fields, role: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The row with `prompt`, `prompt` and `completion`, or `text` instead of `input_ids`.
+    """Replace a row's `input_ids` by texts: `prompt`, `prompt` and `completion`, or `text`.
 
-    Padding is left out where `attention_mask` is 0. `labels` (−100 on the prompt) or `completion_mask` (1 on the
-    completion) split prompt and completion; a prompt is the part before. A missing prefix (BOS) or EOS is added, as for
-    texts.
+    Padding is dropped where `attention_mask` is 0. `labels` (−100 on the prompt) or `completion_mask` (1 on the
+    completion) split prompt and completion; in the role of prompts, only the part before remains. A missing prefix
+    (BOS) or EOS is added, as for texts.
 
     Raises:
         RowError: The ids are not the tokenizer's, or their texts would be encoded to other ids.
     """
     if is_character_tokenizer(tokenizer):
         raise RowError(f"token ids need a model: {as_argument('--model')}")
-    given = [_token(entry, len(tokenizer)) for entry in entries_of(fields["input_ids"], "input_ids")]
-    read = _flags(fields, "attention_mask", len(given))
+    ids = [_token(entry, len(tokenizer)) for entry in entries_of(fields["input_ids"], "input_ids")]
+    read = _flags(fields, "attention_mask", len(ids))
     mask = next((name for name in ("labels", *MASKS) if name in fields), None)
-    flags = _flags(fields, mask, len(given)) if mask else [False] * len(given)
-    tokens = [token for token, used in zip(given, read, strict=True) if used]
+    flags = _flags(fields, mask, len(ids)) if mask else [False] * len(ids)
+    tokens = [token for token, used in zip(ids, read, strict=True) if used]
     trained = [flag for flag, used in zip(flags, read, strict=True) if used]
     prefix = encode_prompt(tokenizer, "")
     if tokens[: len(prefix)] == prefix:
-        # Encoding adds it again. SentencePiece would read a text that starts with it as a space and the text.
+        # Encoding adds the prefix again. Kept in the text, it would make SentencePiece insert a space after it.
         del tokens[: len(prefix)], trained[: len(prefix)]
     start = trained.index(True) if True in trained else None
     rest = {name: value for name, value in fields.items() if name not in ("input_ids", "attention_mask")}
@@ -325,7 +326,7 @@ def _token(entry: object, num_tokens: int) -> int:
 
 
 def _flags(fields: Fields, name: str, length: int) -> list[bool]:
-    """True where a mask or `labels` count a token; everywhere without the field."""
+    """True where a mask or `labels` count a token; True everywhere without the field."""
     entries = entries_of(fields.get(name, [True] * length), name)
     if len(entries) != length:
         raise RowError(f"field {name!r} has {len(entries)} entries, 'input_ids' has {length}")

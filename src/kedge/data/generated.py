@@ -1,6 +1,6 @@
-"""Prompts that are generated: `reasoning-gym:NAME,size=…,seed=…` has the rows of a task of the package reasoning-gym.
+"""Generated prompts: `reasoning-gym:NAME,size=…,seed=…` stands for the rows of a reasoning-gym task.
 
-Each row has its `question`, its `answer`, and an `entry` by which the verifier finds it again.
+Each row has a `question`, an `answer`, and an `entry` by which the verifier finds it again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from kedge_base.generated import open_entry, open_task
 
 
 def generated_rows(source: str) -> Iterator[dict[str, str]]:
-    """The rows of a generated source, in order; errors as of `open_task`."""
+    """Yield the rows of a generated source, in order; raises the errors of `open_task`."""
     task = open_task(source)
     for index in range(len(task)):
         entry = open_entry(source, index)

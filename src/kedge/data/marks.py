@@ -1,4 +1,4 @@
-"""Marks that exclude an answer from what is learned: flags of a message, and columns that judge a row's answer."""
+"""Marks that exclude an answer from training: flags of a message, and columns that judge a row's answer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LEARNED = re.compile(
     r"success(ful)?|solved|resolved|helpful(ness)?|harmless(ness)?|safe|ok|keep|usable|liked?|upvoted?)|"
     r"(\w+_)?(score|rating|reward|quality|grade|accuracy|pass_rate|correctness|verdict|judge?ment|feedback)"
 )
-"""Names of marks that are above 0 for an answer to learn."""
+"""Names of marks that are positive for an answer to learn."""
 _EXCLUDED = re.compile(
     r"(is_)?(masked|undesirable|rejected|bad|wrong|incorrect|invalid|toxic|harmful|unsafe|disliked?|failed|spam|deleted)|thumbs?_down"
 )
 """Names of marks that are 0 for an answer to learn."""
 _MEASURED = re.compile(r"\w+_(score|reward)")
-"""Names of numbers of which low ones are good, as of toxicity, or usual, as of a reward model."""
+"""Names of numbers that may be low for a good answer, such as toxicity or a reward model's score."""
 _BAD = re.compile(
     r"(un|not[ _]?)(desirable|acceptable|safe)|(in|not[ _])correct|bad|poor|wrong|negative|reject(ed)?|fail(ed|ure)?|"
     r"disliked?|(thumbs?[ _]?)?down(voted?)?"
@@ -31,7 +31,7 @@ _LIKE_A_FLAG = re.compile(r"(?i)(^|_)(weight|loss|learn|train|mask|ignore|exclud
 
 
 def excluded_answers(fields: Fields) -> set[int]:
-    """The assistant's messages that are not to be learned, by their place from the end: −1 is the last message.
+    """Find the assistant's messages that must not be learned, as negative indices: −1 is the last message.
 
     Args:
         fields: A demonstration before its form is changed.
@@ -52,7 +52,7 @@ def excluded_answers(fields: Fields) -> set[int]:
 def _is_excluded(message: Fields, place: str) -> bool:
     """True for an answer that its flags exclude."""
     is_answer = role_of(message) == "assistant"
-    # A number under another name, such as `label`, may be the class of a turn.
+    # A number under any other name, such as `label`, may be the turn's class.
     flags = [key for key, value in message.items() if isinstance(value, (bool, str)) or _LIKE_A_FLAG.search(key)]
     marks = {key: _mark(key, message[key]) for key in flags}
     for key, mark in marks.items():
@@ -67,17 +67,17 @@ def _is_excluded(message: Fields, place: str) -> bool:
 
 
 def check_judged(fields: Fields, answer: object) -> set[str]:
-    """Check that no column beside an answer to learn says that it is a bad one, as KTO's `label` does.
+    """Check that no column marks an answer to learn as bad, as KTO's `label` can.
 
     Args:
         fields: A demonstration.
         answer: Its answer; a column that repeats it does not judge it.
 
     Returns:
-        The columns with a number that leaves open whether the answer is good.
+        The columns with a number that does not tell whether the answer is good.
 
     Raises:
-        RowError: A column says so.
+        RowError: A column marks the answer as bad.
     """
     columns = [key for key in fields if is_given(fields, key) and str(fields[key]).strip() != str(answer).strip()]
     marks = {key: _mark(key, fields[key]) for key in columns if key not in MASKS or "input_ids" not in fields}
@@ -91,10 +91,10 @@ def check_judged(fields: Fields, answer: object) -> set[str]:
     return {key for key, mark in marks.items() if mark not in (None, True)}
 
 
-def _mark(key: str, given: object) -> bool | float | None:
-    """True for an answer to learn, False for one to exclude, another number if it may be either; else None."""
+def _mark(key: str, entry: object) -> bool | float | None:
+    """Interpret a mark: True to learn the answer, False to exclude it, another number if unclear, None if no mark."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", key).lower()  # `trainOnTurn` as `train_on_turn`
-    value: Any = decoded(given.strip().lower()) if isinstance(given, str) else given
+    value: Any = decoded(entry.strip().lower()) if isinstance(entry, str) else entry
     if isinstance(value, list):
         value = all(value)
     elif isinstance(value, str) and _BAD.fullmatch(value):
@@ -102,7 +102,7 @@ def _mark(key: str, given: object) -> bool | float | None:
     if not isinstance(value, (int, float)):
         return None
     if _MEASURED.fullmatch(name):
-        return value + 0  # also of a boolean
+        return value + 0  # turns a boolean into a number
     if _EXCLUDED.fullmatch(name):
         return not value if value in (0, 1) else value
     return (value > 0 if value <= 0 or value == 1 else value) if _LEARNED.fullmatch(name) else None

@@ -54,7 +54,7 @@ class Post(NamedTuple):
 _NOTHING_LEFT = "nothing to learn: the answers are excluded by their flags, or by the chat template's generation marks"
 
 Turn: TypeAlias = "str | Messages | Post"
-"""A part of a row: a plain text, one or several messages, or a post."""
+"""Part of a row: plain text, one or several messages, or a post."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ReadingOptions:
         columns: names of columns, ours → theirs; see `columns_of`.
         train_on: the assistant's messages that a demonstration teaches: all of them, or the last one.
         cuts: collects what was cut to fit.
-        grades: collects the columns that judge answers by a number, which nothing reads.
+        grades: collects columns with numbers that may judge answers; nothing else reads these columns.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -176,10 +176,10 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
 
 
 def _read(value: object, name: str, role: Role, options: ReadingOptions) -> tuple[Fields, Fields]:
-    """A row under kedge's names, as it is and in one of kedge's forms.
+    """Return a row under kedge's names, both as it is and converted to one of kedge's forms.
 
-    A bare text becomes the field `name`, and a bare conversation `messages`. Missing values, which rows of concatenated
-    data sets have in the columns of the others, do not count as fields; reward functions may still take them.
+    A bare text becomes the field `name`, and a bare conversation `messages`. Missing values, as in concatenated data
+    sets, do not count as fields, but stay in the row for reward functions.
     """
     columns = columns_of(options.columns, role)
     is_text = bool(name) and isinstance(value, str)
@@ -190,24 +190,24 @@ def _read(value: object, name: str, role: Role, options: ReadingOptions) -> tupl
         fields = rename_columns(fields, columns)
     if options.template == "tldr":
         return fields, fields
-    given = standard_form(
+    standard = standard_form(
         {key: value for key, value in fields.items() if is_given(fields, key)}, role, options.tokenizer
     )
-    if "system" in columns and "system" in given:
-        given = _with_system(given, options)
-    elif isinstance(given.get("system"), str):
-        given = _with_system(given, options, is_named=False)
-    if any(is_conversation(given.get(name)) for name in ("messages", "prompt")):
-        check_rendered(given)
-    rest = {key: value for key, value in fields.items() if not is_given(fields, key) and key not in given}
-    return fields, {**rest, **given}
+    if "system" in columns and "system" in standard:
+        standard = _with_system(standard, options)
+    elif isinstance(standard.get("system"), str):
+        standard = _with_system(standard, options, is_named=False)
+    if any(is_conversation(standard.get(name)) for name in ("messages", "prompt")):
+        check_rendered(standard)
+    rest = {key: value for key, value in fields.items() if not is_given(fields, key) and key not in standard}
+    return fields, {**rest, **standard}
 
 
 def _with_system(fields: Fields, options: ReadingOptions, *, is_named: bool = True) -> Fields:
-    """The row with its `system` as the first message of its conversation.
+    """Put a row's `system` in front of its conversation, as the first message.
 
     Raises:
-        RowError: The column was named, and the row is plain text, or starts with another message of the system.
+        RowError: The column was named, and the row is plain text, or starts with a different system message.
     """
     system: Messages = [{"role": "system", "content": text_of(fields["system"], "system")}]
     conversations: dict[str, Messages] = {}
@@ -232,19 +232,19 @@ def _with_system(fields: Fields, options: ReadingOptions, *, is_named: bool = Tr
 
 
 def _prompt(fields: Fields, name: str, options: ReadingOptions) -> Turn:
-    """The prompt to sample responses to: plain text, or a conversation without its final answer."""
+    """Read the prompt to sample responses to: plain text, or a conversation without its final answer."""
     prompt = _conversation_or_text(fields, name, options)
     if isinstance(prompt, str) and name != "messages":
         prompt = text_of(prompt, name)
         if options.tokenizer.chat_template and _has_conversation(fields):
-            return _as_messages(prompt, name, "user")  # as in training on these answers
+            return _as_messages(prompt, name, "user")  # as when training on these answers
         return prompt
     messages = messages_of(prompt, name)
     return _without_answer(messages) if name == "messages" else messages
 
 
 def _conversation_beside(prompt: Turn, fields: Fields) -> Messages:
-    """The `messages` next to a plain-text prompt, up to the answer: reward models render them with the response."""
+    """Read `messages` next to a plain-text prompt, up to the answer; reward models render them with the response."""
     conversation = messages_of(fields["messages"], "messages")
     return _up_to_question(conversation, prompt) or _without_answer(conversation)
 
@@ -254,7 +254,7 @@ def _without_answer(messages: Messages) -> Messages:
 
 
 def _up_to_question(conversation: Messages, question: object) -> Messages:
-    """The conversation up to its first question, if that is the given text; else nothing."""
+    """Cut a conversation after its first question, if that is the given text; else return no messages."""
     asked = next((index for index, message in enumerate(conversation) if message["role"] == "user"), None)
     if asked is None or conversation[asked]["content"] != question:
         return []
@@ -262,10 +262,9 @@ def _up_to_question(conversation: Messages, question: object) -> Messages:
 
 
 def _conversation_or_text(fields: Fields, name: str, options: ReadingOptions) -> Any:
-    """A prompt, or the conversation of the row's `messages` that its text repeats.
+    """Return a prompt, or the conversation in `messages` that its text repeats.
 
-    It repeats the first question, as in UltraChat, or is the rendering of all messages, as in the rows that kedge
-    writes.
+    The text may repeat the first question, as in UltraChat, or render all messages, as in rows that kedge writes.
     """
     prompt = field_of(fields, name)
     messages = fields.get("messages")
@@ -279,7 +278,7 @@ def _conversation_or_text(fields: Fields, name: str, options: ReadingOptions) ->
 
 
 def _has_conversation(fields: Fields) -> bool:
-    """True if an answer of the row is a conversation: its prompt is then read as one."""
+    """True if an answer in the row is a conversation; the prompt is then read as one, too."""
     responses = fields.get("responses")
     answers = [fields.get(name) for name in ("completion", "chosen", "rejected")]
     answers += responses if isinstance(responses, (list, tuple)) else []
@@ -302,15 +301,15 @@ def _ranking(fields: Fields, options: ReadingOptions) -> Ranking:
 def _prompt_and_answers(
     fields: Fields, given: Mapping[str, Any], options: ReadingOptions, *, cuts_answers: bool = False
 ) -> tuple[str, ...]:
-    """The texts of a row: the prompt, followed by the answers.
+    """Render a row's prompt and answers to texts that fit.
 
-    Each may be a conversation, and all answers share one cut prompt.
+    Each may be a conversation; all answers share one prompt, cut if necessary.
 
     Args:
         fields: the row.
         given: the answers' fields by name, unchecked.
         options: how rows are parsed.
-        cuts_answers: cut answers as well as prompts, if `options.truncate` allows it; False for answers to learn.
+        cuts_answers: also cut answers, if `options.truncate` allows it; False for answers to learn.
 
     Raises:
         RowError: A part is missing, empty, of the wrong type or too long.
@@ -332,7 +331,7 @@ def _prompt_and_answers(
 def _fitted(
     prompt: Turn, answers: Mapping[str, str | Messages], options: ReadingOptions, *, cuts_answers: bool = False
 ) -> tuple[str, ...]:
-    """Prompt and answers as texts that fit."""
+    """Cut prompt and answers to the limits, and render them."""
     prompt = bare(options.tokenizer, prompt) if isinstance(prompt, list) else prompt
     answers = {name: bare(options.tokenizer, answer) for name, answer in answers.items()}
     texts = _rendered(prompt, answers, options)
@@ -348,13 +347,13 @@ def _fitted(
 def _conversation_to_learn(
     messages: Messages, first: int, name: str, excluded: Collection[int], options: ReadingOptions
 ) -> Demonstration:
-    """A conversation as a demonstration of its assistant's messages.
+    """Make a conversation a demonstration of its assistant's messages.
 
     Args:
         messages: the conversation.
-        first: number of messages that belong to the prompt in any case, at least 1.
-        name: the field that holds its end.
-        excluded: answers that are not learned, by their place from the end.
+        first: number of messages that always belong to the prompt, at least 1.
+        name: the field with the end of the conversation.
+        excluded: answers that are not learned, as negative indices.
         options: how rows are parsed.
 
     Raises:
@@ -372,7 +371,7 @@ def _conversation_to_learn(
     learned = generated_answers(options.tokenizer, messages, kept)
     if not learned:
         raise RowError(_NOTHING_LEFT)
-    messages = messages[: learned[-1] + 1]  # nothing after it changes what is learned
+    messages = messages[: learned[-1] + 1]  # drop what follows the last learned answer: it changes nothing
     last = {name: messages[-1:]}
     if len(learned) == 1 and messages[-2]["role"] != "assistant":  # which the last one would continue
         prompt, completion = _fitted(messages[:-1], last, options)
@@ -391,7 +390,7 @@ def _conversation_to_learn(
 
 
 def _whole(record: Demonstration, name: str, kind: str, options: ReadingOptions) -> Demonstration:
-    """A demonstration, after its length as a whole has been checked."""
+    """Check the total length of a demonstration, and return it."""
 
     def encode(tokenizer: PreTrainedTokenizerBase, completion: str) -> list[int]:
         example = encode_example(tokenizer, record.prompt, completion, read=record.read)
@@ -420,7 +419,7 @@ def _rendered(prompt: Turn, answers: Mapping[str, str | Messages], options: Read
 
 
 def _cut(prompt: Turn, answers: Mapping[str, str], options: ReadingOptions) -> str | Messages:
-    """A prompt, cut to what its answers leave: a post always, any other if `options.truncate` allows it."""
+    """Cut a prompt to the room that its answers leave: a post always, any other prompt if `options.truncate` allows."""
     budget = _prompt_budget(answers, options)
     whole = prompt
     if isinstance(prompt, Post):
@@ -444,7 +443,7 @@ def _without_ends(
     max_length: int,
     options: ReadingOptions,
 ) -> dict[str, str | Messages]:
-    """Answers without their end, where it leaves the prompt less than half of `max_length` and less than it needs.
+    """Cut the ends of answers that leave the prompt less than half of `max_length` and less than it needs.
 
     Raises:
         RowError: Two answers differ only where they are cut.
@@ -465,7 +464,7 @@ def _without_ends(
         if isinstance(answer, str):
             kept[name] = text
         else:
-            # The end that the template writes stays: the answer loses as many characters as its rendering.
+            # The template's closing must stay, so shorten the content by as many characters as its rendering.
             *before, last = answer
             shorter = text_of(last["content"][: len(text) - len(texts[name])], name)
             kept[name] = [*before, {**last, "content": shorter}]
@@ -477,7 +476,7 @@ def _without_ends(
 
 
 def _as_messages(value: object, name: str, role: str) -> Messages:
-    """A conversation; a plain text among conversations becomes one message with the given role."""
+    """Read a conversation; plain text becomes a single message with the given role."""
     return [{"role": role, "content": text_of(value, name)}] if isinstance(value, str) else messages_of(value, name)
 
 
@@ -486,7 +485,7 @@ def _post(fields: Fields) -> Post:
 
 
 def _checked_lengths(prompt: str, answers: Mapping[str, str], options: ReadingOptions) -> tuple[str, ...]:
-    """The texts, after their lengths have been checked against the limits."""
+    """Check prompt and answers against the length limits, and return them."""
     longest = options.max_length
     longest_prompt = options.max_prompt_tokens
     limits = [limit for limit in (longest, longest_prompt) if limit is not None]
@@ -499,17 +498,17 @@ def _checked_lengths(prompt: str, answers: Mapping[str, str], options: ReadingOp
     for name, answer in answers.items():
         if longest is None:
             break
-        own = num_tokens(options.tokenizer, answer, longest, encode_completion)
-        if length + own > longest:
-            kind = f"{'answer alone' if own >= longest else 'prompt and answer'} longer than max_length"
-            raise too_long(f"prompt and {name!r} are", prompt + answer, length + own, longest, kind)
+        answer_length = num_tokens(options.tokenizer, answer, longest, encode_completion)
+        if length + answer_length > longest:
+            kind = f"{'answer alone' if answer_length >= longest else 'prompt and answer'} longer than max_length"
+            raise too_long(f"prompt and {name!r} are", prompt + answer, length + answer_length, longest, kind)
     return (prompt, *answers.values())
 
 
 def _prompt_budget(answers: Mapping[str, str], options: ReadingOptions) -> int | None:
-    """The most tokens that a prompt may have next to the longest of its answers; None for no limit.
+    """The most tokens that a prompt may have beside its longest answer; None for no limit.
 
-    An answer that leaves no token for any prompt is refused later.
+    An answer that leaves no room for any prompt is refused later.
     """
     longest = options.max_length
     limits = [options.max_prompt_tokens]

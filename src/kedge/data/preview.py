@@ -31,7 +31,7 @@ class Preview:
         usage: rows, and the number dropped for each reason.
         columns: columns of the first row, each with the kind of its value.
         lengths: length of each part of every usable row, by the part's name, and of whole rows as `row`.
-        examples: the first usable rows, in parts.
+        examples: the first usable rows, split into parts.
         unit: the unit of lengths: `tokens`, or `characters` without a model.
     """
 
@@ -98,10 +98,10 @@ def histogram(values: Sequence[int]) -> str:
 
 
 LONGEST_PART = 200
-"""Tokens at each end of a part that are decoded for display."""
+"""Tokens to decode for display at each end of a long part."""
 
 CONTEXT = 16
-"""Tokens before a part that are decoded with it: SentencePiece drops the space of a first token."""
+"""Preceding tokens that are decoded together with a part, since SentencePiece drops the space of a first token."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Part:
         name: `prompt`, `completion`, `chosen`, …
         use: the stage's use of it: `read`, `trained on`, `scored`, `continued by the policy`.
         length: its tokens, special tokens included.
-        pieces: the text of each token; of a very long part those at both ends.
+        pieces: the text of each token; for a very long part, only of tokens at both ends.
     """
 
     name: str
@@ -129,7 +129,7 @@ def parts_of(
     Args:
         record: the record.
         tokenizer: the model's.
-        display: decode the pieces; False if only lengths are needed.
+        display: also decode the pieces; False if only lengths are needed.
     """
 
     def part(name: str, use: str, ids: Sequence[int], before: Sequence[int] = ()) -> Part:
@@ -160,7 +160,7 @@ def parts_of(
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], before: Sequence[int]) -> tuple[str, ...]:
-    """The text of each token, in the context of those before it; of a long part only both ends."""
+    """Decode each token in the context of those before it; of a long part, only both ends."""
     if len(ids) > 2 * LONGEST_PART:
         head = ids[:LONGEST_PART]
         tail = ids[-LONGEST_PART:]
@@ -170,7 +170,7 @@ def _pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], before: Sequ
 
 
 def example_lines(parts: Sequence[Part], *, width: int, num_lines: int = 1, separator: str = "|") -> list[str]:
-    """Each part: name, length, use, and the text of its tokens.
+    """Format each part: name, length, use, and the text of its tokens.
 
     Args:
         parts: the parts.
@@ -196,7 +196,7 @@ def _shortened(text: str, most: int) -> str:
 
 
 MOST_NAMED = 3
-"""Sources named in the line."""
+"""Most sources that the line names."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class DataUsage:
 
     @property
     def public_line(self) -> str:
-        """The line with the last part of each local path, which tells a stranger nothing about the machine."""
+        """The line with only the last part of each local path, so that it reveals nothing about the machine."""
         return self._line([os.path.basename(name.rstrip("/")) if _is_path(name) else name for name in self.sources])
 
     def as_json(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def room_for_prompt(context_lengths: Mapping[str, int | None], max_new_tokens: i
     """Tokens that the shortest context leaves for a prompt; None for no limit.
 
     Args:
-        context_lengths: The lengths by what the models are called.
+        context_lengths: The context length of each model, by the model's name in messages.
         max_new_tokens: Tokens of a response.
 
     Raises:
@@ -38,7 +38,7 @@ def room_for_prompt(context_lengths: Mapping[str, int | None], max_new_tokens: i
 
 
 def difficulties(prompts: Sequence[Prompt], column: str) -> list[float]:
-    """The numbers in a column.
+    """Read the numbers in a column of the prompts.
 
     Raises:
         DataError: A prompt has no finite number there.
@@ -56,19 +56,19 @@ def difficulties(prompts: Sequence[Prompt], column: str) -> list[float]:
 
 
 LEAST_WEIGHT = 0.25
-"""Of a prompt whose responses all scored the same, in average prompts: it is tried again every few passes."""
+"""Weight of a prompt whose responses all scored the same, relative to the average: it is retried every few passes."""
 
 
 class PromptStream:
     """An endless stream of prompts, reshuffled on every pass.
 
-    A pass visits every prompt once. On several ranks each draws the same prompts, those of the whole batch.
+    A pass visits every prompt once. With several ranks, each draws the prompts of the whole batch.
 
-    With a curriculum the first pass goes from the lowest value of a column to the highest, equal ones shuffled; the
-    later passes, which have seen every level, are shuffled.
+    With a curriculum, the first pass goes from the lowest value of a column to the highest, with ties shuffled; later
+    passes are shuffled, since every level has been seen.
 
-    By the scores of the latest responses, a prompt is left out of the next passes or drawn more or less often in
-    them; see `note`.
+    Depending on the scores of its latest responses, a prompt can be skipped in the next passes, or drawn more or less
+    often; see `note`.
 
     Source: spec §2.6. Draws by spread: VCRL (arXiv 2509.19803) §3 takes the variance of a group's scores, at most where
     half of the responses are right, as what a prompt has to teach.
@@ -91,7 +91,7 @@ class PromptStream:
             seed: seed of the shuffles.
             curriculum: column with the difficulty of a prompt, a number; None shuffles the first pass as well.
             mixture: shares of several sources; None for one pass over all prompts after the other.
-            rest: passes that a prompt without spread is left out of.
+            rest: number of passes that skip a prompt without spread.
             by_spread: from the second pass on, draw prompts in proportion to their spread.
 
         Raises:
@@ -117,13 +117,13 @@ class PromptStream:
         return [self._prompts[self._advance()] for _ in range(num_prompts)]
 
     def note(self, prompts: Sequence[Prompt], spreads: Sequence[float]) -> float:
-        """Take note of the spread of responses; returns the share of all prompts that the next pass leaves out.
+        """Record the spread of responses' scores; return the share of all prompts that the next pass skips.
 
-        Prompts without spread rest. A pass that would be empty has all prompts.
+        Prompts without spread are skipped for some passes. A pass that would be empty uses all prompts.
 
         Args:
             prompts: drawn from this stream.
-            spreads: the variance of the scores of each one's responses, 0 if they are all the same.
+            spreads: the variance of the scores of each prompt's responses; 0 if they are all the same.
         """
         drawn = dict(zip(map(id, prompts), spreads, strict=True))
         found = {row: drawn[id(prompt)] for row, prompt in enumerate(self._prompts) if id(prompt) in drawn}
@@ -134,7 +134,7 @@ class PromptStream:
         return sum(self._rests(row, self._epoch + 1) for row in self._rested) / len(self._prompts)
 
     def _put_to_rest(self, spreads: Mapping[int, float]) -> None:
-        """Let rows without spread rest after the pass that they were drawn in, perhaps the last; wake the others."""
+        """Put rows without spread to rest from the pass after the one that drew them, maybe this one; wake others."""
         for row, spread in spreads.items():
             if spread:
                 self._rested.pop(row, None)
@@ -146,7 +146,7 @@ class PromptStream:
         self._order[self._position :] = [row for row in coming if row not in now]
 
     def state_dict(self) -> dict[str, Any]:
-        """The stream's position and what it noted of prompts, as plain numbers."""
+        """The stream's position and its records of prompts, as plain numbers."""
         rested: dict[str, Any] = {}
         if self._by_spread:
             rested = {"spreads": [list(each) for each in self._spreads.items()], "order": list(self._order)}
@@ -155,10 +155,10 @@ class PromptStream:
         return {"epoch": self._epoch, "position": self._position, "num_prompts": len(self._prompts), **rested}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`.
+        """Continue from a `state_dict`.
 
         Raises:
-            DataError: It was taken with another number of prompts.
+            DataError: The state is from a run with another number of prompts.
         """
         if state["num_prompts"] != len(self._prompts):
             raise DataError(
@@ -187,7 +187,7 @@ class PromptStream:
         return row
 
     def _rests(self, row: int, epoch: int) -> bool:
-        """True if a pass leaves a prompt out: one of those after the pass in which it was put to rest."""
+        """True if a pass skips a prompt: for some passes after the one in which it was put to rest."""
         rested = self._rested.get(row)
         return rested is not None and rested < epoch <= rested + self._passes
 
@@ -205,9 +205,9 @@ class PromptStream:
         return order if levels is None or self._epoch > 0 else sorted(order, key=levels.__getitem__)
 
     def _by_weight(self, order: list[int]) -> list[int]:
-        """As many rows, each as often as its weight says, rounded up or down at random (systematic resampling).
+        """Draw the same number of rows in proportion to their weights, by systematic resampling.
 
-        The weight is the spread over the mean of the known ones, at least LEAST_WEIGHT; 1 for a prompt without.
+        The weight is the spread relative to the mean known spread, at least LEAST_WEIGHT; 1 if the spread is unknown.
         """
         draw = random.Random(f"spread {self._seed} {self._epoch}")
         mean = fmean(self._spreads.values())
@@ -218,7 +218,7 @@ class PromptStream:
         for row, weight in zip(order, weights, strict=True):
             reached += weight * scale
             drawn += [row] * (int(reached) - len(drawn))
-        drawn += order[-1:] * (len(order) - len(drawn))  # what rounding took
+        drawn += order[-1:] * (len(order) - len(drawn))  # make up for rounding errors
         draw.shuffle(drawn)
         return drawn[: len(order)]
 
@@ -242,7 +242,7 @@ class Mixture:
     seed: int
 
     def order(self, epoch: int) -> list[int]:
-        """The records of a pass, counted from 0, as indices. Depends on the seed and the pass only."""
+        """The indices of the records in a pass, passes counted from 0. Depends only on the seed and the pass."""
         order = [
             row
             for source, count in enumerate(self.counts)
@@ -265,7 +265,7 @@ class Mixture:
         return counts
 
     def _stretch(self, source: int, *, start: int, count: int) -> list[int]:
-        """A stretch of the endless stream of a source's shuffled passes."""
+        """Take a stretch from the endless stream of a source's shuffled passes."""
         rows = [row for row, origin in enumerate(self.origins) if origin == source]
         drawn: list[int] = []
         while len(drawn) < count:
@@ -286,7 +286,7 @@ class Split(Generic[RecordT]):
         train: Records to train on.
         eval: Records held out.
         train_rows: Positions of the training records among all.
-        by_prompt: The two share no prompt; False if all records have the same one.
+        by_prompt: The two share no prompt; False if all records have the same prompt.
     """
 
     train: list[RecordT]
@@ -332,18 +332,18 @@ def split_eval(records: Sequence[RecordT], fraction: float, seed: int) -> Split[
 def _drawn(counts: Mapping[str, int], wanted: float, seed: int) -> set[str]:
     order = list(counts)
     random.Random(f"evaluation {seed}").shuffle(order)
-    held: set[str] = set()
+    held_out: set[str] = set()
     num_records = 0
     for key in order[:-1]:
-        if held and num_records >= wanted:
+        if held_out and num_records >= wanted:
             break
-        held.add(key)
+        held_out.add(key)
         num_records += counts[key]
-    return held
+    return held_out
 
 
 def _prompt(record: Demonstration | Prompt | Comparison | Ranking) -> str:
     if isinstance(record, Prompt):
         return record.text
-    # Plain texts have no prompt; equal texts must be in the same part as well.
+    # Plain texts have no prompt; equal texts must end up in the same part, too.
     return record.completion if isinstance(record, Demonstration) and not record.prompt else record.prompt

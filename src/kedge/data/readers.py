@@ -35,7 +35,7 @@ def read_rows(
 
     Args:
         source: files, folders, hub ids or rows: see `rows_of`.
-        role: the role that the rows are read in: its parser, such as `parse_prompt`, names the forms of a row.
+        role: the role of the rows; its parser, such as `parse_prompt`, documents the forms of a row.
         max_rejected_fraction: share of unusable rows above which reading fails, 0 to 1.
         rejected_to: the `rejected.jsonl` that unusable rows are appended to, even if reading then fails.
         settings: the fields of `ReadingOptions`.
@@ -81,8 +81,8 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
         num_rows: rows to read; None for all.
 
     Raises:
-        DataError: A source cannot be read, its first row lacks a named column (or all rows, one of `MAY_BE_EMPTY`), or
-            a row is a conversation and the tokenizer has no chat template.
+        DataError: A source cannot be read; its first row lacks a named column, or all rows lack one of `MAY_BE_EMPTY`;
+            or a row is a conversation and the tokenizer has no chat template.
     """
     records: list[Any] = []
     rejected: list[Rejection] = []

@@ -71,8 +71,8 @@ class Prompt:
     Attributes:
         text: the text that the policy continues.
         columns: the row's other fields, passed to reward functions.
-        absent: names among them that the row lacks, which are None for the sake of the other rows.
-        place: its file and line, or row.
+        absent: names of columns that only other rows have, and that are None in this one.
+        place: its file and line, or its row.
     """
 
     text: str
@@ -88,11 +88,11 @@ class Prompt:
 
 
 _DEEPEST = 16
-"""Levels of a value that are searched for arrays: in contents of messages they are four levels deep."""
+"""Depth to which a value is searched for arrays; in the contents of messages, they are four levels deep."""
 
 
 def table_rows(data: Any, name: str) -> Iterable[Any]:
-    """The rows of a table that was passed from Python; any other iterable is its own rows.
+    """Return the rows of a table passed from Python; any other iterable is returned as it is.
 
     Args:
         data: a list of rows, a `Dataset`, an `IterableDataset`, a `DatasetDict` (its split `train`, or its only one) or
@@ -122,9 +122,9 @@ def table_rows(data: Any, name: str) -> Iterable[Any]:
 
 
 def plain_value(value: Any, deepest: int = _DEEPEST) -> Any:
-    """A value with its arrays and tensors as lists, and their scalars as numbers.
+    """Convert arrays and tensors in a value to lists, and their scalars to numbers.
 
-    Rows of a DataFrame that was read from Parquet hold lists as arrays, and so do formatted data sets.
+    DataFrames read from Parquet, and formatted data sets, store lists as arrays.
     """
     if not deepest:
         return value
@@ -146,7 +146,7 @@ def is_missing(value: object) -> bool:
 
 _PARQUET_BATCH = 256
 
-# Equal rows take almost no space in a columnar file; a row count beyond this is implausible.
+# Equal rows take almost no space in a columnar file, but more rows per byte than this are implausible.
 _MOST_ROWS_PER_BYTE = 100
 _ANY_FILES_ROWS = 1_000_000
 # A text that all rows share is stored once. Compression makes real texts five to ten times shorter.
@@ -235,7 +235,7 @@ def _parquet_values(path: Path) -> Iterator[Any]:
 
 
 def _decoded_size(column: Any) -> int:
-    """Bytes of a column's values, each counted as often as it occurs."""
+    """Bytes of a column's values, counting repeated values each time."""
     return (column.dictionary_decode() if hasattr(column, "dictionary_decode") else column).nbytes
 
 
@@ -250,7 +250,7 @@ def check_row_count(name: str, *, num_rows: int, num_bytes: int) -> None:
 
 
 def listed_rows(values: Iterable[Any], source: str = "list", kind: str = "") -> Iterator[Row]:
-    """The entries of a list or any other iterable as rows.
+    """Yield the entries of a list or any other iterable as rows.
 
     Args:
         values: the entries.
@@ -342,7 +342,7 @@ def write_rejections(path: Path, rejections: Sequence[Rejection]) -> None:
 
 
 def hint_of(kind: str) -> str:
-    """Hint at the setting that may make the rows with the most common reason usable."""
+    """A hint at the setting that may make rows rejected for this reason usable."""
     if missing := re.fullmatch(r"field '(?!role'|content'|from'|value')(\w+)' is missing", kind):
         return f"; data.columns.{missing[1]}=… names a column that holds it"
     if limit := re.search(r"(.*) longer than (max_\w+)=\d+$", kind):

@@ -23,14 +23,14 @@ _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     **{".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows, ".parquet": parquet_rows},
     **{".csv": csv_rows, ".tsv": csv_rows},
 }
-# Without .json: in a folder of data files, .json files hold metadata, and .csv files may.
+# Not .json, which holds metadata in a folder of data files; .csv, which may, is the second choice.
 _FOLDER_FORMATS = ((".jsonl", ".ndjson", ".parquet"), (".csv", ".tsv"))
 _SAVED_DATASET_FILES = ("dataset_dict.json", "state.json")
 
 # name, name:split or name:config:split; a split may be a slice, `train[:1000]`.
 _NAME = re.compile(r"(?P<name>[^:]+)(?::(?:(?P<config>[^:\[\]]+):)?(?P<split>[^:\[\]]+(?:\[.*\])?))?")
 
-# Files that are named like others: how they start, and how they have to end.
+# Misnamed files: how their content starts, and the suffixes that would be right.
 _MISNAMED = {
     (b"<!doctype html", ()): "a web page, not the data: download the file itself",
     (b"<html", ()): "a web page, not the data: download the file itself",
@@ -77,7 +77,7 @@ def rows_of(source: Source) -> Iterator[Row]:
 
 
 def numbered_rows(source: Source) -> Iterator[tuple[int, Row]]:
-    """The rows of a source, each with the index of its name among several; arguments and errors as in `rows_of`."""
+    """Yield the rows of a source, each with the index of its name; arguments and errors as in `rows_of`."""
     if isinstance(source, Sources):
         names: Iterable[Any] = source.names
     elif isinstance(source, (str, os.PathLike)):
@@ -134,7 +134,7 @@ def _open_rows(name: str) -> Iterator[Row]:
 
 
 def _text_advice(name: str) -> str:
-    """Advice for a name that looks like a text."""
+    """Advice in case a name was meant as a prompt's text."""
     return (
         ""
         if _format(name) in _READERS or re.fullmatch(r"[\w./:~-]*", name)
@@ -147,13 +147,13 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _format(name: str | os.PathLike[str]) -> str:
-    """The end of a file's name that says how to read it, `.jsonl` of `rows.jsonl.gz`."""
+    """The suffix of a file's name that gives its format, such as `.jsonl` for `rows.jsonl.gz`."""
     path = Path(name)
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path).suffix.lower()
 
 
 def is_data_file(path: Path) -> bool:
-    """True for a file that is read as part of a folder of data, or of a saved data set, by its name."""
+    """True if a file's name makes it part of a folder of data, or of a saved data set."""
     return _format(path) in (*chain.from_iterable(_FOLDER_FORMATS), ".arrow")
 
 
@@ -170,7 +170,7 @@ def _file_rows(path: Path) -> Iterator[Row]:
 
 
 def _check_start(path: Path) -> None:
-    """Refuse a file that holds something other than its name says, such as a pointer to the data."""
+    """Refuse a file whose content does not match its name, such as a pointer to the data."""
     if (fault := pointer_fault(path)) is not None:
         raise DataError(fault)
     try:
@@ -200,7 +200,7 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
     _check_configurations(folder, sorted({path.parent for path in chosen}))
     _check_copies(folder, chosen)
     names = sorted({splits[path] for path in chosen})
-    # Files of one name are one split; of several, only those may be read together that do not say that they are splits.
+    # Files of one name are one split; files of several names may be read together only if none is named like a split.
     if len(names) > 1 and any(_SPLIT.search(splits[path]) or "-of-" in path.name for path in chosen):
         raise DataError(f"{folder} has several splits ({', '.join(names)}); name one, e.g. {folder}:{names[0]}")
     copies = {(path.parent, splits[path], _format(path)) for path in chosen}
@@ -211,7 +211,7 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
 
 
 def _check_copies(folder: Path, paths: Sequence[Path]) -> None:
-    """Refuse files that are copies of others: by their content, or by the names that file managers and Jupyter give."""
+    """Refuse files that are copies of others, by content or by the names that file managers and Jupyter give copies."""
     by_size = sorted((os.path.getsize(folder / path), path) for path in paths)
     twins = [(first, second) for (size, first), (_, second) in pairwise(by_size) if size]
     pairs = [twin for twin in twins if filecmp.cmp(*map(folder.joinpath, twin), shallow=False)]
@@ -226,7 +226,7 @@ def _check_copies(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def _check_configurations(folder: Path, parents: list[Path]) -> None:
-    """Refuse files of several folders that their README names as configurations: they are separate data sets."""
+    """Refuse files from several folders that the README lists as configurations, since those are separate data sets."""
     readme = folder / "README.md"
     if len(parents) < 2 or not readme.is_file():
         return
@@ -240,7 +240,7 @@ def _check_configurations(folder: Path, parents: list[Path]) -> None:
 
 
 def _split_of(path: Path) -> str:
-    """The split of a file: its name without the number of a shard, or a folder that is named like a split.
+    """The split of a file: its name without a shard number, or a folder named like a split.
 
     `train-00000-of-00002.parquet` and `train/0001.jsonl` belong to `train`.
     """
@@ -251,7 +251,7 @@ def _split_of(path: Path) -> str:
 
 
 def _of_split(splits: Mapping[Path, str], split: str | None) -> list[Path]:
-    """The files of a split; without its name, of the one to train on, else of none in particular, else all."""
+    """Select the files of a split; by default those of the training split, else those of no split, else all."""
     if split is not None:
         named = re.compile(rf"{re.escape(split)}([-_.].*)?")
         same = [path for path, name in splits.items() if name == split]
@@ -304,13 +304,13 @@ SHARE = 0.9
 """Share of the free memory that one source may use, so that the machine keeps running."""
 
 AT_ONCE = 8
-"""Rows read per limit: setting the limit takes longer than reading a row."""
+"""Rows read each time the limit is set, since setting it takes longer than reading a row."""
 
 
 def within_free_memory(rows: Iterable[T], name: str) -> Iterator[T]:
-    """Yield the rows of a source as long as they, and the records made from them, fit into the free memory.
+    """Yield the rows of a source while they, and the records made from them, fit into the free memory.
 
-    A small file may expand to more than any machine holds: compression, or a million references to one long text.
+    A small file may expand beyond any machine's memory, by compression or a million references to one long text.
 
     Raises:
         DataError: The next rows do not fit.

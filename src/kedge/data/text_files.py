@@ -40,14 +40,14 @@ COMPRESSIONS: dict[str, Callable[[Path, str], Any]] = {
     ".xz": lzma.open,
     ".zst": _open_zstandard,
 }
-"""Openers of compressed files, by the end of their names."""
+"""Functions that open compressed files, by suffix."""
 
 
 def json_rows(path: Path) -> Iterator[Row]:
-    """The rows of a JSON-lines file without blank lines, or of a file that is JSON as a whole.
+    """Yield the rows of a JSON-lines file, skipping blank lines, or of a file that is JSON as a whole.
 
-    The latter holds one value or several, with line breaks anywhere: lists of rows, rows, or an object around the rows,
-    see `_held_rows`.
+    The latter contains one or several values, with line breaks anywhere: lists of rows, rows, or an object around the
+    rows, see `_held_rows`.
 
     Raises:
         DataError: The file cannot be opened or read, or is damaged JSON as a whole.
@@ -81,7 +81,7 @@ def _is_whole(lines: list[bytes]) -> bool:
     try:
         json.loads(lines[0].decode("utf-8"))
     except json.JSONDecodeError as error:
-        return error.pos >= len(error.doc)  # the line has no fault, only no end
+        return error.pos >= len(error.doc)  # the line is valid but incomplete
     except (ValueError, RecursionError):
         pass
     return False
@@ -107,10 +107,10 @@ def _values(path: Path) -> list[Any]:
 
 
 def _held_rows(value: dict[str, Any], source: str) -> list[Any]:
-    """The rows of an object: the list that it holds, its values, its columns put together, or itself.
+    """Find the rows in an object: a list in it, its values, its columns put together, or the object itself.
 
     Raises:
-        DataError: It holds several lists of rows.
+        DataError: It contains several lists of rows.
     """
     if any(isinstance(value.get(name), str) or is_conversation(value.get(name)) for name in _OF_A_ROW):
         return [value]
@@ -138,13 +138,13 @@ def _is_list_of(kind: type, value: object) -> bool:
 
 
 def csv_rows(path: Path) -> Iterator[Row]:
-    """The rows of a table in text; its first line names the columns.
+    """Yield the rows of a CSV or TSV file, whose first line names the columns.
 
-    Empty cells are absent, all others texts; lines without any are left out.
+    Empty cells are dropped, all others are text; lines with only empty cells are skipped.
 
     Raises:
-        DataError: The file cannot be read, its columns have no distinct names, or a quotation does not end where it
-            should: rows might be lost in it.
+        DataError: The file cannot be read, its column names are not distinct, or a quotation is not closed properly,
+            so that rows might be lost in it.
     """
     csv.field_size_limit(_LONGEST_LINE)  # the standard limit, 131,072, is shorter than many conversations
     with _reading(path) as stream:
@@ -170,7 +170,7 @@ def csv_rows(path: Path) -> Iterator[Row]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[BinaryIO]:
-    """The content of a file, decompressed.
+    """Open a file, decompressed if necessary.
 
     Raises:
         DataError: The file cannot be read.
@@ -190,7 +190,7 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def _full_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers; of an oversized line only the start."""
+    """Yield the lines that are not blank, with their numbers; of an oversized line, only the start."""
     number = 0
     while line := stream.readline(_LONGEST_LINE + 1):
         number += 1

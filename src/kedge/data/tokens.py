@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 # The space character in SentencePiece ("▁") and in GPT-2's byte alphabet ("Ġ").
 _SPACE_MARKS = ("▁", "Ġ")
 _ANCHORS = ("\n", ".")
-"""Texts before one that continues another; a tokenizer may merge one of them with the text."""
+"""Texts to put before one that continues another; several, since a tokenizer may merge one of them with the text."""
 
 
 class Rendered(str):
-    """A text that a chat template wrote, with all of its special tokens: encoding it adds none.
+    """Text from a chat template, which contains all of its special tokens: encoding adds none.
 
-    So do `apply_chat_template(tokenize=True)` and servers. Slices and concatenations are plain texts.
+    `apply_chat_template(tokenize=True)` and servers do the same. Slices and concatenations are plain text.
     """
 
     __slots__ = ()
@@ -40,9 +40,9 @@ class EncodedExample(NamedTuple):
     """Token ids of one example: prompt, then completion.
 
     Attributes:
-        prompt: read only.
-        completion: learned, except for `read`.
-        read: ranges of `completion` that are read only, such as the user's later messages: (first, end) positions.
+        prompt: tokens that are read but not learned.
+        completion: tokens that are learned, except for `read`.
+        read: ranges of `completion` that are only read, such as the user's later messages: (first, end) positions.
     """
 
     prompt: list[int]
@@ -60,10 +60,10 @@ class EncodedExample(NamedTuple):
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of a prompt: with the special tokens that the tokenizer writes before a text, never with EOS.
+    """Token ids of a prompt, with the special tokens that the tokenizer puts before a text, and never with EOS.
 
-    These are usually BOS, or a prefix such as `[gMASK] <sop>`. They are not doubled if the text starts with them, and
-    not added to a rendered conversation: its template decides.
+    Usually this is BOS, or a prefix such as `[gMASK] <sop>`. It is not doubled if the text starts with it, and not
+    added to a rendered conversation, where the template decides.
 
     Args:
         tokenizer: the policy's or the reward model's.
@@ -154,7 +154,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, continues: boo
 
 def end_with_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
     """Append the end-of-sequence token to ids; `ModelError` if the tokenizer lacks one."""
-    end = cast("int | None", tokenizer.eos_token_id if tokenizer.eos_token else None)  # "" has the unknown token's id
+    end = cast("int | None", tokenizer.eos_token_id if tokenizer.eos_token else None)  # "" maps to the unknown token
     if end is None:
         raise ModelError(
             "the tokenizer has no end-of-sequence token: set eos_token in its tokenizer_config.json to the token that "
@@ -164,7 +164,7 @@ def end_with_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int
 
 
 def special_wrapping(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """The special tokens that a tokenizer writes before and after a text, such as BOS, or [CLS] and [SEP]."""
+    """The special tokens that a tokenizer puts before and after a text, such as BOS, or [CLS] and [SEP]."""
     bare, whole = (list(tokenizer.encode("a", add_special_tokens=special)) for special in (False, True))
     for start in range(len(whole) - len(bare) + 1):
         if whole[start : start + len(bare)] == bare:
@@ -188,7 +188,7 @@ def pad_left(
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, continues: bool = False) -> list[int]:
-    """The ids of a text; of one that continues another, without the space that SentencePiece puts before a text."""
+    """Encode a text; if it continues another, without the space that SentencePiece puts before a text."""
     if continues and _adds_space(tokenizer):
         for before in _ANCHORS:
             anchor = _encode(tokenizer, before)
@@ -200,7 +200,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, continues: bool = 
 
 
 def _split_padding(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
-    """The text, split after the first character of every padding token, which is then no longer recognized as one."""
+    """Split a text inside every padding token, after its first character, so that none is recognized as one."""
     pad = tokenizer.pad_token
     if not isinstance(pad, str) or pad not in text:
         return [text]
@@ -212,7 +212,7 @@ def _adds_space(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bool(first) and str(first[0]).startswith(_SPACE_MARKS)
 
 
-# A token is decoded with the tokens before it: alone, SentencePiece drops its space, WordPiece its word boundary.
+# Tokens are decoded with those before them: alone, SentencePiece drops a token's space, WordPiece its word boundary.
 _CONTEXT = 4
 _WINDOW = 16
 _LONGEST_WINDOW = 64
@@ -232,13 +232,13 @@ def token_pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list
         One piece per token, possibly empty.
     """
     text = _decode(tokenizer, ids)
-    ends, whole = [0], [0]  # where each token's text ends; the tokens before which no character is left incomplete
+    ends, whole = [0], [0]  # where each token's text ends; the numbers of tokens that end in a complete character
     # The text of the window `ids[first:end]` is expected at `text[start:]`.
     first = start = retry = 0
     for end in range(1, len(ids)):
         if end - first > _LONGEST_WINDOW:
-            # The windows have lost their place. The whole beginning finds it again; its decoding is linear in total
-            # because it is tried at geometrically growing lengths only.
+            # The windows no longer match the text. Decoding from the beginning realigns them; the total cost is linear
+            # because this is only tried at geometrically growing lengths.
             if end < retry:
                 ends.append(ends[-1])
                 continue
@@ -267,14 +267,14 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 def num_shared(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Number of leading entries that two texts or lists have in common."""
-    if first == second[: len(first)]:  # fast
+    if first == second[: len(first)]:  # a fast path
         return len(first)
     pairs = enumerate(zip(first, second, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 END = 0x110000
-"""The id of the end, one above the last character's."""
+"""The id of EOS, one above the last character's."""
 
 
 class _Characters:
@@ -318,15 +318,15 @@ def is_character_tokenizer(tokenizer: object) -> bool:
 def turn_pieces(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], own: Sequence[bool]
 ) -> tuple[list[str], list[tuple[int, str]]]:
-    """The text that each own token adds, and what was only read between them.
+    """Decode the policy's own tokens one by one, and the text that it only read between them.
 
     Args:
         tokenizer: See `token_pieces`.
         ids: The tokens of both sides, in order.
-        own: For each, True if the policy chose it.
+        own: For each token, True if the policy chose it.
 
     Returns:
-        One piece per own token; for each stretch of other tokens the number of own tokens before it, and its text.
+        One piece per own token; and for each stretch of other tokens, the number of own tokens before it and its text.
     """
     pieces: list[str] = []
     foreign: list[tuple[int, str]] = []

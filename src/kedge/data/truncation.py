@@ -1,4 +1,4 @@
-"""Limits of length: prompts that are too long are cut, texts at a token and conversations at a turn, or rejected."""
+"""Length limits: prompts that are too long are rejected or cut, texts at a token and conversations at a turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Truncate: TypeAlias = Literal["never", "keep_start", "keep_end"]
 
-# The decoder's replacement for a character with bytes on both sides of a cut.
+# The decoder's replacement for a character whose bytes a cut has separated.
 _HALF_CHARACTER = "\ufffd"
 
 # More than the average characters per token of any tokenizer.
@@ -29,7 +29,7 @@ def num_tokens(
     limit: int | None,
     encode: Callable[[PreTrainedTokenizerBase, str], Sequence[int]] = encode_prompt,
 ) -> int:
-    """Tokens of a text; of one that is far over the limit, those of its start, so that not all of it is encoded.
+    """Count a text's tokens; if it is far over the limit, only those of its start, so that not all of it is encoded.
 
     Args:
         tokenizer: measures the text.
@@ -45,10 +45,10 @@ def num_tokens(
 
 
 def too_long(subject: str, text: str, length: int, limit: int, kind: str) -> RowError:
-    """The reason against a text whose length, from `num_tokens`, is over a limit.
+    """The error for a text whose length, from `num_tokens`, is over a limit.
 
     Args:
-        subject: its name and verb.
+        subject: the text's name, and the verb.
         text: the text.
         length: its tokens.
         limit: the most that fit.
@@ -59,7 +59,7 @@ def too_long(subject: str, text: str, length: int, limit: int, kind: str) -> Row
 
 
 def truncate_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int, truncate: Truncate) -> str:
-    """A prompt cut to its first or last tokens, as text; unchanged if it fits.
+    """Cut a prompt to its first or last tokens; return it as text, unchanged if it fits.
 
     Args:
         tokenizer: measures the prompt.
@@ -82,14 +82,14 @@ def truncate_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: i
     for count in range(max_tokens, 0, -1):
         kept = plain[:count] if keeps_start else plain[-count:]
         cut = str(tokenizer.decode(kept, clean_up_tokenization_spaces=False)).strip(_HALF_CHARACTER)
-        # The cut text may encode to more tokens than it was cut to.
+        # Encoded again, the cut text may have more tokens than it was cut to.
         if cut.strip() and len(encode_prompt(tokenizer, cut)) <= max_tokens:
             return cut
     raise RowError(f"the prompt is empty when cut to {max_tokens} tokens")
 
 
 def truncate_answer(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int) -> str:
-    """An answer without its end, at most `max_tokens` long with EOS; unchanged if it fits."""
+    """Cut the end of an answer to `max_tokens` with EOS; unchanged if it fits."""
     if num_tokens(tokenizer, text, max_tokens, encode_completion) <= max_tokens:
         return text
     start = text[: _CHARACTERS_PER_TOKEN * max_tokens]
@@ -103,10 +103,10 @@ def truncate_answer(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: i
 def truncate_conversation(
     tokenizer: PreTrainedTokenizerBase, messages: Messages, max_tokens: int, truncate: Truncate
 ) -> Messages:
-    """A conversation without its oldest turns, as many as necessary; unchanged if it fits.
+    """Drop as many of a conversation's oldest turns as necessary; unchanged if it fits.
 
-    A cut inside the rendered text would cut into the template. So `keep_end` drops whole turns, after the system
-    message and up to a message of the user. `keep_start` would drop the question, so that it changes nothing.
+    Cutting the rendered text would break the template's format. So `keep_end` drops whole turns, after the system
+    message and up to one of the user's messages. `keep_start` changes nothing, since it would drop the question.
 
     Args:
         tokenizer: renders and measures the conversation.
@@ -115,7 +115,7 @@ def truncate_conversation(
         truncate: see above.
 
     Returns:
-        The longest that fits, else the shortest.
+        The longest conversation that fits, or else the shortest.
 
     Raises:
         RowError: The template rejects the conversation, or leaves out a part of it.

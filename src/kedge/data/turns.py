@@ -1,7 +1,7 @@
-"""Continues conversations from the tokens that were sampled: the tokens of the turns in between.
+"""Continues conversations from sampled tokens: encodes the turns between the policy's.
 
-What the policy sampled is never decoded and encoded again, since other tokens can have the same text. The other side's
-messages are encoded alone, and added as the chat template writes them after an answer:
+The policy's tokens are never decoded and encoded again, since other tokens can have the same text. The other side's
+messages are encoded separately, and appended as the chat template writes them after an answer:
 
     prompt │ sampled │ closing, if the policy did not write it │ messages │ header of the next answer │ sampled │ …
 """
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 QUESTION = "How deep is it?"
 ANSWER = "Nine fathoms."
 THOUGHT = "<think>\nThe lead says nine.\n</think>\n\n"
-"""Templates of reasoning models drop it from earlier answers."""
+"""A thought, which templates of reasoning models drop from earlier answers."""
 RESULT = {"role": "tool", "content": "nine"}
 CALL_ID = "call00001"
-"""Of nine characters: Mistral's templates refuse others."""
+"""Nine characters long, as Mistral's templates require."""
 _PLACE = "What the environment says."
 _SHOWN = 40
 _KEPT = 1024
-"""Rendered conversations that are kept. Games have few answers, and the responses to a prompt begin alike."""
+"""Rendered conversations to cache: games have few answers, and the responses to a prompt start alike."""
 
 
 class Turns(Protocol):
-    """The tokens of conversations around what the policy samples."""
+    """Encodes the parts of conversations that the policy does not sample."""
 
     def open(self, prompt: Prompt, messages: Messages) -> list[int]:
         """The tokens up to the policy's first turn.
@@ -48,7 +48,7 @@ class Turns(Protocol):
         """
         ...
 
-    def after(self, said: Sequence[int], messages: Messages) -> list[int]:
+    def after(self, sampled: Sequence[int], messages: Messages) -> list[int]:
         """The tokens from a turn of the policy to its next one.
 
         Raises:
@@ -77,16 +77,16 @@ class ToolUse(Protocol):
 
     @property
     def sample_text(self) -> str:
-        """The same call as it is described."""
+        """The same call, written as in the description."""
         ...
 
     def reads_sample(self, text: str) -> bool:
-        """True if this call, and no other, is read in a turn."""
+        """True if kedge parses exactly this call from a turn."""
         ...
 
 
 class PlainTurns:
-    """Texts that are written one after the other, for models without a chat template.
+    """Turns as concatenated texts, for models without a chat template.
 
     Args:
         tokenizer: The policy's.
@@ -99,7 +99,7 @@ class PlainTurns:
         """See `Turns`."""
         return encode_prompt(self._tokenizer, prompt.text + _texts(messages))
 
-    def after(self, said: Sequence[int], messages: Messages) -> list[int]:
+    def after(self, sampled: Sequence[int], messages: Messages) -> list[int]:
         """See `Turns`."""
         return encode_text(self._tokenizer, _texts(messages), continues=True)
 
@@ -110,11 +110,11 @@ class TemplateTurns:
     Args:
         tokenizer: The policy's.
         stop_ids: The tokens that end its turns.
-        tools: The tools that it may call. They are described where the template does not serve: it has no place for
-            them, writes calls of them that are not read, or moves them to the last question, as Mistral's does.
+        tools: The tools that it may call. They are described in the prompt if the template cannot be used: it has no
+            place for them, writes calls that kedge cannot parse, or moves them to the last question, as Mistral's does.
 
     Attributes:
-        misfit: Why the template does not serve for the tools; empty if it does.
+        misfit: Why the template cannot be used for the tools; empty if it can.
 
     Raises:
         DataError: The template rewrites earlier turns later in a conversation, or the tokenizer has no template.
@@ -140,7 +140,7 @@ class TemplateTurns:
         self._rendered = lru_cache(_KEPT)(lambda conversation: self._render(json.loads(conversation), self._shown))
         if tools is None:
             self._has_tool_role = self._writes_results()
-            self._check_goes_on(_user("How cold?"))
+            self._check_continues(_user("How cold?"))
             return
         schemas = [dict(schema) for schema in tools.schemas]
         has_place = self._render([_user(QUESTION)], schemas) != self._render([_user(QUESTION)])
@@ -151,7 +151,7 @@ class TemplateTurns:
             self._shown = schemas
             self._has_tool_role = self._writes_results()
             with suppress(DataError):
-                self._check_goes_on(RESULT)
+                self._check_continues(RESULT)
                 return
             self.misfit = "shows tools, but elsewhere once the conversation continues"
             self._shown = []
@@ -160,13 +160,13 @@ class TemplateTurns:
             self.misfit = "has no place for tools"
         self._description = tools.description
         self._has_tool_role = self._writes_results()
-        self._check_goes_on(RESULT)
+        self._check_continues(RESULT)
 
     def open(self, prompt: Prompt, messages: Messages) -> list[int]:
         """See `Turns`."""
         given = prompt.columns.get("messages")
         asked = given if isinstance(given, list) else [_user(prompt.text)]
-        conversation = _opened(asked, self._told(messages))
+        conversation = _opened(asked, self._with_tool_results(messages))
         if self._description:
             first = next((place for place, each in enumerate(conversation) if each["role"] == "user"), 0)
             content = f"{self._description}\n\n{conversation[first]['content']}"
@@ -177,25 +177,27 @@ class TemplateTurns:
             text = self._write(conversation)
         return encode_prompt(self._tokenizer, Rendered(text))
 
-    def after(self, said: Sequence[int], messages: Messages) -> list[int]:
+    def after(self, sampled: Sequence[int], messages: Messages) -> list[int]:
         """See `Turns`."""
         ids = encode_text(self._tokenizer, self._continuation(ANSWER, messages), continues=True)
-        if not said or said[-1] not in self._stop_ids:
+        if not sampled or sampled[-1] not in self._stop_ids:
             return ids
-        # The policy has closed its turn with the token that the template writes there, or with another one that does.
+        # The policy has already closed its turn, with the template's token or an equivalent one.
         closing = next((place for place, token in enumerate(ids) if token in self._stop_ids), None)
         if closing is None or str(self._tokenizer.decode(ids[:closing])).strip():
             return ids
         return ids[closing + 1 :]
 
     def _continuation(self, answer: str, messages: Messages) -> str:
-        """The text that follows an answer: what closes it, the messages, and the header of the next answer.
+        """Render what follows an answer: its closing, the messages, and the header of the next answer.
 
         Raises:
             RowError: The template writes the question or the answer differently once the conversation continues.
         """
         begin = self._write([_user(QUESTION)])
-        whole = self._write([_user(QUESTION), {"role": "assistant", "content": answer}, *self._told(messages)])
+        whole = self._write(
+            [_user(QUESTION), {"role": "assistant", "content": answer}, *self._with_tool_results(messages)]
+        )
         rest = whole[len(begin) :].lstrip()
         if not whole.startswith(begin) or not rest.startswith(answer):
             raise RowError(
@@ -204,13 +206,13 @@ class TemplateTurns:
             )
         return rest[len(answer) :]
 
-    def _told(self, messages: Messages) -> Messages:
-        """The messages; those of tools as a user's, if the template has no other place for them."""
+    def _with_tool_results(self, messages: Messages) -> Messages:
+        """Convert tool results to a user's message if the template has no role for them."""
         if self._has_tool_role:
             return messages
         told: Messages = []
         for is_result, each in groupby(messages, lambda message: message["role"] == "tool"):
-            if is_result:  # one message for all of them: many templates refuse two in a row of the same role
+            if is_result:  # a single message, since many templates refuse two in a row with the same role
                 told.append(_user("\n".join(f"<result>{message['content']}</result>" for message in each)))
             else:
                 told += each
@@ -227,9 +229,9 @@ class TemplateTurns:
         return apply_template(self._tokenizer, messages, add_generation_prompt=asks, **settings)
 
     def _calls(self, sample: Mapping[str, Any], schemas: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        """A call as the template writes it, if it does, and as a turn is read: up to the token that ends it."""
+        """Render a tool call with the template, cut at the end-of-turn token; yield nothing if the template cannot."""
         begin = self._render([_user(QUESTION)], schemas)
-        for arguments in (sample["arguments"], json.dumps(sample["arguments"])):  # templates take one or the other
+        for arguments in (sample["arguments"], json.dumps(sample["arguments"])):  # a template takes one or the other
             call = {"id": CALL_ID, "type": "function", "function": {"name": sample["name"], "arguments": arguments}}
             answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
             with suppress(RowError):
@@ -247,15 +249,15 @@ class TemplateTurns:
         except RowError:
             return False
 
-    def _check_goes_on(self, reply: dict[str, str]) -> None:
-        """Check that answers stay as they are, also with thoughts, in the conversations of this environment.
+    def _check_continues(self, reply: dict[str, str]) -> None:
+        """Check that the template leaves earlier answers unchanged, including thoughts, as the conversation goes on.
 
-        And that the template writes each turn in the same way: it may number them.
+        It must also write every turn in the same way; some templates number them.
         """
         try:
             for answer in (THOUGHT + ANSWER, ANSWER):
                 after = self._continuation(answer, [reply])
-            turn = [{"role": "assistant", "content": ANSWER}, *self._told([reply])]
+            turn = [{"role": "assistant", "content": ANSWER}, *self._with_tool_results([reply])]
             once, twice = (self._write([_user(QUESTION), *turn * count]) for count in (1, 2))
             if not twice.startswith(once) or twice[len(once) :].lstrip() != ANSWER + after:
                 raise RowError(
@@ -270,10 +272,10 @@ class TemplateTurns:
 
 
 def opened_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, opening: str) -> Messages:
-    """The conversation that an episode opened with: a row's messages, with what the environment added as the user.
+    """Recover the conversation that an episode opened with: the row's messages and what the environment added as user.
 
-    The text alone goes from rank to rank and into checkpoints. Where it is not the row's with one text of the user's,
-    as with tools in it, the row's messages are all that is known.
+    Ranks and checkpoints pass on only the text. If it is not the rendering of the row's messages with one text added,
+    as when it describes tools, the row's messages alone are returned.
 
     Args:
         tokenizer: The policy's, which wrote the opening.
@@ -283,16 +285,16 @@ def opened_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, 
     with suppress(RowError):
         asked = _opened(messages, [_user(_PLACE)])
         before, _, after = apply_template(tokenizer, asked, add_generation_prompt=True).rpartition(_PLACE)
-        said = opening[len(before) : len(opening) - len(after)]
-        if said and f"{before}{said}{after}" == opening:
-            return _opened(messages, [_user(said)])
+        added = opening[len(before) : len(opening) - len(after)]
+        if added and f"{before}{added}{after}" == opening:
+            return _opened(messages, [_user(added)])
     return messages
 
 
 def _opened(conversation: Messages, messages: Messages) -> Messages:
-    """A row's conversation, and after it what the environment says."""
+    """Append the environment's messages to a row's conversation."""
     if messages and messages[0]["role"] == conversation[-1]["role"] == "user":
-        # One message, as in TRL: many templates take no two in a row from the same side.
+        # Merged into one message, as in TRL, since many templates refuse two in a row from the same side.
         content = f"{conversation[-1]['content']}\n{messages[0]['content']}"
         return [*conversation[:-1], {**conversation[-1], "content": content}, *messages[1:]]
     return [*conversation, *messages]

@@ -23,7 +23,7 @@ FIGURES = {
     "critic/error_prompt_mean": "prompt_error",
     "critic/bias": "bias",
 }
-"""Each metric, and the test's figure."""
+"""Each metric, with the name of the check's figure."""
 
 MOST_POINTS = 500
 
@@ -36,11 +36,11 @@ def describe_check(test: PrefixTest) -> dict[str, float]:
 
 
 def check_line(test: PrefixTest, update: int) -> str:
-    """A critic's ordering of prefixes, with intervals, for the terminal.
+    """A line for the terminal on how well a critic orders prefixes, with intervals.
 
     Args:
-        test: The test.
-        update: Updates completed; 0 is the start.
+        test: The check's figures.
+        update: Updates completed; 0 for the start.
     """
     pairs = {"across prompts": test.pairs_across, "within a prompt": test.pairs_within}
     known = ", ".join(f"{interval} {where}" for where, interval in pairs.items() if interval is not None)
@@ -49,6 +49,6 @@ def check_line(test: PrefixTest, update: int) -> str:
 
 
 def check_row(test: PrefixTest, prefixes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """All figures with their intervals, the calibration, and the prefixes, evenly chosen ones of very many."""
+    """All figures with their intervals, the calibration, and the prefixes, subsampled evenly if there are very many."""
     step = -(-len(prefixes) // MOST_POINTS) or 1
     return {**asdict(test), "prefixes": prefixes[::step]}

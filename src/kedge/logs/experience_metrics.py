@@ -22,15 +22,15 @@ from kedge_base.run_folder.record_format import NUM_BINS, OF_SCORES, WIDEST
 NUM_QUANTILES = 21
 
 GRAM = 4
-"""Length of the repeated sequences that count: shorter ones recur in good prose too."""
+"""Length of the sequences that count as repeated; shorter ones recur in good prose as well."""
 HASH = 1_000_003
 
 PERCENTS = (1, 50, 99)
 """The quantiles of the ratios between trainer and sampler."""
 
 SMALL = 0.1
-"""Standard deviation within a group, relative to that of all scores within their groups, which a division by it blows
-up tenfold."""
+"""A group's standard deviation is small below this share of the pooled one within groups: dividing by it would inflate
+differences tenfold."""
 
 
 def describe_experience(experience: Experience, *, is_exact: bool = True) -> dict[str, float]:
@@ -78,7 +78,7 @@ def describe_truncation(experience: Experience) -> dict[str, float]:
 
 
 def describe_masked(experience: Experience) -> dict[str, float]:
-    """`policy/sampler_masked`: the share of tokens without an importance weight, because of their ratio."""
+    """`policy/sampler_masked`: the share of tokens whose importance weight is masked because of their ratio."""
     weights = experience.importance_weights
     assert weights is not None, "a mask makes weights"
     return {"policy/sampler_masked": float((weights == 0)[experience.action_mask].float().mean())}
@@ -98,8 +98,7 @@ def _describe_ratios(experience: Experience) -> dict[str, float]:
 def reference_error(experience: Experience) -> dict[str, float]:
     """`objective/reference_error`: mean |log π_old − log π_ref| of the actions, nats per token; absent without a KL.
 
-    Before the first step both are the same model, so that it is what rounding alone does to the KL. With `…_max`, the
-    largest.
+    Before the first step, both are the same model, so it shows what rounding does to the KL. `…_max` is the largest.
     """
     if experience.ref_logprobs is None:
         return {}
@@ -135,7 +134,7 @@ def describe_responses(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dic
 def describe_lengths(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[str, float]:
     """`response/length_right`, `response/length_wrong`: mean length of the responses above 0, and of the others.
 
-    For scores that are verdicts. A mean of no response is absent.
+    For scores that are verdicts. A mean over no responses is absent.
 
     Args:
         rollout: The responses.
@@ -147,7 +146,7 @@ def describe_lengths(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[
 
 
 def without_scores(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a run without a reward: all but those of scores and of their spread."""
+    """Drop the metrics of scores and their spread, for a run without a reward."""
     return {name: value for name, value in metrics.items() if not name.startswith(OF_SCORES)}
 
 
@@ -182,7 +181,7 @@ def describe_samples(
 
     Args:
         experience: The experience trained on.
-        prompts: The prompts as text, one per response. An episode's is what it opened with instead.
+        prompts: The prompts as text, one per response. For an episode, its opening.
         tokenizer: The policy's tokenizer.
         count: Number of responses.
         entropies: Entropy of each token's distribution, nats; NaN where unknown.
@@ -219,7 +218,7 @@ def _sample(
     ids = rollout.response_ids[row][read].tolist()
     tokens, foreign = turn_pieces(tokenizer, ids, mask[read].tolist())
     stopped = bool(rollout.stopped[row])
-    if rollout.ending is not None:  # the environment has added to the prompt
+    if rollout.ending is not None:  # the environment has added to the prompt, so decode what the policy read
         prompt = str(tokenizer.decode(rollout.prompt_ids[row][rollout.prompt_mask[row]]))
     return Sample(
         prompt=prompt,
@@ -241,13 +240,13 @@ def _sample(
 
 
 def repetition(response_ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]) -> Float[Tensor, " batch"]:
-    """Share of a response's 4-grams of tokens that occur earlier in the same turn; 0 without any of 4 tokens.
+    """Share of a response's token 4-grams that occur earlier in the same turn; 0 if no turn has four tokens.
 
-    The moves of a game and the calls of a tool are alike from turn to turn.
+    Turns are separate because a game's moves and a tool's calls are naturally alike from turn to turn.
 
     Args:
         response_ids: Right-padded.
-        mask: True on the policy's tokens; a turn is a stretch of them.
+        mask: True on the policy's tokens; a turn is a contiguous stretch of them.
     """
     starts = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
     turns = torch.where(mask, starts.cumsum(-1), 0)

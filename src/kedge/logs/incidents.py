@@ -28,9 +28,9 @@ def add_incident(folder: Path, incident: Mapping[str, Any]) -> None:
 
 
 def truncate_incidents(folder: Path, last_update: int) -> None:
-    """Remove the incidents of later updates, which a run resumed after `last_update` has again, and damaged lines.
+    """Remove damaged lines, and incidents of later updates, which a run resumed after `last_update` repeats.
 
-    Incidents that stopped the run are kept: they give the reason for the stop.
+    Incidents that stopped the run are kept, since they explain the stop.
 
     Raises:
         OutputError: The file cannot be written.

@@ -55,11 +55,11 @@ class JsonLines:
         """
         text = json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) + "\n"
         # UTF-8 cannot encode a lone surrogate; what backslashreplace writes is its JSON escape.
-        left = memoryview(text.encode("utf-8", "backslashreplace"))
+        remaining = memoryview(text.encode("utf-8", "backslashreplace"))
         before = os.fstat(self._file.fileno()).st_size
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
         except BaseException as error:  # includes KeyboardInterrupt; re-raised
             with suppress(OSError):
                 self._file.truncate(before)
@@ -83,7 +83,7 @@ class JsonLines:
         self._is_new = False
 
     def _write_again(self) -> None:
-        """Copy the rows to a new file and continue there, after the folder was moved or deleted and created again."""
+        """Copy the rows to a new file and continue there, after the folder was moved, or deleted and recreated."""
         self._file.seek(0)
         rows = self._file.readall()
         self._file.close()
@@ -99,9 +99,9 @@ class JsonLines:
 
 
 class RunLog:
-    """A log of a run: each row has the number of its update and is flushed. A context that closes the file.
+    """A log of a run: each row has the number of its update and is flushed. Used as a context, it closes the file.
 
-    The file is opened, or created, by `open` or with the first row, not before: a resumed run can still be refused.
+    The file is only opened, or created, by `open` or the first row, since a resumed run may still be refused.
 
     Args:
         path: The file.
@@ -112,7 +112,7 @@ class RunLog:
         self._lines: JsonLines | None = None
 
     def open(self) -> JsonLines:
-        """Open the file, unless it is open; from here on, its rows are not lost with the folder."""
+        """Open the file unless it is open; from then on, its rows survive if the folder is deleted."""
         self._lines = self._lines or JsonLines(self._path)
         return self._lines
 
@@ -170,7 +170,7 @@ class MetricsLog(RunLog):
 
 
 def _whole_rows(file: io.FileIO) -> int:
-    """The length of a file up to its last newline, in bytes."""
+    """The bytes of a file up to and including its last newline."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - PIECE_BYTES)
@@ -183,7 +183,7 @@ def _whole_rows(file: io.FileIO) -> int:
 
 
 def rows_until(path: Path, last_update: int) -> list[bytes]:
-    """The lines of a log up to and including an update; those after it, and an incomplete last line, are left out.
+    """The lines of a log up to and including an update, without an incomplete last line.
 
     Raises:
         DataError: A line is not a row with an update.
@@ -231,7 +231,7 @@ TOKEN_VALUES = ("logprobs", "ref_logprobs", "values", "rewards", "advantages", "
 
 @dataclass(frozen=True)
 class Sample:
-    """One response with one value per token in every list: of an episode, per token of the policy's own.
+    """One response; every list has one value per token, in an episode per token of the policy.
 
     Attributes:
         prompt: The prompt as text.
@@ -248,7 +248,7 @@ class Sample:
         entropies: Entropy of the distribution each token was drawn from, nats, or None if not computed.
         new_logprobs: Log probabilities in the update's last epoch, nats, or None if it had no such epoch.
         fixed: The number of a fixed prompt, from 0, or None for responses that are trained on.
-        reason: The reason for the score, or None. In the file only if there is one, as what follows.
+        reason: The reason for the score, or None. Like the next two, only in the file if there is one.
         foreign: Each text in the response that the policy only read, after the number of its tokens before it.
         ending: How an episode ended, one of `kedge.algorithm.experience.ENDINGS`.
 

@@ -42,9 +42,9 @@ def create_run_folder(path: str | Path) -> Path:
 
 
 def discard_run_folder(folder: Path) -> bool:
-    """Remove the folder of a run that has no results; diagnostic files stay. Returns whether it had none.
+    """Remove the folder of a run without results, except diagnostic files; return whether it had no results.
 
-    Only files that a run writes before its first result are removed. With any other file, all are kept.
+    Only files that a run writes before its first result are removed. If there is any other file, all are kept.
     """
     if not folder.is_dir():
         return False

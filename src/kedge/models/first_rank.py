@@ -1,6 +1,6 @@
-"""Sharded models are loaded by the first rank; the others build them without weights and receive theirs from it.
+"""Loads sharded models on the first rank; the others build them without weights and receive these from it.
 
-All ranks together then hold one whole copy in the memory of the host, instead of one each.
+So the host's memory holds one whole copy for all ranks, instead of one per rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Loaded:
     Attributes:
         model: The model.
         missing: Names of its newly initialized weights.
-        on_every_rank: Each rank has loaded all weights, because the model cannot be built without them.
+        on_every_rank: Every rank has loaded all weights, because the model cannot be built without them.
     """
 
     model: PreTrainedModel
@@ -35,10 +35,10 @@ class Loaded:
 def load_on_first(load: Callable[[], Loaded], build: Callable[[], PreTrainedModel], ranks: Ranks) -> Loaded:
     """Load a model on the first rank, and build it without weights on the others.
 
-    If it is then not the same model on all ranks, such as where the files decide whether weights are tied, all load it.
+    If the models then differ, as when the files decide whether weights are tied, every rank loads its own.
 
     Raises:
-        KedgeError: The first rank cannot load it; on every rank.
+        KedgeError: The first rank cannot load it; raised on every rank.
     """
     found: list[Loaded] = []
 
@@ -57,31 +57,31 @@ def load_on_first(load: Callable[[], Loaded], build: Callable[[], PreTrainedMode
 
 
 def give_model(module: nn.Module, ranks: Ranks, *, device: torch.device, left: Collection[Tensor] = ()) -> None:
-    """Give all ranks the first one's weights and buffers, in place, and the state of its random numbers.
+    """Broadcast the first rank's weights and buffers, in place, and the state of its random number generator.
 
     Args:
-        module: The same on all ranks; without weights on all but the first.
+        module: The same module on all ranks; without weights on all but the first.
         ranks: The ranks.
-        device: Where the weights are to be.
-        left: Weights that are not given.
+        device: The device for the weights.
+        left: Weights to leave out.
     """
     without = set(left)
     tensors = [*module.parameters(), *module.buffers()]
     give_tensors(module, [each for each in tensors if each not in without], device=device)
-    # Loading draws random numbers, which the next new head must not notice.
+    # Only the first rank drew random numbers while loading, but all must initialize the same new head.
     torch.set_rng_state(torch.tensor(ranks.first(lambda: torch.get_rng_state().tolist()), dtype=torch.uint8))
 
 
 def give_tensors(module: nn.Module, tensors: Iterable[Tensor], *, device: torch.device) -> None:
-    """Give all ranks the first one's values of some weights and buffers of a module, in place.
+    """Broadcast the first rank's values of some of a module's weights and buffers, in place.
 
     Args:
-        module: The same on all ranks.
-        tensors: The same of its weights and buffers, in the same order; on all but the first without values.
-        device: Where they are to be.
+        module: The same module on all ranks.
+        tensors: The same weights and buffers on all ranks, in the same order; only the first rank's have values.
+        device: The device for them.
     """
     for tensor in tensors:
-        # A copy: a view of the file would keep all of it in memory.
+        # Clone: a view of the file would keep the whole file in memory.
         here = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().clone()
         dist.broadcast(here.view(torch.uint8) if here.dtype == torch.bool else here, 0)
         if tensor.is_meta:
@@ -91,14 +91,14 @@ def give_tensors(module: nn.Module, tensors: Iterable[Tensor], *, device: torch.
 
 
 def inner_weights(module: nn.Module, trunk: nn.Module) -> list[nn.Parameter]:
-    """The weights of a module's trunk that nothing else reads, as tied output layers do."""
+    """The weights of a module's trunk that nothing outside reads, unlike those of tied output layers."""
     inner = set(trunk.modules())
     outer = {each for part in module.modules() if part not in inner for each in part.parameters(recurse=False)}
     return [each for each in trunk.parameters() if each not in outer]
 
 
 def take_out(module: nn.Module, weights: Collection[nn.Parameter]) -> dict[str, Tensor]:
-    """Put some of a module's weights on the meta device, in place; return them by name."""
+    """Move some of a module's weights to the meta device, in place; return their values by name."""
     wanted = set(weights)
     values = {name: each.detach() for name, each in module.named_parameters() if each in wanted}
     for each in weights:
@@ -107,7 +107,7 @@ def take_out(module: nn.Module, weights: Collection[nn.Parameter]) -> dict[str, 
 
 
 def _replace(module: nn.Module, tensor: Tensor, new: Tensor) -> None:
-    """Put another tensor in the place, or places, of a weight or buffer."""
+    """Replace a weight or buffer by another tensor, everywhere in the module."""
     is_parameter = isinstance(tensor, nn.Parameter)
     new = nn.Parameter(new, requires_grad=tensor.requires_grad) if is_parameter else new
     for part in module.modules():
@@ -117,7 +117,7 @@ def _replace(module: nn.Module, tensor: Tensor, new: Tensor) -> None:
 
 
 def built_without_weights(build: Callable[[], PreTrainedModel]) -> PreTrainedModel | None:
-    """A model without weights; None if its code fails without them."""
+    """Build a model without weights; None if its code fails without them."""
     try:
         with torch.device("meta"):
             return build()
@@ -126,25 +126,25 @@ def built_without_weights(build: Callable[[], PreTrainedModel]) -> PreTrainedMod
 
 
 def _outline(model: nn.Module) -> list[Any]:
-    """The places of a model's weights and buffers with their shapes, and which of them are one, in JSON's types."""
+    """A model's weights and buffers with shapes and formats, and which of them are shared, in JSON types."""
     first: dict[int, str] = {}
     places = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return [[name, list(each.shape), str(each.dtype), first.setdefault(id(each), name)] for name, each in places]
 
 
 def _loose_tensors(model: nn.Module) -> int:
-    """Tensors without values that are neither weights nor buffers, so that they would never get any."""
+    """Count tensors without values that are neither weights nor buffers, and would never receive any."""
     attributes = (each for part in model.modules() for each in vars(part).values())
     return sum(isinstance(each, Tensor) and each.is_meta for each in attributes)
 
 
 def _tell_generation_config(model: PreTrainedModel, ranks: Ranks) -> None:
-    """Give all ranks the first one's generation settings, which name stop tokens."""
-    own = getattr(model, "generation_config", None)
+    """Copy the first rank's generation settings, which name stop tokens, to all ranks."""
+    settings = getattr(model, "generation_config", None)
 
     def tell() -> dict[str, Any] | None:
-        derived = getattr(own, "_from_model_config", False)
-        return None if own is None else {"settings": own.to_dict(), "derived": derived}
+        derived = getattr(settings, "_from_model_config", False)
+        return None if settings is None else {"settings": settings.to_dict(), "derived": derived}
 
     told = ranks.first(tell)
     if told is not None and not ranks.is_first:

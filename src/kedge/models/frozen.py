@@ -2,12 +2,12 @@
 
 bf16: every number is rounded to 8 significant bits. 2 bytes per weight.
 int8: every row of a matrix has a scale, its largest number / 127. 1 byte per weight.
-nf4:  every 64 numbers have a scale, which has 8 bits itself; a number is one of 16, dense around 0. 0.52 bytes.
+nf4:  every 64 numbers have a scale, itself in 8 bits; each number is one of 16 levels, dense around 0. 0.52 bytes.
 
-A product reads the weights in the number format of its inputs: bf16 and int8 are exact in it, and int8 is scaled after
-the product; nf4 is made whole for one product at a time. Gradients reach the inputs; the weights are fixed. Where
-products run in bf16 anyway, a matrix held in bf16 gives bit-identical results to one held in fp32 and rounded in
-every pass. Normalization, heads and all else that is computed in fp32 keep fp32 weights.
+A product converts the weights to the number format of its inputs, which represents bf16 and int8 exactly; int8 is
+scaled after the product, and nf4 is dequantized for one product at a time. Gradients reach the inputs; the weights are
+fixed. Where products run in bf16 anyway, a matrix held in bf16 gives bit-identical results to one held in fp32 and
+rounded in every pass. Normalization, heads and everything else that is computed in fp32 keep fp32 weights.
 
 Source: int8, rows as in Dettmers et al. 2022 (arXiv 2208.07339), of weights only; nf4, Dettmers et al. 2023 (arXiv
 2305.14314), by bitsandbytes.
@@ -41,10 +41,10 @@ FrozenDtype = Literal["auto", "fp32", "bf16", "int8", "nf4"]
 
 BLOCK = 64
 OUTER_BLOCK = 256
-"""Numbers per scale in nf4, and scales per scale of theirs: the choice of its paper."""
+"""Numbers per scale in nf4, and scales per second-level scale, as in the paper."""
 
 STANDS_FOR = "stands_for"
-"""Attribute of a parameter that is not one number per weight: the number of weights that it holds."""
+"""Attribute with the number of weights that a packed parameter holds."""
 
 
 def load_bitsandbytes(purpose: str, device: torch.device) -> Any:
@@ -52,12 +52,12 @@ def load_bitsandbytes(purpose: str, device: torch.device) -> Any:
 
     Args:
         purpose: The setting that needs it, for the message.
-        device: The device that it has to work on.
+        device: The device that it has to support.
 
     Raises:
-        ConfigError: It is not installed, or does not work there.
+        ConfigError: It is not installed, or does not support the device.
     """
-    # It warns about a further library that would be faster in passes which training does not use.
+    # It warns about a library that would only speed up passes that training does not use.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import bitsandbytes
@@ -74,12 +74,12 @@ class QuantizedLinear(nn.Module):
     Args:
         layer: The layer; its bias is kept as it is.
         dtype: The number format.
-        device: Where the weights are rounded and held; None for where they are.
+        device: The device on which the weights are rounded and held; None for their current one.
     """
 
     packed: nn.Parameter
     scales: nn.Parameter
-    """Not in bf16."""
+    """Missing in bf16."""
 
     def __init__(self, layer: nn.Linear | Conv1D, dtype: QuantizedDtype, device: torch.device | None = None) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class QuantizedLinear(nn.Module):
         self.dtype: QuantizedDtype = dtype
         self._is_transposed = isinstance(layer, Conv1D)
         self.bias = layer.bias
-        # Parameters all of them, so that they move with the model.
+        # All are parameters, so that they move with the model.
         for name, tensor in _HELD[dtype](weight).items():
             parameter = nn.Parameter(tensor, requires_grad=False)
             setattr(parameter, STANDS_FOR, weight.numel() if name == "packed" else 0)
@@ -101,7 +101,7 @@ class QuantizedLinear(nn.Module):
         return whole * self.scales.float()[:, None] if self.dtype == "int8" else whole
 
     def saved_weight(self) -> Tensor:
-        """The matrix as the layer that it replaced holds it."""
+        """The matrix in the orientation of the layer that was replaced."""
         return self.weight.T if self._is_transposed else self.weight
 
     def forward(self, inputs: Float[Tensor, "*rest in_features"]) -> Float[Tensor, "*rest out_features"]:
@@ -125,7 +125,7 @@ class QuantizedLinear(nn.Module):
         return scaled @ self._whole(outputs.dtype)
 
     def _whole(self, dtype: torch.dtype) -> Tensor:
-        """The matrix; in int8 up to the scales of its rows."""
+        """Dequantize the matrix, except for int8's row scales."""
         if self.dtype != "nf4":
             return self.packed.to(dtype)
         from bitsandbytes.functional import QuantState, dequantize_4bit, dequantize_blockwise
@@ -157,13 +157,13 @@ class _Product(torch.autograd.Function):
 def quantize(body: nn.Module, dtype: QuantizedDtype, *, kept: Collection[nn.Parameter] = ()) -> int:
     """Replace the linear layers of a model by quantized ones, in place; return how many.
 
-    Layers of a subclass, which may read their weights in other ways, stay, as do the stacked matrices of experts, and
-    in nf4 rows of an odd length.
+    Not replaced are subclasses, which may use their weights differently, stacked matrices of experts, and, in nf4,
+    matrices with rows of odd length.
 
     Args:
-        body: The model, checked before: it is probed with the weights that it came with.
+        body: The model, already checked, since checks need its original weights.
         dtype: The number format.
-        kept: Weights of layers that stay as they are.
+        kept: Weights of layers to leave as they are.
     """
     replaced: dict[nn.Module, QuantizedLinear] = {}
     for parent, name, layer in _linear_layers(body, kept):
@@ -177,25 +177,25 @@ def quantize(body: nn.Module, dtype: QuantizedDtype, *, kept: Collection[nn.Para
 
 @torch.no_grad()
 def hold_bases(models: Iterable[nn.Module], dtype: FrozenDtype, device: torch.device | None = None) -> None:
-    """Hold the matrices under adapters in a number format, in place; weights that models share stay shared.
+    """Convert the matrices under adapters to a number format, in place; weights that models share stay shared.
 
-    auto: bf16 for a matrix whose numbers bf16 can represent, as most published ones: products are bit-identical.
-    bf16, int8, nf4: every one, as in `quantize`.
+    auto: bf16 for matrices that bf16 can represent, as most published ones: products are bit-identical.
+    bf16, int8, nf4: every matrix, as in `quantize`.
 
-    Embeddings, output layers, what an adapter holds whole, and layers with DoRA, which reads the matrix itself in every
-    pass, stay as they are.
+    Embeddings, output layers, modules that an adapter holds in full, and layers with DoRA, which reads the matrix
+    itself in every pass, stay as they are.
 
     Args:
-        models: All models on the bases, checked before.
+        models: All models on the bases, already checked.
         dtype: The number format.
-        device: Where they are held; None for where they are. One whole matrix is there at a time.
+        device: The device to hold them; None for their current one. It has room for one full matrix at a time.
 
     Raises:
-        ConfigError: nf4 cannot be had, or an adapter with DoRA is trained on matrices that are to be rounded.
+        ConfigError: nf4 is not available, or an adapter with DoRA is trained on matrices to be rounded.
     """
     if dtype == "fp32":
         return
-    held: dict[nn.Parameter, QuantizedLinear] = {}
+    replaced: dict[nn.Parameter, QuantizedLinear] = {}
     for model in models:
         outputs = [each.get_output_embeddings() for each in model.modules() if isinstance(each, PreTrainedModel)]
         kept = [each for layer in outputs if layer is not None for each in layer.parameters()]
@@ -209,32 +209,32 @@ def hold_bases(models: Iterable[nn.Module], dtype: FrozenDtype, device: torch.de
                 )
             if magnitudes or not is_frozen(weight) or not _fits(layer, dtype):
                 continue
-            if weight not in held:
-                held[weight] = QuantizedLinear(layer, "bf16" if dtype == "auto" else dtype, device)
-                for each in held[weight].parameters():
+            if weight not in replaced:
+                replaced[weight] = QuantizedLinear(layer, "bf16" if dtype == "auto" else dtype, device)
+                for each in replaced[weight].parameters():
                     mark_frozen(each)
-            setattr(parent, name, held[weight])
+            setattr(parent, name, replaced[weight])
 
 
 @torch.no_grad()
 def hold_frozen(
     model: LanguageModel | ScalarModel, dtype: FrozenDtype, precision: Precision, ranks: Ranks = ALONE
 ) -> None:
-    """Freeze a model in place, and hold its weights in a number format.
+    """Freeze a model in place, and convert its weights to a number format.
 
-    auto: bf16 where that changes no result of products in bf16: the matrices of linear layers, and embeddings
-    whose numbers bf16 can represent (most published models are saved in bf16). Where products run in fp32, nothing.
+    auto: bf16 where that changes no result of products in bf16: the matrices of linear layers, and embeddings that
+    bf16 can represent (most published models are saved in bf16). If products run in fp32, nothing is converted.
     bf16: also all other embeddings, and the matrices of experts. The role's products then run in bf16.
-    int8, nf4: as bf16, and linear layers in 8 or 4 bits; not the output layer: its rounding reaches every logit.
+    int8, nf4: as bf16, and linear layers in 8 or 4 bits, except the output layer, whose rounding affects every logit.
 
     Args:
-        model: It was checked, and nothing else shares its weights.
+        model: A model that was already checked, and whose weights nothing else shares.
         dtype: The format.
         precision: Number format of the run's matrix products.
-        ranks: If they shard their models, the first has the weights, and decides for all; not for int8 and nf4.
+        ranks: If they shard their models, the first has the weights and decides for all; not for int8 and nf4.
 
     Raises:
-        ConfigError: nf4 cannot be had.
+        ConfigError: nf4 is not available.
     """
     model.requires_grad_(False)
     if dtype == "fp32" or (dtype == "auto" and precision == "fp32"):
@@ -247,7 +247,7 @@ def hold_frozen(
     tables = [module for module in body.modules() if isinstance(module, nn.Embedding)]
 
     def fitting() -> list[bool]:
-        # A lookup of another kind may do more than read a row.
+        # A subclass may do more than look up a row.
         return [not exactly or (type(each) is nn.Embedding and _fits_bf16(each.weight)) for each in tables]
 
     fit = ranks.first(fitting) if ranks.is_sharded else fitting()
@@ -262,12 +262,12 @@ def hold_frozen(
 
 
 def factors_of(body: nn.Module, *, exactly: bool = True) -> set[nn.Parameter]:
-    """The weights that are read by matrix products alone, and the biases added to these.
+    """The weights that only matrix products read, and the biases of those products.
 
     Args:
         body: A model or a part of it.
-        exactly: Only those that autocast would round. Subclasses may read their weights in other ways, and grouped
-            products of experts round no fp32 matrix.
+        exactly: Only weights that autocast would round. Subclasses may use their weights differently, and grouped
+            products of experts do not round fp32 matrices.
     """
     layers = [
         module
@@ -287,12 +287,12 @@ def _fits_bf16(weight: Tensor) -> bool:
 
 
 def _in_fp32(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    """A looked-up embedding in fp32, in which the layers' outputs are added to it."""
+    """Convert a looked-up embedding to fp32, in which the layers' outputs are added to it."""
     return output.float()
 
 
 class HostWeights:
-    """Moves a frozen module's weights to the host's memory, and to its device for a while.
+    """Keeps a frozen module's weights in the host's memory, and moves them to its device when needed.
 
     Nothing is copied back: the weights do not change. Buffers, which are small, stay on the device.
 
@@ -304,15 +304,15 @@ class HostWeights:
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._weights = list(module.parameters())
         self._device = device
-        # Scoring can run in two threads at a time; one must not take the weights away from the other.
+        # Two threads may score at once; one must not take the weights away from the other.
         self._turn = RLock()
-        pinned = device.type == "cuda"  # copied without a detour through other memory
+        pinned = device.type == "cuda"  # pinned memory is copied directly
         for weight in self._weights:
             weight.data = weight.data.cpu().pin_memory() if pinned else weight.data.cpu()
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Within this context the weights are on the device."""
+        """Move the weights to the device for the block."""
         with self._turn:
             here = [weight.data for weight in self._weights]
             try:
@@ -325,39 +325,41 @@ class HostWeights:
 
 
 def _linear_layers(body: nn.Module, kept: Collection[nn.Parameter]) -> list[tuple[nn.Module, str, nn.Linear | Conv1D]]:
-    """The linear layers of a model and their parent modules, without the layers of these weights.
+    """The linear layers of a model with their parent modules and names, except layers with the kept weights.
 
-    PEFT's wrapper of a parameter, which has a `parameter_name`, replaces the weight itself, so its layer is left out.
+    A layer inside PEFT's wrapper of a parameter (with `parameter_name`), which replaces the weight itself, is left out.
     """
-    left = {id(weight) for weight in kept}
+    excluded = {id(weight) for weight in kept}
     return [
         (parent, name, layer)
         for parent in body.modules()
         if not hasattr(parent, "parameter_name")
         for name, layer in parent.named_children()
-        if isinstance(layer, nn.Linear | Conv1D) and type(layer) in (nn.Linear, Conv1D) and id(layer.weight) not in left
+        if isinstance(layer, nn.Linear | Conv1D)
+        and type(layer) in (nn.Linear, Conv1D)
+        and id(layer.weight) not in excluded
     ]
 
 
 def _fits(layer: nn.Linear | Conv1D, dtype: FrozenDtype) -> bool:
     """True if a layer can be held in this number format."""
-    if dtype == "auto":  # GPT-2's layers multiply in another order, with another rounding
+    if dtype == "auto":  # GPT-2's layers multiply in another order, which rounds differently
         return isinstance(layer, nn.Linear) and _fits_bf16(layer.weight)
     return dtype != "nf4" or matrix_of(layer).shape[1] % 2 == 0
 
 
 def matrix_of(layer: nn.Linear | Conv1D) -> Float[Tensor, "out_features in_features"]:
-    """The matrix of a layer, a row per output; GPT-2's layers hold it the other way around."""
+    """The matrix of a layer, with a row per output; GPT-2's layers store the transpose."""
     return layer.weight.T if isinstance(layer, Conv1D) else layer.weight
 
 
 def num_weights(parameters: Iterable[Tensor]) -> int:
-    """The number of weights in some parameters, quantized ones counted as before quantization."""
+    """The number of weights in some parameters, counting quantized ones as before quantization."""
     return sum(getattr(each, STANDS_FOR, each.numel()) for each in parameters)
 
 
 def _in_int8(weight: Tensor) -> dict[str, Tensor]:
-    """The numbers, and the scales in bf16, so that the product rounds them no further."""
+    """Quantize to int8, with scales in bf16, so that a product does not round them further."""
     scales = (weight.abs().amax(dim=1) / 127).bfloat16()
     scales = torch.where(scales > 0, scales, 1)
     return {"packed": (weight / scales[:, None].float()).round().clamp(-127, 127).to(torch.int8), "scales": scales}
@@ -387,5 +389,5 @@ _HELD: dict[QuantizedDtype, Callable[[Tensor], dict[str, Tensor]]] = {
 
 @cache
 def _codes(device: torch.device) -> Tensor:
-    """The 256 numbers that 8 bits stand for in the scales."""
+    """The 256 numbers that nf4's 8-bit scales can take."""
     return load_bitsandbytes("nf4", device).functional.create_dynamic_map().to(device)

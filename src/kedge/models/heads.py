@@ -24,20 +24,20 @@ from kedge_base.errors import ModelError
 HeadInit = Literal["zero", "normal"]
 
 VALUE_HEAD_FILE = "value_head/model.safetensors"
-"""In a subfolder: vLLM reads every `*.safetensors` beside `config.json` as weights of the policy."""
+"""In a subfolder, since vLLM reads every `*.safetensors` beside `config.json` as the policy's weights."""
 LLAMA_FACTORY_FILE = "value_head.safetensors"
 
 MAX_SHOWN = 4
-"""Weights named in a message at most."""
+"""Most weights that a message names."""
 
 COPY_SPREAD = 1 / 12
-"""Standard deviation of a histogram made from a scalar, relative to the support. A wider one would be cut off at the
-ends and miss the scalar there; with a narrower one, far bins would be many nats below the others and learn slowly."""
+"""Standard deviation of a histogram made from a scalar head, relative to the support. A wider one would be cut off at
+the ends and miss the scalar there; with a narrower one, far bins would be many nats lower and learn slowly."""
 NEW_SPREAD = 1 / 4
-"""The same for a new head, which has nothing to keep: nearly uniform. In short runs, 1/16 took twice as many updates as
-1/4 to reach the returns, and a uniform start as many as 1/4."""
+"""The same for a new head, which has no values to keep: nearly uniform. In short runs, 1/16 took twice as many updates
+as 1/4 to reach the returns; a uniform start took as many as 1/4."""
 MARGIN = 0.05
-"""A new head starts at 0, or at the nearest value inside the support with a margin of this share of its width."""
+"""A new head starts at 0, or as close to 0 as possible while this share of the support's width away from its ends."""
 
 
 class HistogramHead(nn.Module):
@@ -65,7 +65,7 @@ class HistogramHead(nn.Module):
         self.bins = bins
         self.weight = nn.Parameter(torch.zeros(bins.num_bins, in_features, device=device))
         self.bias = nn.Parameter(torch.zeros(bins.num_bins, device=device))
-        # Saved, so that a head is not read with another support.
+        # Saved, so that a head is never loaded with another support.
         self.register_buffer("support", torch.tensor([float(bins.low), float(bins.high)], device=device))
 
     @torch.no_grad()
@@ -113,8 +113,8 @@ def read_values(head: ValueHead, hidden: Float[Tensor, "*rest dim"]) -> Values:
 def initialize_head(head: ValueHead, init: HeadInit) -> ValueHead:
     """Initialize a head in place: weights 0, or normal with std 1/√(d+1); the bias is 0 either way.
 
-    A histogram starts from such a scalar head, wide, and shifted so that zero weights give the value 0. If 0 is outside
-    the support or close to one of its ends, the start is the value 5 % inside that end.
+    A histogram head starts from such a scalar head, with a wide spread, and shifted so that zero weights give the value
+    0. If 0 is outside the support or close to one of its ends, it starts at the value 5 % inside that end.
 
     Source: spec §3.8 (N+), §7.34.
     """
@@ -136,18 +136,18 @@ def find_head(
 ) -> nn.Linear | None:
     """The head that another library saved with a model under another name; None unless there is exactly one.
 
-    OpenRLHF names it `value_head`, TRL `v_head.summary`, and LLaMA-Factory saves the latter in a file beside the model.
-    So it is found by its shape.
+    OpenRLHF names it `value_head`, TRL `v_head.summary`, and LLaMA-Factory saves the latter in a separate file, so the
+    head is recognized by its shape.
 
     Args:
         folder: The model's folder.
         trunk: Prefix of the names of the trunk's weights, which are skipped.
-        own: Their names without it, as they are in the files of a trunk alone.
+        own: The trunk's names without the prefix, as in files of a trunk alone.
         ignored: Patterns of names that are skipped as well.
         width: Width of the hidden states.
 
     Raises:
-        ModelError: A file is damaged, or the head has several layers, of which this would be the last.
+        ModelError: A file is damaged, or the head has several layers, of which only the last would be used.
     """
     try:
         skipped = re.compile("|".join([rf"^{re.escape(trunk)}\.", *ignored]))
@@ -158,7 +158,7 @@ def find_head(
             return None
         [row] = found
         part = [each for each in stored if each.part == row.part]
-        # A layer before it has as many outputs as it has inputs.
+        # A preceding layer has as many outputs as this one has inputs.
         if any(each.shape[:1] == row.shape[1:] for each in part if len(each.shape) == 2):
             names = ", ".join(sorted(each.name for each in part)[:MAX_SHOWN])
             raise ModelError(
@@ -179,7 +179,7 @@ class _Stored(NamedTuple):
 
     @property
     def part(self) -> str:
-        """The part of the model that it belongs to, such as a head of several layers."""
+        """The top-level module that the tensor belongs to, such as a head of several layers."""
         return self.name.partition(".")[0]
 
 
@@ -214,12 +214,12 @@ def _gaussian_logits(centers: Tensor, mean: Tensor, spread: float) -> Tensor:
 
 
 def _spread(bins: Bins, relative_spread: float) -> float:
-    """Standard deviation of the first histogram; wide enough for its expectation not to depend on the bins."""
+    """Standard deviation of the initial histogram, wide enough that its expectation does not depend on the bins."""
     return max(relative_spread * (bins.high - bins.low), 0.75 * bins.width)
 
 
 def _location_of_start(bins: Bins) -> float:
-    """The Gaussian's mean for which the histogram's expectation is the start: found by bisection, as it is monotone."""
+    """Find, by bisection, the Gaussian's mean for which the histogram's expectation is the start; it is monotone."""
     size = bins.high - bins.low
     start = min(max(0.0, bins.low + MARGIN * size), bins.high - MARGIN * size)
     low = bins.low - 4 * size
@@ -236,9 +236,9 @@ def _location_of_start(bins: Bins) -> float:
 
 
 def value_head_file(source: str | Path) -> Path | None:
-    """The value head saved with a policy, also by LLaMA-Factory; None without a head.
+    """The file of the value head saved with a policy by kedge or LLaMA-Factory; None without one.
 
-    That of a whole model on the hub is downloaded; an adapter's already is.
+    For a whole model on the hub, the file is downloaded; an adapter's was downloaded with the adapter.
     """
     model = find_model(source)
     model = model if os.path.isdir(model) else check_source(model)
@@ -251,10 +251,10 @@ def value_head_file(source: str | Path) -> Path | None:
 def load_value_head(head: ValueHead, source: str | Path) -> bool:
     """Load the value head saved with a policy; returns False for a policy without one.
 
-    A histogram starts with the values of a saved scalar head. The reverse, and other bins, are refused.
+    A histogram head takes over the values of a saved scalar head. The reverse, and other bins, are refused.
 
     Raises:
-        ModelError: It has another width, other bins, or non-finite weights.
+        ModelError: The saved head has another width, other bins, or non-finite weights.
     """
     path = value_head_file(source)
     if path is None:
@@ -268,7 +268,7 @@ def load_value_head(head: ValueHead, source: str | Path) -> bool:
     try:
         _fill(head, saved, scalar=bins is None)
     except RuntimeError as error:
-        raise _misfit(path) from error
+        raise _wrong_head(path) from error
     if not all(weight.isfinite().all() for weight in head.parameters()):
         raise ModelError(f"{path}: the value head contains NaN or infinity")
     return True
@@ -280,10 +280,10 @@ def _read_value_head(path: Path) -> tuple[dict[str, Tensor], Bins | None]:
         saved = {name.removeprefix("v_head.summary."): tensor for name, tensor in load_file(path).items()}
         return saved, _bins_of(saved)
     except (RuntimeError, OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise _misfit(path) from error
+        raise _wrong_head(path) from error
 
 
-def _misfit(path: Path) -> ModelError:
+def _wrong_head(path: Path) -> ModelError:
     return ModelError(f"{path}: not a value head of the model in this folder; move it away to start with a new one")
 
 

@@ -37,11 +37,11 @@ ROUNDING = 1e-6
 """Numbers with a smaller relative spread count as equal."""
 
 PROBED_LOGIT = 30.0
-"""Size of the largest logit when the output layer is compared with the model's own, as in a trained model."""
+"""Scale of the largest logit, as in a trained model, for comparing logits with the model's own."""
 FORBIDDEN_LOGIT = -1e9
 """Finite, so that p·log p of a forbidden token is 0 and not NaN; exp(−1e9) is 0 in every format."""
 MAX_LOGITS = 2**24
-"""Logits in memory at a time: 64 MiB in float32. More are computed in chunks, and recomputed in the backward pass."""
+"""Most logits in memory at a time, 64 MiB in float32. More are computed in chunks, and again in the backward pass."""
 
 
 class LanguageModel(nn.Module):
@@ -71,9 +71,9 @@ class LanguageModel(nn.Module):
     holds_bf16 = False  # see `hold_frozen`
     on_every_rank = False  # see `Loaded`
     host: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Makes a context for passes: `HostWeights.on_device` if the weights are in the host's memory between them."""
+    """Context for passes: `HostWeights.on_device` if the weights are in the host's memory between passes."""
     adapter: Adapter | None = None
-    """The weights that differ from a base shared with other models; None if there is no such base."""
+    """The adapter, on a base that other models may share; None for a model with its own weights."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class LanguageModel(nn.Module):
 
     @cached_property
     def shares_up_to(self) -> float:
-        """The longest rows of a pass that share their prompt."""
+        """The longest rows that can share their prompt in a pass."""
         return self.trunk.shares_up_to
 
     def logits(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest vocab"]:
@@ -171,9 +171,9 @@ class LanguageModel(nn.Module):
         return tuple(torch.cat(measures) for measures in zip(*parts, strict=True))
 
     def _output_weight(self) -> Tensor:
-        """The matrix of the output layer, once per pass: chunks must not ask other ranks for their parts."""
+        """The output layer's matrix, gathered once per pass, since ranks may compute different numbers of chunks."""
         weight = output_layer(self.causal).weight
-        # Sharded: all ranks ask for it together, and its gradients are summed.
+        # If sharded, all ranks gather it together, and their gradients are summed.
         return weight.full_tensor(grad_placements=[Partial()]) if isinstance(weight, DTensor) else weight
 
     def _raw_logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ class LanguageModel(nn.Module):
         return logits
 
     def _check(self, ranks: Ranks) -> None:
-        """Refuse a model with states that depend on later tokens, or with logits computed in an unsupported way."""
+        """Refuse a model whose states depend on later tokens, or that computes its logits in an unsupported way."""
         kind = type(self.causal).__name__
         if not self.trunk.is_causal:
             raise ModelError(f"{kind} reads later tokens, too, so it is no language model; use a causal language model")
@@ -204,9 +204,9 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _logit_error(self) -> float:
-        """The error of the log probabilities, compared with the model's own forward pass for one row alone.
+        """Error of the log probabilities relative to the model's own forward pass, for a single row.
 
-        The hidden states are scaled up on the way, so that a cap on the logits shows in a model with small logits.
+        Hidden states are scaled up, so that a cap on the logits shows even in a model with small logits.
         """
         rows = trial_rows(self.causal)
         ids = rows.ids[: rows.longest]
@@ -217,7 +217,7 @@ class LanguageModel(nn.Module):
         def amplify(module: nn.Module, inputs: object, output: Any) -> Any:
             nonlocal hidden
             output.last_hidden_state = output.last_hidden_state * factor
-            hidden = hidden * factor  # stays as it is where the model calls only a part of its trunk (OPT)
+            hidden = hidden * factor  # not reached if the model calls only a part of its trunk (OPT)
             return output
 
         handle = self.trunk.model.register_forward_hook(amplify)
@@ -244,15 +244,15 @@ def output_layer(causal: PreTrainedModel) -> nn.Linear:
 
 
 class PolicyWeights:
-    """All weights of a policy by their names in a checkpoint, one whole tensor at a time; can be read again.
+    """Iterates over a policy's weights by their names in a checkpoint, one whole tensor at a time; reusable.
 
-    Tied weights appear under both names: a server may keep separate copies, as vLLM does on a CPU. The value head
-    is not among them.
+    Tied weights appear under both names, since a server may keep separate copies, as vLLM does on a CPU. The value
+    head is not included.
 
     Args:
         policy: The policy.
-        merged: For a policy with an adapter: its weights are added to the base's. False for the adapter's
-            weights alone, for a copy of the policy on the same base.
+        merged: Merge an adapter into the base's weights. False yields only the adapter's weights, for a copy of the
+            policy on the same base.
     """
 
     def __init__(self, policy: LanguageModel, *, merged: bool = True) -> None:
@@ -265,7 +265,7 @@ class PolicyWeights:
             yield from self._adapter.merged() if self._merged else self._adapter.weights().items()
             return
         for name, tensor in self._causal.state_dict().items():
-            # If it is sharded over ranks, all of them read the weights in the same order.
+            # Gathering is safe: all ranks that shard the policy read the weights in the same order.
             yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -301,7 +301,7 @@ class _Reading:
             slots = mask | (columns == last)
         ids = torch.cat([rollout.prompt_ids, rollout.response_ids[:, :-1]], dim=1)
         read = torch.cat([rollout.prompt_mask, (rollout.token_mask & (columns < last))[:, :-1]], dim=1)
-        # Number of tokens read up to each column, over all rows; a slot's state is the last of them.
+        # Index of the newest token read up to each column, over all rows: the state of the slot there.
         newest = read.flatten().cumsum(0).view(read.shape)[:, rollout.prompt_ids.shape[1] - 1 :] - 1
         rows = TokenRows.unpad(ids, read, rollout.prompts)
         return cls(rows, newest[slots], slots, mask, rollout.response_ids[mask])
@@ -310,7 +310,7 @@ class _Reading:
         """Select the entries of the actions from one entry per slot."""
         if self.slots is self.action_mask:
             return states
-        # By number: states without contents, as of a plan, cannot be selected with a mask.
+        # By index, since a plan's states without contents cannot be selected with a mask.
         return states[self.action_mask[self.slots].nonzero().flatten()]
 
     def pad(
@@ -349,8 +349,8 @@ class ActorCritic(nn.Module):
             or ends at the head.
 
     Attributes:
-        values_started: False for a new critic whose values are still to be started from the first returns; see
-            `start_values`. None without a critic.
+        values_started: False for a new critic that has yet to be fitted to the first returns; see `start_values`. None
+            without a critic.
 
     Source: spec §7.34.
     """
@@ -365,7 +365,7 @@ class ActorCritic(nn.Module):
         self.policy = policy
         self.critic = critic
         self.value_gradient = value_gradient
-        # A buffer, so that it returns with the weights that it describes when these are restored.
+        # A buffer, so that it is restored together with the weights that it describes.
         started = torch.tensor(True, device=policy.device) if self.has_critic else None
         self.register_buffer("values_started", started, persistent=False)
 
@@ -385,7 +385,7 @@ class ActorCritic(nn.Module):
 
     @cached_property
     def shares_up_to(self) -> float:
-        """The longest rows of a pass that share their prompt, in policy and critic."""
+        """The longest rows that can share their prompt in a pass, in both policy and critic."""
         trunks = [self.policy.trunk, *([] if self.critic is None else [self.critic.trunk])]
         return min(trunk.shares_up_to for trunk in trunks)
 
@@ -407,15 +407,15 @@ class ActorCritic(nn.Module):
 
         b = max(0, cov(V, R)/var(V)),  a = mean(R) − b·mean(V);  b = 0 where V is constant
 
-        A critic whose head is 0 starts at the mean return, and the readout of a reward model is kept as far as it
-        predicts the returns. Neither depends on the unit of the reward. Returns that are all equal say nothing about b:
-        it is 1 then, and the next batch is fitted again. Numbers that are not finite are left to the guard.
+        A critic whose head is 0 starts at the mean return, and a reward model's readout is kept as far as it predicts
+        the returns. Neither depends on the unit of the reward. If all returns are equal, they do not determine b: it is
+        1, and the next batch is fitted again. Non-finite numbers are left to the guard.
 
         Args:
             values: V of the actions, as collected.
             returns: Their Monte Carlo returns, which contain no value.
             mask: True = counts.
-            rows: Those whose returns are known, to fit to; None for all.
+            rows: The rows with known returns, to fit to; None for all.
 
         Source: kedge; PopArt (van Hasselt et al. 2016) starts and rescales an output layer in this way.
         """
@@ -451,7 +451,7 @@ class ActorCritic(nn.Module):
         return iter(()) if critic is None else critic.parameters()
 
     def separable_parameters(self) -> Iterator[nn.Parameter]:
-        """The critic's parameters if no gradient of the values reaches the policy, so that nothing is shared."""
+        """The critic's parameters, if no gradient of the values reaches the policy; else none."""
         separable = self.critic is not None or self.value_gradient == "head"
         return self.critic_parameters() if separable else iter(())
 
@@ -507,7 +507,7 @@ class ActorCritic(nn.Module):
     def critic_outputs(
         self, rollout: Rollout, *, precision: Precision = "fp32", value_after_last: bool = False
     ) -> CriticOutputs:
-        """Evaluate the critic alone. The gradient reaches its own parameters: a shared trunk is read without a graph.
+        """Evaluate only the critic. Gradients reach its own parameters; a shared trunk is run without a graph.
 
         Args:
             rollout: The rows.

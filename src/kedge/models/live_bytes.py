@@ -1,4 +1,4 @@
-"""Counts the bytes of all live tensors and the work of all operations, also of tensors without contents."""
+"""Counts the bytes of all live tensors and the work of all operations, including tensors without contents."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
 GROUPED_PRODUCT = getattr(aten, "_grouped_mm", None)
-"""The product of experts; None in a torch that is too old for it."""
+"""The grouped product of experts; None if torch is too old for it."""
 
 
 class Hollow(Tensor):
     """A tensor with a shape and a number format, and no contents.
 
-    Operations on it compute shapes alone, of its counterpart on the meta device, so they cost no memory and little
-    time. To everything else it is a tensor on the CPU: autocast and attention choose the code that they run there.
-    If the code asks for contents, every condition is true, every number is 1, and every position is selected.
+    Operations on it only compute shapes, using its counterpart on the meta device, so they take no memory and little
+    time. Otherwise it looks like a CPU tensor, so autocast and attention choose the code that they run on a CPU. If
+    code asks for contents, every condition is true, every number is 1, and every position is selected.
 
     Args:
         inner: A tensor on the meta device; views of a tensor share its storage.
@@ -44,13 +44,13 @@ class Hollow(Tensor):
 
     @classmethod
     def like(cls, tensor: Tensor) -> Hollow:
-        """One with the shape and the number format of another tensor."""
+        """Make one with the shape and the number format of another tensor."""
         return cls(torch.empty_like(tensor, device="meta"))
 
     @classmethod
     @contextmanager
     def comparing(cls, same: bool) -> Any:
-        """Within this context, tensors without contents are equal, or not."""
+        """Set whether `torch.equal` calls tensors without contents equal, within the block."""
         before = cls.same
         cls.same = same
         try:
@@ -59,7 +59,7 @@ class Hollow(Tensor):
             cls.same = before
 
     def counterpart(self) -> Tensor:
-        """The tensor on the meta device; after an assignment to `data`, one of the new number format."""
+        """The tensor on the meta device, in the current number format, which an assignment to `data` may change."""
         if self.shaped.dtype != self.dtype:
             self.shaped = torch.empty_like(self.shaped, dtype=self.dtype)
         return self.shaped
@@ -81,7 +81,7 @@ class Hollow(Tensor):
         if "device" in settings:
             settings["device"] = torch.device("meta")
         if func._overloadpacket is GROUPED_PRODUCT and inputs[0].dtype != torch.bfloat16:
-            # The rule for its shapes knows bf16 alone; the kernels take fp32 as well.
+            # Its shape rule only accepts bf16, though the kernels also accept fp32.
             product = func(inputs[0].bfloat16(), inputs[1].bfloat16(), *inputs[2:], **settings)
             return cls(product.to(inputs[0].dtype))
         key = (func, _key(inputs), *((name, _key(each)) for name, each in settings.items()))
@@ -116,7 +116,7 @@ def _outer(value: Any) -> Any:
 
 
 _RESULTS: dict[Any, Any] = {}
-"""The results of operations by the shapes of their inputs: rules for shapes are slow, and passes repeat themselves."""
+"""Cached results of operations by the shapes of their inputs: shape rules are slow, and passes repeat themselves."""
 
 
 def _key(value: Any) -> Any:
@@ -155,7 +155,7 @@ def _item(tensor: Tensor) -> bool | float | int:
 
 
 def _places(index: Tensor | None) -> tuple[Tensor | None, ...]:
-    """A mask as indices, of all places if it has no contents."""
+    """Convert a mask to indices; one without contents selects every position."""
     if index is None or index.dtype != torch.bool:
         return (index,)
     if not isinstance(index, Hollow):
@@ -178,8 +178,7 @@ FUNCTIONS = {
         "silu", "silu_backward", "softplus", "softplus_backward", "sort", "tanh", "tanh_backward", "topk",
     )
 }  # fmt: skip
-"""Operations that take many instructions per number: on a CPU, which has few units, they cost more than what they read
-and write."""
+"""Operations that take many instructions per number: on a CPU, computing them takes longer than reading and writing."""
 
 
 FORMULAS: dict[Any, Any] = {
@@ -190,7 +189,7 @@ FORMULAS: dict[Any, Any] = {
 
 
 Label = tuple[str, str]
-"""The purpose of a tensor, and the role that holds it."""
+"""A tensor's purpose, and the role that holds it."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -202,10 +201,10 @@ class LiveBytes(TorchDispatchMode):
         live: Bytes now.
         peak: Most bytes since the last `restart`.
         at_peak: Bytes at that moment by label.
-        label: Of tensors that are seen from now on.
-        work: So far: `flops` of matrix products and attention; `bytes` that all other operations read and write, and
-            products whose factors are larger than their result; the same in `functions` such as exp; and `calls` that
-            compute something, unlike views.
+        label: Label for tensors that are first seen from now on.
+        work: Work so far: `flops` of matrix products and attention; `bytes` of the largest factor of each product, and
+            those that other operations read and write; the latter as `functions` for operations such as exp; and
+            `calls` of operations that compute something, unlike views.
     """
 
     def __init__(self) -> None:
@@ -219,7 +218,7 @@ class LiveBytes(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not: the guard against torch.compile costs as much as the counting of an operation."""
+        """False, since the guard against torch.compile costs as much as counting an operation."""
         return False
 
     def hold(self, tensors: Iterable[Tensor], label: Label | None = None, *, share: float = 1.0) -> int:
@@ -227,8 +226,8 @@ class LiveBytes(TorchDispatchMode):
 
         Args:
             tensors: The tensors.
-            label: Theirs; None for the present one.
-            share: Of their size that counts; 0 for what another role holds already.
+            label: Their label; None for the current one.
+            share: Share of their size that counts; 0 for tensors that another role already holds.
 
         Returns:
             The bytes that this added.
@@ -243,14 +242,14 @@ class LiveBytes(TorchDispatchMode):
         return self._known[_storage(tensor)._cdata][1]
 
     def rename(self, old: Label, new: Label) -> None:
-        """Give another label to everything with a label that is alive."""
+        """Change a label of live tensors to another."""
         self._known = {
             key: (tensor, new if label == old else label, size) for key, (tensor, label, size) in self._known.items()
         }
         self._labels[new] += self._labels.pop(old, 0)
 
     def restart(self) -> int:
-        """Return the peak, and look for a new one from here on."""
+        """Return the peak, and start measuring a new one."""
         peak = self.peak
         self.peak = self.live
         self.at_peak = dict(self._labels)
@@ -261,7 +260,7 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and count its inputs and outputs."""
         kwargs = kwargs or {}
-        # Without another round through the dispatcher, which takes as long as the shapes of the result.
+        # Directly, since another round through the dispatcher takes as long as computing the result's shapes.
         result = Hollow.__torch_dispatch__(func, types, args, kwargs) if Hollow in types else func(*args, **kwargs)
         size = 0
         for each in _tensors((args, *kwargs.values(), result)):
@@ -274,7 +273,7 @@ class LiveBytes(TorchDispatchMode):
                 self.work["functions" if packet in FUNCTIONS else "bytes"] += size
             else:
                 self.work["flops"] += formula(*args, **kwargs, out_val=result)
-                # Its largest factor: the weights, which few rows read in full.
+                # Count the largest factor, usually the weights, which even a few rows read in full.
                 self.work["bytes"] += max((each.nbytes for each in args if isinstance(each, Tensor)), default=0)
         return result
 

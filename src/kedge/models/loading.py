@@ -44,13 +44,13 @@ from kedge_base.errors import ModelError
 class Bases:
     """The bases of a run's adapters, each in memory once.
 
-    Every role gets separate modules with the base's weights, and its adapter in them. So roles need not take
-    turns: one can sample while another is trained, and activations can be recomputed at any time.
+    Every role gets its own modules, which share the base's weights and contain the role's adapter. So roles need not
+    take turns: one can sample while another is trained, and activations can be recomputed at any time.
 
     Args:
         trust_remote_code: Run Python code from a model's folder.
-        on_host: Load and check the models in the host's memory. For bases that are then rounded: whole, they may not
-            fit on the device. `hold_bases` rounds them there, and the run moves the rest.
+        on_host: Load and check the models in the host's memory. For bases that will be rounded, since in full precision
+            they may not fit on the device: `hold_bases` moves and rounds the matrices, and the run moves the rest.
     """
 
     def __init__(self, *, trust_remote_code: bool = False, on_host: bool = False) -> None:
@@ -59,7 +59,7 @@ class Bases:
         self._loaded: dict[str, Loaded] = {}
 
     def place(self, device: str | torch.device) -> torch.device:
-        """The device on which a model for this device is loaded and checked."""
+        """The device on which to load and check a model that will run on the given one."""
         return torch.device("cpu" if self._on_host else device)
 
     def load(
@@ -70,7 +70,7 @@ class Bases:
         device: torch.device,
         **settings: Any,
     ) -> Loaded:
-        """A model on a base, and the names of its weights that the base has not.
+        """Build a model on a base; also return the names of its weights that the base lacks.
 
         Args:
             auto_class: An `AutoModel…` class of transformers.
@@ -94,8 +94,8 @@ class Bases:
             pads = [getattr(config, "pad_token_id", None) for config in configs]
             fit_embedding(loaded.model, tokenizer)
             for config, pad in zip(configs, pads, strict=True):
-                config.pad_token_id = pad  # the file's, as every role reads it first
-            # Never trained: a role has trainable weights in its adapter and its head alone.
+                config.pad_token_id = pad  # restore the file's value, which every role expects
+            # Never trained: a role's trainable weights are only in its adapter and its head.
             self._loaded[key] = Loaded(loaded.model.requires_grad_(False), loaded.missing)
         known = self._loaded[key]
         base = shared_copy(known.model)
@@ -111,7 +111,7 @@ class Bases:
         return [each.model for each in self._loaded.values()]
 
     def _without_weights(self, auto_class: Any, name: str, **settings: Any) -> PreTrainedModel | None:
-        """The model as its class builds it; None if its code needs weights for that."""
+        """Build the model without weights; None if its code needs them."""
         with quiet_transformers():
             config = AutoConfig.from_pretrained(name, trust_remote_code=self._trusted, **settings)
             return built_without_weights(
@@ -120,13 +120,13 @@ class Bases:
 
 
 def _is_language_model(config: PreTrainedConfig) -> bool:
-    """True if a model was saved as a causal language model, so that it can serve a policy as well as a critic."""
+    """True if a model was saved as a causal language model, which can be the base of a policy and of a critic."""
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return getattr(known, "__name__", None) in (config.architectures or ())
 
 
 def _with_own_heads(base: PreTrainedModel) -> PreTrainedModel:
-    """The same model, with a copy of a classifier's heads: normalizing the scores of one role scales its head."""
+    """Give a classifier copies of its heads, in place, since normalizing one role's scores scales its head."""
     if base.get_output_embeddings() is None and base.base_model is not base:
         for name, part in list(base.named_children()):
             if part is not base.base_model:
@@ -135,11 +135,11 @@ def _with_own_heads(base: PreTrainedModel) -> PreTrainedModel:
 
 
 def _on_trunk_of(base: PreTrainedModel, other: PreTrainedModel) -> Loaded | None:
-    """A model of another class on the trunk of a base; None if their trunks differ.
+    """Put a model of another class on a base's trunk; None if their trunks differ.
 
     Args:
         base: The base.
-        other: The model, without weights. Those beyond the trunk are missing, and get some numbers.
+        other: The model, without weights. Those outside the trunk count as missing, and get placeholder values.
     """
     trunk = base.base_model
     if type(trunk) is not type(other.base_model) or trunk is base or other.base_model is other:
@@ -151,7 +151,7 @@ def _on_trunk_of(base: PreTrainedModel, other: PreTrainedModel) -> Loaded | None
     for part in other.modules():
         for name, weight in list(part.named_parameters(recurse=False)):
             if weight.is_meta:
-                # Numbers with which a head can be checked, not drawn from the generator that new heads start from.
+                # Values good enough to check a head, without drawing from the generator that initializes new heads.
                 numbers = 0.1 * torch.arange(1.0, weight.numel() + 1).cos().view(weight.shape)
                 part.register_parameter(name, nn.Parameter(numbers.to(base.device)))
     disable_dropout(other)
@@ -166,8 +166,8 @@ class _Body:
     Attributes:
         loaded: The model, and the names of its newly initialized weights.
         device: Its device.
-        base: The source; of an adapter, its base.
-        start: The adapter that the source is, unless it was merged.
+        base: The source; for an adapter, its base.
+        start: The adapter, if the source is one and was not merged.
         on_base: Other models may share its weights.
         adapter: See `LoadOptions`.
         ranks: See `LoadOptions`.
@@ -182,7 +182,7 @@ class _Body:
     ranks: Ranks
 
     def finish(self, model: LanguageModel | ScalarModel) -> None:
-        """Give ranks the weights that only the first one has, but for those that are sharded; add the adapter."""
+        """Broadcast the weights that only the first rank has, except those to be sharded; add the adapter."""
         model.on_every_rank = self.loaded.on_every_rank
         if self.ranks.is_sharded:
             trunk = model.trunk if model.trunk is not None and model.trunk.takes_one_pass else None
@@ -349,7 +349,7 @@ def load_scalar_model(
 
 
 def _foreign_head(classifier: PreTrainedModel, source: str) -> nn.Linear | None:
-    """The head that another library saved with a model, if it fits a decoder's; see `find_head`."""
+    """Find the head that another library saved with a model, if it fits a decoder; see `find_head`."""
     score = dict(classifier.named_children()).get("score")
     if not isinstance(score, nn.Linear) or score.bias is not None:
         return None
@@ -357,7 +357,7 @@ def _foreign_head(classifier: PreTrainedModel, source: str) -> nn.Linear | None:
     if folder is None:
         return None
     own = classifier.base_model.state_dict().keys()
-    ignored = classifier._keys_to_ignore_on_load_unexpected or ()  # parts that only other classes have
+    ignored = classifier._keys_to_ignore_on_load_unexpected or ()  # patterns for parts of other model classes
     head = find_head(folder, trunk=classifier.base_model_prefix, own=own, ignored=ignored, width=score.in_features)
     if head is not None and not all(weight.isfinite().all() for weight in head.parameters()):
         raise ModelError(f"model {source!r}: the weights of its head contain NaN or infinity")
@@ -365,7 +365,7 @@ def _foreign_head(classifier: PreTrainedModel, source: str) -> nn.Linear | None:
 
 
 def _take_normalization(model: ScalarModel, foreign: nn.Linear | None) -> None:
-    """Take over the bias of another library's head, and the mean and deviation of OpenRLHF's scores."""
+    """Adopt the bias of another library's head, and OpenRLHF's mean and standard deviation of the scores."""
     config = model.classifier.config
     mean = 0.0
     std = 1.0

@@ -34,7 +34,6 @@ class Origin:
         stage: The stage that trained it.
         base_model: The model that it was trained from: a hub id, or the name of a folder.
         hub_base: The hub id at the start of the chain of stages; None if it started from a local folder.
-        algorithm: PPO, or the relative of it that the stage `ppo` ran.
         prompt_form: The form of the prompts that it was trained on; None if unknown.
         kedge: The version of kedge.
     """
@@ -69,7 +68,7 @@ def read_origin(source: str | os.PathLike[str], *, hub: bool = True) -> Origin |
 
 
 def _parsed(values: object) -> Origin | None:
-    """An origin from the content of a file, which may come from anyone."""
+    """Parse an origin from the content of a file, which is untrusted."""
     if not isinstance(values, Mapping):
         return None
     entries = cast("Mapping[Any, Any]", values)
@@ -120,9 +119,9 @@ class Card(Protocol):
 
 
 def public_name(source: str | os.PathLike[str]) -> str:
-    """The name of a model, file or function without details of this machine.
+    """Return a model's, file's or function's name without details of this machine.
 
-    Hub ids and relative paths stay. An absolute path becomes relative to the working directory, or loses its folders.
+    Hub ids and relative paths stay. An absolute path becomes relative to the working directory, or only its last part.
     """
     name = os.fspath(source)
     if names_function(name) and ":" in name and not os.path.isdir(name):
@@ -137,7 +136,7 @@ def public_name(source: str | os.PathLike[str]) -> str:
 
 
 def public_settings(value: Any) -> Any:
-    """Settings, or one of them, with absolute paths replaced by names."""
+    """Replace absolute paths by public names in settings, or in one value."""
     if isinstance(value, dict):
         entries = cast("dict[str, Any]", value)
         return {public_settings(name): public_settings(entry) for name, entry in entries.items()}  # data.mix: sources

@@ -34,18 +34,18 @@ from kedge.ranks import ALONE, Ranks
 from kedge_base.errors import ModelError
 
 NORMALIZATION_KEY = "kedge_score_shift"
-"""Key of config.json with the score shift; in every reward model that kedge saved, even where the shift is 0."""
+"""Key of the score shift in config.json; kedge writes it for every reward model, even if the shift is 0."""
 
 HAS_NEW_ROW = "has_new_row"
-"""Attribute of an embedding that grew by the pad token: the files that it came from do not have this row."""
+"""Attribute of an embedding that grew by a row for the pad token, which its source's files lack."""
 
 CONSTANTS = re.compile(
     r"rotary|inv_freq|(^|\.)(masked_bias|causal_mask|position_ids|token_type_ids|version)$|(attn|attention)\.bias$"
 )
-"""Names in older files of masks, positions and the like, which the code computes today."""
+"""Names of masks, positions and the like in older files, which current code computes."""
 
 MIN_TOKENS = 4
-"""Least tokens of a row in the trial passes over a loaded model."""
+"""Smallest vocabulary and context length for the trial passes over a loaded model."""
 
 
 def model_width(source: str | Path, *, trust_remote_code: bool = False) -> int:
@@ -67,7 +67,7 @@ def load_pretrained(
         auto_class: An `AutoModel…` class of transformers.
         source: A folder or hub id.
         trust_remote_code: Run Python code from the model folder.
-        ranks: If they shard their models, the first alone has the weights; the others have the model without them.
+        ranks: If they shard their models, only the first loads the weights; the others build the model without them.
         settings: Passed to `from_pretrained`.
 
     Returns:
@@ -93,7 +93,7 @@ def load_pretrained(
     disable_dropout(loaded.model)
     cast("dict[str, Any]", loaded.model.source_settings)["dtype"] = _saved_dtype(base)
     fuse_activations(loaded.model)
-    loaded.model.config.return_dict = True  # overrides config.json: kedge reads outputs by name
+    loaded.model.config.return_dict = True  # overrides config.json, since kedge reads outputs by name
     return loaded
 
 
@@ -144,21 +144,21 @@ def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **sett
 
 
 def _unread(model: PreTrainedModel, unexpected: Collection[str], missing: Collection[str]) -> list[str]:
-    """The names in a model's files that belong to a part of the model and that it has no place for.
+    """Find names in a model's files that belong to a part of the model but have no place in it.
 
-    Without them it is not the model that was saved: its attention lacks the biases, for example. Left out, as
-    transformers does:
+    Without them, it is not the model that was saved; its attention may lack biases, for example. Ignored, as in
+    transformers, are:
 
-    - parts that the model lacks as a whole, such as a pooler, a vision tower or another head
+    - parts that the model lacks altogether, such as a pooler, a vision tower or another head
     - constants
     - layers after the last one, which predict further tokens
-    - weights of a part that lacks its own, such as a head of another form: those are reported as missing
+    - weights of a part whose own weights are not in the files, such as another kind of head: those count as missing
     """
     parts = dict(model.named_modules())
     buffers = dict(model.named_buffers())
     found: list[str] = []
     for name in sorted(unexpected):
-        whole = name if _owner(parts, name) else f"{model.base_model_prefix}.{name}"  # files of a trunk lack the prefix
+        whole = name if _owner(parts, name) else f"{model.base_model_prefix}.{name}"  # a trunk's files lack the prefix
         owner = _owner(parts, whole)
         is_constant = whole in buffers or CONSTANTS.search(name) is not None
         has_weights = next(parts[owner].parameters(recurse=False), None) is not None
@@ -171,14 +171,14 @@ def _unread(model: PreTrainedModel, unexpected: Collection[str], missing: Collec
 
 
 def _owner(parts: Mapping[str, nn.Module], name: str) -> str:
-    """The innermost part of a model that a name belongs to; empty for the model itself."""
+    """The innermost module that a weight's name belongs to; empty for the model itself."""
     while name not in parts:
         name = name.rpartition(".")[0]
     return name
 
 
 def _predicts_further(config: PreTrainedConfig, name: str) -> bool:
-    """True for a weight of the layers that DeepSeek's and other models have for predicting several tokens."""
+    """True for a weight of a multi-token prediction layer, as in DeepSeek's models."""
     config = config.get_text_config()
     number = re.search(r"\blayers\.(\d{1,6})\.", name)
     extra = getattr(config, "num_nextn_predict_layers", None)
@@ -186,20 +186,20 @@ def _predicts_further(config: PreTrainedConfig, name: str) -> bool:
 
 
 def _note_untied(model: PreTrainedModel) -> None:
-    """Turn off tying in the configuration of a model whose files have another output layer than the embedding.
+    """Turn off tying in the configuration of a model whose files have an output layer unlike the embedding.
 
-    transformers keeps both then, but ties them as config.json says as soon as the embedding grows.
+    transformers then loads both, but ties them after all, as config.json says, once the embedding grows.
     """
     if model.get_output_embeddings() is None or getattr(model, "all_tied_weights_keys", None) != {}:
         return
     weights = [weight for _, weight in model.named_parameters(remove_duplicate=False)]
-    if len(weights) == len(set(weights)):  # the model's code does not tie weights either
+    if len(weights) == len(set(weights)):  # the model's own code does not tie weights either
         for config in (model.config, model.config.get_text_config()):
             config.tie_word_embeddings = False
 
 
 def _check_quantization(name: str, config: PreTrainedConfig) -> None:
-    """Refuse a quantized model, or one with such an entry in config.json: merging tools leave it behind."""
+    """Refuse a model whose config.json says that it is quantized; merging tools may leave this entry behind."""
     entry = getattr(config, "quantization_config", None)
     if entry is None:
         return
@@ -217,7 +217,7 @@ def take_settings(model: PreTrainedModel, adapter: AdapterFolder, held: Collecti
     Args:
         model: The base.
         adapter: The adapter.
-        held: Names of the weights that the adapter holds whole.
+        held: Names of the weights that the adapter holds in full.
     """
     if adapter.generation_config is not None:
         model.generation_config = adapter.generation_config
@@ -260,7 +260,7 @@ def load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
 
 
 def check_weight_files(source: str) -> None:
-    """Refuse a folder with pickles alone, or with a weight index that refers to anything but safetensors files in it.
+    """Refuse a folder that has only pickles, or an index that refers to anything but safetensors files in the folder.
 
     Raises:
         ModelError: See above.
@@ -287,7 +287,7 @@ def check_weight_files(source: str) -> None:
 
 
 def _saved_dtype(source: str) -> str:
-    """The number format of most weights in a model's first file, by torch's name; float32 for formats below 16 bits."""
+    """Torch's name of the most common number format in a model's first file; float32 for formats below 16 bits."""
     folder = local_folder(source)
     sizes = Counter[str]()
     for path in sorted(folder.glob("model*.safetensors"))[:1] if folder is not None else []:
@@ -305,17 +305,17 @@ def context_length(model: PreTrainedModel) -> int | None:
 
 
 def configured_length(config: PreTrainedConfig) -> int | None:
-    """Maximum tokens per row by config.json alone; None if it names none."""
+    """Maximum tokens per row according to config.json; None if it sets no limit."""
     config = config.get_text_config()
-    # MiniMax-M3 attends to the best blocks of tokens. It counts blocks from the left, padding included, so that it is
-    # right only while a row has no more blocks than it attends to. No short trial shows it.
+    # MiniMax-M3 attends to the best blocks of tokens. It counts blocks from the left, padding included, so results are
+    # only right while a row has no more blocks than it attends to. No short trial reveals that.
     blocks = (getattr(config, "index_topk_blocks", None) or 0) * getattr(config, "index_block_size", 0)
     limits = (getattr(config, "max_position_embeddings", None), blocks)
     return min((int(limit) for limit in limits if limit and limit > 0), default=None)
 
 
 def _numbered_positions(model: PreTrainedModel) -> list[int]:
-    """Usable positions of learned embeddings that reserve the first ones for padding (RoBERTa and its family)."""
+    """Usable positions of learned position embeddings whose first ones are reserved for padding (RoBERTa's family)."""
     tables = [
         module
         for name, module in model.named_modules()
@@ -325,10 +325,10 @@ def _numbered_positions(model: PreTrainedModel) -> list[int]:
 
 
 def rope_switch(model: PreTrainedModel) -> int | None:
-    """The longest row with the short factors of a longrope embedding (Phi-3, Phi-4); None for other embeddings.
+    """Maximum row length for the short factors of a longrope embedding (Phi-3, Phi-4); None for other embeddings.
 
-    Beyond it, transformers gives every token of the batch other factors, so neither a batch nor a row that is being
-    sampled may cross it.
+    Beyond it, transformers switches every token in the batch to the long factors, so rows on both sides must not share
+    a batch, and a row must not cross it while it is sampled.
 
     Source: transformers, `modeling_rope_utils.py`, `dynamic_rope_update`.
     """
@@ -339,12 +339,12 @@ def rope_switch(model: PreTrainedModel) -> int | None:
 
 
 def num_embeddings(model: PreTrainedModel) -> int:
-    """Number of tokens that a model has an embedding for.
+    """Number of token embeddings of a model.
 
     Raises:
-        ModelError: It has no embedding of tokens.
+        ModelError: It has no token embedding.
     """
-    # A wrapper, such as the one of BART's decoder, does not name the embedding of what it wraps.
+    # A wrapper, such as that of BART's decoder, does not give access to the embedding inside.
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             with suppress(NotImplementedError, AttributeError):
@@ -353,7 +353,7 @@ def num_embeddings(model: PreTrainedModel) -> int:
 
 
 def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Grow the embedding by the pad token that `load_tokenizer` may have added; refuse any other mismatch.
+    """Add a row to the embedding for a pad token that `load_tokenizer` added; refuse any other mismatch.
 
     Raises:
         ModelError: The model has no token embedding or one with too few rows, or is too small for a trial pass.
@@ -388,7 +388,7 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 def shares_base(
     adapter: AdapterFolder, tokenizer: PreTrainedTokenizerBase, *, is_trained: bool, trust_remote_code: bool
 ) -> bool:
-    """True if an adapter's base can be one that other models share; not if tokens were added, so that it has to grow.
+    """True if an adapter can use a shared base; False if tokens were added, so that its base has to grow.
 
     Raises:
         ModelError: It cannot, but the adapter is to be trained.
@@ -410,8 +410,8 @@ def shares_base(
 def disable_dropout(model: PreTrainedModel) -> None:
     """Set every dropout to 0, in modules, attributes and configuration.
 
-    With dropout two forward passes differ, so ratios are not 1 before the first step. `eval()` alone would last only
-    until the next `train()`. The model is saved with its dropout: see `source_settings` in `save_model`.
+    With dropout, two forward passes differ, so ratios are not 1 before the first step. `eval()` would only last until
+    the next `train()`. Saving restores the dropout: see `source_settings` in `save_model`.
 
     Source: spec §3.12 (S3, N+).
     """
@@ -433,7 +433,7 @@ def disable_dropout(model: PreTrainedModel) -> None:
 def fuse_activations(model: nn.Module) -> None:
     """Compute the tanh form of GELU in one kernel instead of eight, each of which saves a tensor for backward.
 
-    GPT-2, Phi and others spell it out. The function and the weights stay the same.
+    GPT-2, Phi and others spell it out in Python. The function and the weights stay the same.
     """
     for module in list(model.modules()):
         for name, child in module.named_children():
@@ -442,10 +442,10 @@ def fuse_activations(model: nn.Module) -> None:
 
 
 def freeze_attention(critic: nn.Module) -> None:
-    """Freeze the attention layers of a critic before it is sharded, with any adapter in them.
+    """Freeze a critic's attention layers, including adapters in them, before it is sharded.
 
     Raises:
-        ModelError: It has no attention layers by the names that transformers gives their classes.
+        ModelError: No layer's class is named like transformers' attention layers.
     """
     layers = [each for each in critic.modules() if re.search(r"Attention\d*$", type(each).__name__)]
     if not layers:
@@ -455,10 +455,10 @@ def freeze_attention(critic: nn.Module) -> None:
 
 
 def inner_matrices(module: nn.Module) -> list[nn.Parameter]:
-    """The weights of the linear layers inside the transformers models of a module, including adapters.
+    """The weights of the linear layers inside a module's transformers models, including adapters.
 
-    Embeddings, also where the output layer shares them, output layers and heads are not among them: their rows belong
-    to tokens, or are a single one. Neither are the stacked matrices of experts.
+    Not included are embeddings, tied or not, output layers and heads, whose rows belong to tokens or are a single one,
+    and stacked matrices of experts.
 
     Args:
         module: A model, a policy with its critic, or any other module.

@@ -65,12 +65,12 @@ def save_policy(
         tokenizer: Its tokenizer, with chat template.
         folder: Output folder; it appears only once complete.
         card: The model card.
-        stop_tokens: The tokens that end a response. `generate` stops there, at EOS, and where it stopped before.
-        temperature: The sampling temperature of the training; the default of `generate`.
-        weights: Weights to save instead of the model's, such as the whole ones of a sharded model; empty for a folder
-            without weights.
-        final: The model is a result: its weights are saved in the number format of the source, and forced to disk
-            before they get their name. A checkpoint keeps float32, and forces its files to disk together.
+        stop_tokens: The tokens that end a response. `generate` stops at these, at EOS, and where the source's did.
+        temperature: The sampling temperature in training, which becomes the default of `generate`.
+        weights: Weights to save instead of the model's, such as the gathered ones of a sharded model; empty to save
+            none.
+        final: The model is a result: its weights are saved in the source's number format, and forced to disk before
+            they get their name. A checkpoint keeps float32, and forces all of its files to disk together.
 
     Raises:
         OutputError: The system refuses; an existing folder is kept.
@@ -121,7 +121,7 @@ def save_model(
 
 
 def _rounded(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights in another format, in the host's memory; what was one tensor stays one."""
+    """Convert weights to another number format in the host's memory; shared tensors stay shared."""
     rounded: dict[tuple[int, torch.Size], Tensor] = {}
     for tensor in weights.values():
         key = (tensor.data_ptr(), tensor.shape)
@@ -131,7 +131,7 @@ def _rounded(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
 
 
 def _restore_dropout(settings: dict[str, Any], source: Mapping[str, Any]) -> None:
-    """Put a source's dropout into a configuration, in place, also in its parts."""
+    """Restore the source's dropout in a configuration and its nested parts, in place."""
     for name, value in source.items():
         if isinstance(value, Mapping) and isinstance(settings.get(name), dict):
             _restore_dropout(settings[name], cast("Mapping[str, Any]", value))
@@ -140,7 +140,7 @@ def _restore_dropout(settings: dict[str, Any], source: Mapping[str, Any]) -> Non
 
 
 def _former_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of rotary embeddings by their names in transformers 4, which does not know `rope_parameters`."""
+    """Rotary embedding settings under their names in transformers 4, which does not know `rope_parameters`."""
     rope = settings.get("rope_parameters")
     kind = str(settings.get("model_type"))
     if not isinstance(rope, dict):
@@ -150,13 +150,13 @@ def _former_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
         return {**former, "rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
     if "rope_type" not in rope:
         return {}
-    own = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"} if "gpt_neox" in kind else {}
+    renamed = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"} if "gpt_neox" in kind else {}
     names = {"rope_theta", "partial_rotary_factor"} & rope.keys()
     scaling = {name: value for name, value in rope.items() if name not in names}
-    if kind.startswith("phi3") and "long_factor" in scaling:  # exactly three settings, the fourth beside them
+    if kind.startswith("phi3") and "long_factor" in scaling:  # it wants exactly three, and the fourth outside
         scaling = {"type": rope["rope_type"], **{name: scaling[name] for name in ("short_factor", "long_factor")}}
     scaled = {} if rope["rope_type"] == "default" else {"rope_scaling": scaling}
-    return {**{own.get(name, name): rope[name] for name in names}, **scaled}
+    return {**{renamed.get(name, name): rope[name] for name in names}, **scaled}
 
 
 def save_scalar_model(
@@ -199,9 +199,9 @@ def save_scalar_model(
 def _pad_in_base(
     body: PreTrainedModel, adapter: Adapter | None, tokenizer: PreTrainedTokenizerBase, *, but_eos: bool = False
 ) -> str | None:
-    """The token that pads with an adapter whose base has no row for the pad token; None to keep the tokenizer's own.
+    """Choose a token to save as padding if an adapter's base has no row for the pad token; else None to keep it.
 
-    It is one that `load_tokenizer` replaces again. A classifier is read before its last padding, so never at EOS.
+    `load_tokenizer` replaces it again. For a classifier it must not be EOS, since scores are read before the padding.
     """
     beyond = _token_beyond_base(body, adapter)
     if beyond is None or tokenizer.pad_token_id != beyond:
@@ -212,9 +212,9 @@ def _pad_in_base(
 
 
 def _token_beyond_base(body: PreTrainedModel, adapter: Adapter | None) -> int | None:
-    """The token that an adapter's base has a row for in memory, and not in its files; None without such a token.
+    """The token whose row an adapter's base has in memory but not in its files; None if there is none.
 
-    It is the pad token of one of the roles that share the base, which need not be that of the model to save.
+    It is the pad token of some role that shares the base, not necessarily of the model being saved.
     """
     table = body.get_input_embeddings()
     is_whole = adapter is not None and any(weight is table.weight for weight in adapter.weights().values())
@@ -227,16 +227,16 @@ def _pad_with(pad: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path)
     """Replace the pad token in a saved tokenizer's files; None keeps it."""
     for name in TOKENIZER_FILES if pad is not None else ():
         path = folder / name
-        own = tokenizer.pad_token_id
+        pad_id = tokenizer.pad_token_id
         if not path.is_file():
             continue
         content = json.loads(path.read_bytes())
         if name == "tokenizer.json":
             content["padding"] = None
-            content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] != own]
+            content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] != pad_id]
         else:
             content.pop(str(tokenizer.pad_token), None)
-            content.get("added_tokens_decoder", {}).pop(str(own), None)
+            content.get("added_tokens_decoder", {}).pop(str(pad_id), None)
             content |= {"pad_token": pad} if "pad_token" in content else {}
         path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
@@ -274,7 +274,7 @@ def _generation_config(
 ) -> GenerationConfig:
     """Defaults of `generate` that match the training sampler: temperature, stop tokens, forbidden tokens.
 
-    Of the source's own, only the stop tokens are kept: its filters and penalties are not part of the trained policy.
+    Of the source's defaults, only the stop tokens are kept: its filters and penalties are not part of the policy.
     """
     stops = kept_stop_ids(tokenizer, model, stop_tokens)
     pad_id = tokenizer.pad_token_id if pad is None else cast(int, tokenizer.convert_tokens_to_ids(pad))
@@ -292,17 +292,17 @@ def _generation_config(
 
 
 def save_architecture(policy: LanguageModel, folder: Path) -> Path:
-    """Save the policy's configuration, and its code if it has its own, without weights that are worth loading."""
+    """Save the policy's configuration, and its custom code if any, without its weights."""
     with quiet_transformers():
         save_model(policy.causal, folder, {}, final=False)
     return folder
 
 
 def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Path:
-    """Save an adapter and its base, or a checkpoint in shards, as one model; returns its folder.
+    """Save an adapter merged into its base, or a sharded checkpoint, as one model; returns its folder.
 
     Args:
-        source: The adapter: a folder that PEFT or kedge saved, or a run. Or a checkpoint whose weights are in shards.
+        source: The adapter: a folder that PEFT or kedge saved, or a run. Or a checkpoint with sharded weights.
         out: The new folder.
         trust_remote_code: Run Python code from the base's folder.
 
@@ -314,7 +314,7 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
     target = check_output(out)
     if os.path.isfile(folder / SHARDED_WEIGHTS):
         return _merge_shards(folder, target, trust_remote_code=trust_remote_code)
-    folder = Path(check_source(folder))  # of an adapter on a hub, the downloaded one
+    folder = Path(check_source(folder))  # for an adapter on a hub, the downloaded folder
     if not is_adapter(folder):
         raise ModelError(
             f"{str(source)!r} is not an adapter: it has no adapter_config.json, or a whole model beside it"
@@ -330,7 +330,7 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
     fit_embedding(model, tokenizer)
     defaults = getattr(model, "generation_config", None)  # a classifier has none
     if defaults is not None and getattr(model.get_input_embeddings(), HAS_NEW_ROW, False):
-        # The adapter's are for a base without this row; see `_pad_in_base`.
+        # The adapter's defaults assume a base without this row; see `_pad_in_base`.
         defaults.pad_token_id = tokenizer.pad_token_id
         defaults.suppress_tokens = [*(defaults.suppress_tokens or ()), tokenizer.pad_token_id]
 
@@ -341,7 +341,7 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
         if (head := value_head_file(folder)) is not None:
             (part / VALUE_HEAD_FILE).parent.mkdir()
             shutil.copyfile(head, part / VALUE_HEAD_FILE)
-        # They also hold for the whole model. The card of an adapter by PEFT says that it is one.
+        # kedge's card and origin also apply to the merged model; a card by PEFT would call it an adapter.
         for path in (folder / CARD, folder / ORIGIN_FILE):
             if (folder / ORIGIN_FILE).is_file() and path.is_file():
                 shutil.copyfile(path, part / path.name)
@@ -350,7 +350,7 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
 
 
 def _merge_shards(folder: Path, target: Path, *, trust_remote_code: bool = False) -> Path:
-    """Save the model of a checkpoint in shards as a whole one; returns its folder.
+    """Save the model of a sharded checkpoint as a whole one; returns its folder.
 
     Args:
         folder: The model's folder in the checkpoint.
@@ -375,7 +375,7 @@ def _merge_shards(folder: Path, target: Path, *, trust_remote_code: bool = False
 
     def write(part: Path) -> None:
         model.save_pretrained(part)
-        # Everything else as it was saved, such as the stop tokens in the generation's defaults.
+        # Copy everything else as it was saved, such as the stop tokens in the defaults of `generate`.
         copy_tree(folder, part, leave_out=SHARDED_WEIGHTS)
 
     return write_whole(target, write)
@@ -383,7 +383,7 @@ def _merge_shards(folder: Path, target: Path, *, trust_remote_code: bool = False
 
 @torch.no_grad()
 def _fill_from_shards(model: PreTrainedModel, folder: Path) -> None:
-    """Give a model the weights in the shards, one after the other.
+    """Load the weights in the shards into a model, one after the other.
 
     Raises:
         ModelError: One is missing, or has another shape.

@@ -34,7 +34,7 @@ from kedge.ranks import ALONE, PassTokens, Ranks, evaluate_in_passes
 from kedge_base.errors import ModelError
 
 Batching = Literal["right", "left", "equal"]
-"""Rows padded on the right, padded on the left, or only rows of equal length in one batch."""
+"""Pad rows on the right or on the left, or batch only rows of equal length."""
 BATCHINGS: tuple[Batching, ...] = ("right", "left", "equal")
 SCORE_TOLERANCE = 1e-3
 """Largest error of a score, in standard deviations of the scores of different texts."""
@@ -52,9 +52,9 @@ class ScalarModel(nn.Module):
         ranks: If they shard their models, the first has the weights, and checks them for all.
 
     Attributes:
-        trained_here: kedge trained it, so it is read as in training.
-        pads_with_eos: It came with EOS as its padding, and so was never read at EOS.
-        trunk: Gives states at every token; None if only whole texts have a score.
+        trained_here: kedge trained the model, so texts are presented as in training.
+        pads_with_eos: The source pads with EOS, so the model never took a score at EOS.
+        trunk: Computes states at every token; None if only whole texts have a score.
         batching: How texts of different lengths share a batch, without a trunk.
         has_values: Every token has a score that depends on earlier tokens only, as a critic needs.
 
@@ -68,14 +68,14 @@ class ScalarModel(nn.Module):
     shift: Tensor
     holds_bf16 = False  # see `hold_frozen`
     rounding_error: float | None = None
-    """Mean change of a score by the number format; None if it was not measured."""
+    """Mean change of a score due to the number format; None if not measured."""
     on_every_rank = False  # see `Loaded`
     host: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Makes a context for passes: `HostWeights.on_device` if the weights are in the host's memory between them."""
+    """Context for passes: `HostWeights.on_device` if the weights are in the host's memory between passes."""
     source = ""  # the folder or hub id
     has_new_head = False
     adapter: Adapter | None = None
-    """The weights that differ from a base shared with other models; None if there is no such base."""
+    """The adapter, on a base that other models may share; None for a model with its own weights."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class ScalarModel(nn.Module):
         self.register_buffer("shift", torch.tensor(shift, device=device or classifier.device), persistent=False)
         self.batching: Batching
         self.trunk, self.batching = self._find_trunk(ranks)
-        # Found out now, not in the first pass of a run.
+        # Tested now rather than in the first pass of a run.
         self.has_values = self.trunk is not None and self.trunk.is_causal
 
     @property
@@ -137,8 +137,7 @@ class ScalarModel(nn.Module):
         """The output at every token, float32.
 
         Raises:
-            ModelError: The model reads the whole text for its score (an encoder, for example), so it can score
-                responses but not serve as a critic.
+            ModelError: The model only scores whole texts (an encoder, for example), so it cannot serve as a critic.
         """
         if self.trunk is None or not self.has_values:
             raise ModelError(f"{type(self.classifier).__name__} only scores whole texts; a critic needs a decoder")
@@ -151,7 +150,7 @@ class ScalarModel(nn.Module):
         return classify(self.classifier, rows, batching=self.batching) - self.shift
 
     def _find_trunk(self, ranks: Ranks) -> tuple[Trunk | None, Batching]:
-        """The trunk, if the scores are its head's outputs at the last token; else how to batch whole texts."""
+        """Return the trunk if scores are the head's outputs at the last token; else find how to batch whole texts."""
         trunk = None
         head = self.head
         if head is not None:
@@ -161,7 +160,7 @@ class ScalarModel(nn.Module):
         def by_trunk(rows: TokenRows) -> Tensor:
             assert trunk is not None
             assert head is not None
-            return read_values(head, trunk.hidden(rows)[rows.last]).values  # a large shift would round them
+            return read_values(head, trunk.hidden(rows)[rows.last]).values  # a large shift would round these
 
         batching = find_batching(self.classifier, None if trunk is None else by_trunk, ranks)
         return (trunk, "right") if batching == "trunk" else (None, batching)
@@ -226,8 +225,8 @@ def score_rows(
         model: The reward model.
         rows: Token ids, at least one per row.
         precision: Number format of the matrix products.
-        micro_batch_tokens: Tokens per forward pass; None uses a single pass. It changes scores by rounding only.
-        ranks: They share the rows, which all of them have.
+        micro_batch_tokens: Tokens per forward pass; None uses a single pass. Only rounding depends on it.
+        ranks: Ranks that divide the rows among them; each passes all rows.
     """
     if not rows:
         return torch.empty(0)
@@ -259,7 +258,7 @@ def classify(classifier: PreTrainedModel, rows: TokenRows, *, batching: Batching
 
     scores = []
     for part in by_length.split(len(list(lengths)) for _, lengths in groupby(by_length.lengths, batch_of)):
-        # A decoder finds a row's last token by its pad id, so no other filler will do.
+        # A decoder finds a row's last token by the pad id, so no other filler would work.
         ids, mask = part.pad(classifier.config.get_text_config().pad_token_id or 0, left=batching == "left")
         scores.append(classifier(input_ids=ids, attention_mask=mask.long()).logits.float().squeeze(-1))
     return torch.cat(scores)[torch.tensor(order, device=rows.ids.device).argsort()]
@@ -269,15 +268,15 @@ def classify(classifier: PreTrainedModel, rows: TokenRows, *, batching: Batching
 def find_batching(
     classifier: PreTrainedModel, by_trunk: Callable[[TokenRows], Tensor] | None = None, ranks: Ranks = ALONE
 ) -> Batching | Literal["trunk"]:
-    """The fastest way to score rows that gives each the score that transformers gives it alone.
+    """Find the fastest way to score rows in batches that reproduces transformers' score of each row alone.
 
     Args:
         classifier: A sequence classifier with one label.
-        by_trunk: Another way to compute its outputs, from token states; tried first.
-        ranks: If they shard their models, the first finds it out for all.
+        by_trunk: Computes its outputs from token states instead; tried first.
+        ranks: If they shard their models, the first tries it out for all.
 
     Raises:
-        ModelError: The model cannot score a text, scores it differently each time, or needs it alone in a batch.
+        ModelError: The model cannot score a text, scores it differently each time, or differently in any batch.
     """
     kind = type(classifier).__name__
     findings = Findings(classifier, ranks)
@@ -299,7 +298,7 @@ def find_batching(
 
 
 def _ending(classifier: PreTrainedModel) -> int | None:
-    """The token that ends a text, which encoder-decoders look for; None if config.json names none of the vocabulary."""
+    """The end token, which encoder-decoders look for in a text; None if config.json names none in the vocabulary."""
     config = classifier.config.get_text_config()
     num_tokens = num_embeddings(classifier)
     named = getattr(config, "eos_token_id", None)  # some encoders' configurations lack the field

@@ -1,4 +1,4 @@
-"""Splits the weights of policy, critic, reference and reward models over the ranks."""
+"""Shards the weights of policy, critic, reference and reward models over the ranks."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from kedge_base.errors import ModelError
 
 
 def can_be_sharded(model: LanguageModel | ScalarModel) -> bool:
-    """True if each pass calls the model's trunk exactly once, as passes in which all ranks take part must."""
+    """True if each pass calls the model's trunk exactly once, which collective passes of all ranks require."""
     return model.trunk is not None and model.trunk.takes_one_pass
 
 
 def shard_model(
     model: LanguageModel | ScalarModel, ranks: Ranks, precision: Precision = "fp32", *, offload: bool = False
 ) -> None:
-    """Split the weights of a model's trunk over the ranks, in place; nothing for ranks that hold all weights.
+    """Shard the weights of a model's trunk over the ranks, in place; does nothing for ranks that replicate models.
 
     The first rank's weights are used.
 
-    A tied embedding and the heads stay whole: they are read outside the trunk's own passes. So is the output layer:
-    it is gathered once per pass, because ranks compute its logits in different numbers of chunks.
+    A tied embedding and the heads stay whole, since they are read outside the trunk's passes. An untied output layer is
+    sharded separately and gathered once per pass, because ranks compute logits in different numbers of chunks.
 
-    With products in bf16, layers are gathered in bf16: autocast would round the same matrices in every pass. What is
-    read in fp32, such as normalization, then stays whole as well, as FSDP gathers a layer in one number format.
+    With products in bf16, layers are gathered in bf16: autocast would round the same matrices in every pass. Weights
+    used in fp32, such as normalization, then stay whole as well, since FSDP gathers a layer in one number format.
 
     Args:
         model: The model.
         ranks: The ranks.
         precision: Number format of the run's matrix products.
-        offload: Keep the parts in the host's memory; each layer is copied to the device for its pass.
+        offload: Keep the shards in the host's memory; each layer is copied to the device for its pass.
 
     Raises:
         ModelError: Passes through the model call its trunk several times, or PyTorch is too old.
@@ -90,7 +90,7 @@ def _checked_trunk(model: LanguageModel | ScalarModel) -> Trunk:
 
 
 def layers_of(trunk: nn.Module) -> list[nn.Module]:
-    """The transformer's layers; of nested ones, the outer ones."""
+    """The transformer's layers; if layers are nested, only the outer ones."""
     layers = [module for module in trunk.modules() if isinstance(module, GradientCheckpointingLayer)]
     inside = {inner for layer in layers for inner in layer.modules() if inner is not layer}
     return [layer for layer in layers if layer not in inside]

@@ -28,12 +28,12 @@ def main(descriptor: int, tie: int) -> None:
 
 
 def _load() -> None:
-    """Import what rendering needs."""
+    """Import everything that rendering needs."""
     _tokenizer()
 
 
 def _render(messages: Any, settings: dict[str, Any], *, day: str | None, memory: int, longest: int) -> dict[str, Any]:
-    """The rendered text, or the reason why rendering failed."""
+    """Render a conversation; return the text, or the reason why rendering failed."""
     try:
         _set_clock(day)
         with memory_limit(private_memory() + memory):
@@ -47,7 +47,7 @@ def _render(messages: Any, settings: dict[str, Any], *, day: str | None, memory:
 
 
 def _set_clock(day: str | None) -> None:
-    """Set the date that `strftime_now` of templates writes, at midnight; None for the machine's clock."""
+    """Set the time that `strftime_now` in templates sees to midnight of a day; None for the machine's clock."""
     from transformers.utils import chat_template_utils
 
     class Clock(datetime):
@@ -55,13 +55,13 @@ def _set_clock(day: str | None) -> None:
         def now(cls, tz: tzinfo | None = None) -> datetime:
             return datetime.fromisoformat(day) if day else datetime.now(tz)
 
-    # `strftime_now` asks this name for the time.
+    # `strftime_now` gets the time from this name.
     chat_template_utils.datetime = Clock  # pyright: ignore[reportPrivateImportUsage]
 
 
 @cache
 def _tokenizer() -> PreTrainedTokenizerBase:
-    """A tokenizer without words: rendering needs a template and the names of special tokens, which requests have."""
+    """A tokenizer without a vocabulary: rendering only needs a template and special tokens, which requests contain."""
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase  # imports no torch
 
     return PreTrainedTokenizerBase()

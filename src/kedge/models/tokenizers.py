@@ -25,11 +25,11 @@ PAD_TOKEN = "<|pad|>"
 CONFIG_FILE = "tokenizer_config.json"
 
 MOST_GROWTH = 1000.0
-"""Times that a normalizer may make a text longer. Real ones replace a space by a sign, or drop accents; a chain that
-doubles every character forty times ends the process, or seems to."""
+"""Largest factor by which a normalizer may lengthen a text. Real ones replace spaces or drop accents; a chain that
+doubles every character forty times would crash or hang the process."""
 
 MAX_SHOWN = 8
-"""Tokens named in a message at most: a model's list is untrusted and may be long."""
+"""Most tokens that a message names: a model's list is untrusted and may be long."""
 
 CHAT_TEMPLATES = {
     "chatml": "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}"
@@ -37,7 +37,7 @@ CHAT_TEMPLATES = {
     "zephyr": "{% for message in messages %}{{ '<|' + message.role + '|>\n' + message.content + eos_token + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
 }
-"""The names of `data.chat_template`, for models without a template. `zephyr` needs no token but EOS."""
+"""Named values of `data.chat_template`, for models without a template. `zephyr` needs no special token but EOS."""
 
 
 def load_tokenizer(
@@ -80,7 +80,7 @@ def load_tokenizer(
             raise
         folder = local_folder(name)
         if folder is not None and (folder / "config.json").is_file():
-            load_config(name, trust_remote_code=trust_remote_code)  # read with the tokenizer
+            load_config(name, trust_remote_code=trust_remote_code)  # loaded together with the tokenizer
         raise ModelError(f"tokenizer of {name!r} cannot be loaded: {loading_reason(error)}") from error
     tokenizer.padding_side = "left"
     tokenizer.source_class = _named_class(name)  # pyright: ignore[reportAttributeAccessIssue]
@@ -88,7 +88,7 @@ def load_tokenizer(
 
 
 def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The chat template in a file, or of a name: one of the tokenizer's own, or of `CHAT_TEMPLATES`."""
+    """The chat template in a file, or a named one: from the tokenizer itself, or from `CHAT_TEMPLATES`."""
     own = tokenizer.chat_template
     named = {**CHAT_TEMPLATES, **(own if isinstance(own, dict) else {})}
     path = os.path.expanduser(name)
@@ -106,8 +106,8 @@ def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save a tokenizer so that transformers 4 reads it as well.
 
-    transformers 5 renames the class of many tokenizers to one that earlier versions lack, and a list of special tokens
-    to a name that they expect a mapping under. So the class is the one that the source named.
+    transformers 5 renames the class of many tokenizers to one that earlier versions lack, and stores a list of special
+    tokens under a name where they expect a mapping. So the source's class name is kept, and the list renamed.
     """
     tokenizer.save_pretrained(folder)
     path = folder / CONFIG_FILE
@@ -120,7 +120,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def _named_class(source: str) -> str | None:
-    """The class of a tokenizer in its own configuration; None if that names no class."""
+    """The class that a tokenizer's configuration names; None if it names none."""
     path = Path(source, CONFIG_FILE) if os.path.isdir(source) else try_to_load_from_cache(source, CONFIG_FILE)
     try:
         named = json.loads(Path(str(path)).read_bytes()).get("tokenizer_class")
@@ -130,7 +130,7 @@ def _named_class(source: str) -> str | None:
 
 
 def growth_of_normalizer(source: str) -> float:
-    """Times that a local tokenizer's normalizer can make a text longer, in characters; 1 without a normalizer."""
+    """The largest factor by which a local tokenizer's normalizer can lengthen a text; 1 without a normalizer."""
     try:
         content: Any = json.loads(Path(source, "tokenizer.json").read_bytes())
     except (OSError, ValueError):
@@ -139,7 +139,7 @@ def growth_of_normalizer(source: str) -> float:
 
 
 def _growth(normalizer: Any) -> float:
-    """Of one normalizer, or of a sequence of them."""
+    """The growth factor of a normalizer, or of a sequence of them."""
     if not isinstance(normalizer, dict):
         return 1.0
     if normalizer.get("type") != "Replace":
@@ -153,14 +153,14 @@ def _growth(normalizer: Any) -> float:
 
 
 def drop_empty_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Remove special tokens that are the empty text: their id would be the unknown token's."""
+    """Remove special tokens that are empty texts, since their id would be the unknown token's."""
     for name in ("unk_token", "eos_token", "pad_token"):
         if getattr(tokenizer, name) == "":
             setattr(tokenizer, name, None)
 
 
 def ensure_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Add a pad token unless the tokenizer has one that serves as nothing else and that no text needs."""
+    """Add a pad token unless the tokenizer has one that has no other use and that texts do not need."""
     others = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id, end_of_turn(tokenizer))
     if tokenizer.pad_token_id in (None, *others) or len(str(tokenizer.pad_token)) == 1:
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
@@ -172,7 +172,7 @@ class StopTokens:
 
     Attributes:
         ids: Their ids, at least one.
-        line: Says at the start of a run which they are, and which ids that the model declares are ignored.
+        line: The line printed at the start of a run, with these tokens and the ids declared by the model but ignored.
     """
 
     ids: tuple[int, ...]
@@ -182,7 +182,7 @@ class StopTokens:
 def named_stop_tokens(
     tokenizer: PreTrainedTokenizerBase, names: str | int | Sequence[str | int] | None
 ) -> StopTokens | None:
-    """The tokens that the user names, and no others; None if the user names none.
+    """Exactly the tokens that the user names; None if the user names none.
 
     Args:
         tokenizer: The policy's.
@@ -199,7 +199,7 @@ def named_stop_tokens(
 
 
 def own_stop_tokens(tokenizer: PreTrainedTokenizerBase, model: LanguageModel) -> StopTokens:
-    """The tokenizer's EOS, the ids at which the model's own `generate` stops, and the end of the template's turns.
+    """The tokenizer's EOS, the ids at which the model's `generate` stops, and the chat template's end of turn.
 
     An instruction-tuned model often ends its turns with a token that is not its tokenizer's EOS: `<end_of_turn>`,
     `<|eot_id|>`, `<|im_end|>`. Sampling that ignores it would train on what the model writes after its answer.
@@ -221,9 +221,9 @@ def own_stop_tokens(tokenizer: PreTrainedTokenizerBase, model: LanguageModel) ->
 
 
 def kept_stop_ids(tokenizer: PreTrainedTokenizerBase, model: LanguageModel, stop_ids: Iterable[int]) -> list[int]:
-    """The ids at which a saved model's `generate` stops: EOS, those of its training, and those that it came with.
+    """The ids at which a saved model's `generate` stops: EOS, those used in training, and those that it came with.
 
-    A declared padding token is kept: kedge never samples it, but a server that does must stop there.
+    A declared padding token is kept: kedge never samples it, but a server that does sample it must stop there.
     """
     ends = (tokenizer.eos_token_id, *stop_ids, *_usable(tokenizer, model, _declared(model)))
     return list(dict.fromkeys(cast("int", end) for end in ends if end is not None))
@@ -241,17 +241,16 @@ def _named_id(tokenizer: PreTrainedTokenizerBase, name: str | int) -> int:
 
 
 def _declared(model: LanguageModel) -> list[object]:
-    """`eos_token_id` of the model's generation configuration: untrusted entries, in order."""
+    """The entries of `eos_token_id` in the model's generation configuration, unchecked and in order."""
     value: object = getattr(_generation_config(model), "eos_token_id", None)
     return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 
 def _usable(tokenizer: PreTrainedTokenizerBase, model: LanguageModel, declared: Iterable[object]) -> list[int]:
-    """The declared ids that are tokens.
+    """Select the declared ids that are tokens.
 
-    A model without a generation configuration has the one that transformers derives from config.json, where
-    the id may be the default of the architecture and, in another vocabulary, an ordinary word. So only special tokens
-    count there.
+    If a model has no generation configuration, transformers derives one from config.json, where the id may be the
+    architecture's default and an ordinary word in this vocabulary. So only special tokens count there.
     """
     derived = getattr(_generation_config(model), "_from_model_config", False)
     known = set(special_tokens(tokenizer).values() if derived else tokenizer.get_vocab().values())
@@ -268,7 +267,7 @@ def _listed(tokenizer: PreTrainedTokenizerBase, entries: Sequence[object], separ
 
 
 def _shown(tokenizer: PreTrainedTokenizerBase, entry: object) -> str:
-    """A token's text, in quotes if it is blank or has line breaks; an entry that is not a token as it is."""
+    """Format a token's text, quoted if blank or unprintable; an entry that is no token stays as it is."""
     if type(entry) is not int or not 0 <= entry < len(tokenizer):
         return printable(str(entry))[:40]
     text = str(tokenizer.decode([entry]))

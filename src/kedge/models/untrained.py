@@ -60,7 +60,7 @@ def save_untrained_llama(
         num_layers: Transformer blocks.
         num_heads: Attention heads.
         context_length: Longest text, tokens.
-        initializer_range: Standard deviation of the weights. Narrow models learn to copy much sooner from weights well
+        initializer_range: Standard deviation of the weights. Narrow models learn to copy much sooner with values well
             above the usual 0.02, which suits widths around 1,000.
         seed: Seed of the weights; torch's global generator is not affected.
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # a reward function's process imports this module, and needs 
     from kedge.rewards.worker.client import RemoteFunction
 
 TURN_ARGUMENTS = ("last_turns", "episodes")
-"""The responses by turns; only for functions that name them."""
+"""Arguments with the turns of responses; only passed to functions that name them."""
 RESPONSE_ARGUMENTS = ("completions", "completion_ids", "stopped", *TURN_ARGUMENTS)
 RESERVED_ARGUMENTS = (*RESPONSE_ARGUMENTS, "prompts", "prompt_ids", "max_new_tokens", "seed")
 """The keyword arguments available to every reward function, next to the prompts' columns. Texts and ids have TRL's
@@ -54,7 +54,7 @@ AS_TEXT = (
     "; prompts and completions are texts, also those of conversations: use `completion`, not "
     '`completion[0]["content"]`; a prompt\'s messages are in the column `messages`'
 )
-"""Added to an error of a function that takes a text for a message."""
+"""Hint for an error in a function that mistakes a text for a message."""
 COMPARES = "takes two responses, `first` and `second`; a judge that compares them needs evaluate.judge_mode=pairwise"
 
 
@@ -86,8 +86,8 @@ class FunctionReward:
         skips_missing: bool = False,
     ) -> None:
         self.name = name or name_of(function)
-        self.models: Mapping[str, ModelReward] = {}  # a function's own are not known
-        self.seconds = 0.0  # of each response, beyond the limit of a call
+        self.models: Mapping[str, ModelReward] = {}  # models inside a function are unknown
+        self.seconds = 0.0  # time that each response adds to a call's limit
         self._skips_missing = skips_missing
         self.function = function
         self.settings = dict(settings or {})
@@ -121,9 +121,9 @@ class FunctionReward:
     def check(self, columns: Collection[str]) -> None:
         """Check before a run that the prompts have the columns that the function needs.
 
-        A function may have an attribute `check_rows`, a function of the same columns that raises a `RewardError` for a
-        row that it cannot use: found here, it costs no rollout. It also gets the settings in its signature. It may
-        return the seconds that a response takes at most, by which the limit of a call then grows.
+        A function may have an attribute `check_rows`, a function of the same columns that raises a `RewardError` for an
+        unusable row, which is then found before any rollout. It also gets the settings in its signature. It may return
+        the most seconds that a response takes, by which a call's limit then grows per response.
 
         Args:
             columns: The names, or a mapping with an entry per prompt in each column, which `check_rows` reads.
@@ -134,23 +134,23 @@ class FunctionReward:
         self._check_names(columns)
         if self.checks_rows and isinstance(columns, Mapping):
             names = self.argument_names
-            given = self._given(columns)
-            taken = {name: entries for name, entries in given.items() if names is None or name in names}
-            rows = self._rows_with_all(taken)
+            columns_by_name = self._columns_for(columns)
+            passed = {name: entries for name, entries in columns_by_name.items() if names is None or name in names}
+            rows = self._rows_with_all(passed)
             if rows == []:
-                raise RewardError(f"{self.name}: no prompt has an entry in all of its columns ({', '.join(taken)})")
+                raise RewardError(f"{self.name}: no prompt has an entry in all of its columns ({', '.join(passed)})")
             if rows is not None:
-                taken = {name: [entries[row] for row in rows] for name, entries in taken.items()}
+                passed = {name: [entries[row] for row in rows] for name, entries in passed.items()}
             check_rows = self.function.check_rows  # pyright: ignore[reportFunctionMemberAccess]
             accepted = inspect.signature(check_rows).parameters
             settings = {name: value for name, value in self.settings.items() if name in accepted}
             with _one_line_errors(self.name):
-                seconds = check_rows(**{**taken, **settings})
+                seconds = check_rows(**{**passed, **settings})
             if isinstance(seconds, (int, float)):
                 self.seconds = max(self.seconds, seconds)
 
     def _rows_with_all(self, columns: Mapping[str, Sequence[Any]]) -> list[int] | None:
-        """The rows with an entry in every column that the function needs; None if it gets all rows."""
+        """The rows with an entry in every column that the function needs; None if the function gets all rows."""
         if not (self._skips_missing and self.checks_rows):
             return None
         needed = [
@@ -164,16 +164,16 @@ class FunctionReward:
             row for row, entries in enumerate(zip(*needed, strict=True)) if all(each is not None for each in entries)
         ]
 
-    def _given(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-        """See `given_columns`; a column with the name of a setting of kedge's own functions is not for them."""
+    def _columns_for(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """See `given_columns`; kedge's own functions do not get columns that are named like one of their settings."""
         given = given_columns(columns)
         return {name: entries for name, entries in given.items() if name not in self._only_settings}
 
     def _rows_to_score(self, responses: Responses) -> list[int] | None:
-        """The responses whose rows have all columns; None if all do, or the function gets all of them."""
+        """The responses whose rows have all needed columns; None if all do, or if the function gets all rows."""
         if not self._skips_missing:
             return None
-        rows = self._rows_with_all(self._given(responses.columns))
+        rows = self._rows_with_all(self._columns_for(responses.columns))
         return None if rows is None or len(rows) == len(responses) else rows
 
     def _check_names(self, columns: Collection[str]) -> None:
@@ -239,7 +239,7 @@ class FunctionReward:
     def _call(self, responses: Responses) -> object:
         self._check_names(responses.columns)
         positional, named = self._arguments(responses)
-        # An async function draws after its call, among others; waiting for a turn would keep them all.
+        # An async function draws after this call, interleaved with others, which taking turns would hold up.
         turn = nullcontext() if self.is_async else seeded(responses.seed)
         with _one_line_errors(self.name), turn:
             return self.function(*positional, **named)
@@ -247,7 +247,7 @@ class FunctionReward:
     def _arguments(self, responses: Responses) -> tuple[list[Any], dict[str, Any]]:
         """The arguments in the function's signature, positional and by keyword."""
         available: dict[str, Any] = {
-            **self._given(responses.columns),
+            **self._columns_for(responses.columns),
             "prompts": responses.prompts,
             "completions": self._texts(responses),
             "prompt_ids": responses.prompt_ids,
@@ -273,11 +273,11 @@ class FunctionReward:
                     named[parameter.name] = value
             elif parameter.default is Parameter.empty and parameter.kind is not Parameter.VAR_POSITIONAL:
                 raise self._missing(parameter.name, responses.columns)
-        # Copies: a function that sorts or empties a list must not change it for the next source, or the next call.
+        # Copies, so that a function that modifies a list does not change it for other sources or later calls.
         return own_copy(positional), own_copy(named)
 
     def _texts(self, responses: Responses) -> list[str]:
-        """The `completions`: kedge's own functions read the policy's last turn alone, not what an environment said."""
+        """The `completions`; kedge's own functions only get the policy's last turn, not what an environment said."""
         if self._module.startswith("kedge_tasks.verify."):
             return responses.answers
         return responses.last_turns if self._is_ours else responses.completions
@@ -306,13 +306,13 @@ class FunctionReward:
 
 
 def given_columns(columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """The columns by the names of their arguments, which avoid `RESERVED_ARGUMENTS`."""
+    """Rename columns that clash with `RESERVED_ARGUMENTS` to the names of their arguments."""
     names = free_names(columns, RESERVED_ARGUMENTS)
     return {names[column]: entries for column, entries in columns.items()}
 
 
 def _filled(rows: Sequence[int], scores: Sequence[Score], count: int) -> list[Score]:
-    """The scores of some rows, and None for the others."""
+    """Expand the scores of some rows to all rows, with None for the others."""
     known = dict(zip(rows, scores, strict=True))
     return [known.get(row) for row in range(count)]
 
@@ -330,9 +330,9 @@ def _inner(function: object) -> object:
 
 
 def _parameters(function: Callable[..., Any], name: str) -> list[Parameter]:
-    """The function's parameters, which must accept the responses."""
+    """Return the function's parameters, after checking that they accept the responses."""
     try:
-        # A torch module's own call takes any arguments, and passes them on.
+        # A torch module's `__call__` takes any arguments and passes them on to `forward`.
         parameters = list(inspect.signature(getattr(function, "forward", function)).parameters.values())
     except (TypeError, ValueError) as error:
         raise RewardError(f"{name} has no signature; wrap it in f(prompts, completions, **columns)") from error
@@ -353,7 +353,7 @@ def _parameters(function: Callable[..., Any], name: str) -> list[Parameter]:
 def _one_line_errors(name: str) -> Iterator[None]:
     """Convert any exception of user code into one line with the function's name and the location.
 
-    The location of a `RewardError` is not of interest: the function raised it to explain a mistake.
+    The location of a `RewardError` is left out, since the function raised it to explain a mistake.
     """
     try:
         yield
@@ -368,7 +368,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
 
 
 def load_function(spec: str) -> Callable[..., Any]:
-    """The reward function of a given name; see `find_named`.
+    """Load the reward function of a given name; see `find_named`.
 
     Raises:
         RewardError: No such function, or it does not take `completions`.
@@ -379,7 +379,7 @@ def load_function(spec: str) -> Callable[..., Any]:
 
 
 def find_function(spec: str) -> Callable[..., Any]:
-    """The function of a given name, with any signature; see `find_named`.
+    """Find the function of a given name, with any signature; see `find_named`.
 
     Raises:
         RewardError: No such file, module or function; the import raised; it is not callable.
@@ -395,7 +395,7 @@ class CallLimits:
         timeout: Longest call, seconds.
         startup_timeout: Longest import of the function's module, seconds.
         retries: Further attempts after a failed call, ≥ 0.
-        on_error: If they fail as well: stop the run, drop the response, or give it this score.
+        on_error: What to do if those fail as well: stop the run, drop the response, or give it this score.
         memory_growth: A worker that grows by more than this after its first call is replaced, bytes.
         pause: Wait before the first retry, seconds; doubled before each further one.
     """
@@ -418,10 +418,10 @@ class CallResult:
 
     Attributes:
         scores: One entry per response.
-        dropped: Rows to be left out of the update, because the function failed on them.
-        failures: Failed calls, including retries.
-        timeouts: Number that did not finish in time.
-        given_up: Responses without a successful call.
+        dropped: Rows to leave out of the update, because the function failed on them.
+        failures: Number of failed calls, including retries.
+        timeouts: Number of calls that did not finish in time.
+        given_up: Number of responses without a successful call.
         reasons: The reason for each score, None for a score without one; None if no score has one.
         answers: The answer that each score is for; likewise.
     """
@@ -446,7 +446,7 @@ class CallResult:
 def reasons_of(scores: Sequence[Score]) -> list[str | None] | None:
     """The reason for each score, None for a score without one; None if no score has one.
 
-    They are kept apart from the scores: a score that goes to another rank or into a checkpoint is a number.
+    Reasons are kept separate, since scores become plain numbers on their way to other ranks and into checkpoints.
     """
     reasons = [score.reason if isinstance(score, Verdict) else None for score in scores]
     return reasons if any(reasons) else None
@@ -487,8 +487,8 @@ class GuardedReward:
 
     Args:
         function: The function, in this process or in a worker; None if another rank has it.
-        limits: Deadlines, retries, and what follows when they are used up.
-        ranks: The function runs on the first of them; all of them get its scores or its error. None for a single one.
+        limits: Deadlines, retries, and what to do when they are used up.
+        ranks: The function runs on the first rank; all ranks get its scores or its error. None for a single process.
         name: The function's name; None for its own.
     """
 
@@ -500,7 +500,7 @@ class GuardedReward:
         *,
         name: str | None = None,
     ) -> None:
-        self.models: Mapping[str, ModelReward] = {}  # as a function's
+        self.models: Mapping[str, ModelReward] = {}  # as in FunctionReward
         self._loaded = function
         self._limits = limits
         self._ranks = ranks
@@ -560,7 +560,7 @@ class GuardedReward:
     def _attempts(
         self, collect: Callable[[], Sequence[Score]], responses: Responses, failures: list[RewardError]
     ) -> Sequence[Score]:
-        """The scores of the first attempt that succeeds, or the error of the last one."""
+        """Retry a call; return the scores of the first attempt that succeeds, or raise the last one's error."""
         for attempt in range(self._limits.retries):
             with suppress(RewardError):
                 return self._counted(collect, failures)
@@ -571,7 +571,7 @@ class GuardedReward:
     def _halves(
         self, responses: Responses, rows: Sequence[int], until: float, failures: list[RewardError]
     ) -> dict[int, Score]:
-        """The scores of a failed call's rows that succeed in smaller calls."""
+        """Split a failed call into smaller ones; return the scores of the rows that succeed."""
         scores: dict[int, Score] = {}
         failed = deque([rows])
         while failed:
@@ -581,7 +581,7 @@ class GuardedReward:
                 remaining = until - time.monotonic()
                 if remaining <= 0:
                     return scores
-                # Half of the remaining time, so that one call that hangs leaves time for the others.
+                # Half of the remaining time, so that a call that hangs leaves time for the others.
                 collect = self._function.start(responses.select(half), timeout=remaining / 2)
                 try:
                     scores.update(zip(half, self._counted(collect, failures), strict=True))

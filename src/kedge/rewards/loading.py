@@ -66,7 +66,7 @@ def load_reward(
 
     Args:
         terms: One reward or several, with weight 1 unless in a `RewardTerm`.
-        policy_tokenizer: The policy's, to tell which ids mean the same in a reward model.
+        policy_tokenizer: The policy's, which tells which ids mean the same in a reward model.
         device: The device of the reward models.
         trust_remote_code: Allow a model folder's own Python code to run.
         micro_batch_tokens: Tokens per forward pass of a reward model; None for all responses at once.
@@ -74,8 +74,8 @@ def load_reward(
         limits: Limits on functions' calls, and how failed calls are handled.
         log: The file for the output of functions in worker processes.
         bases: Where reward models find the weights of their bases.
-        ranks: They share the models' passes; functions run on the first of them.
-        more: Sources that exist already, which have weight 1.
+        ranks: Ranks that divide the models' passes among them; functions run on the first.
+        more: Existing sources to add, with weight 1.
         may_be_empty: See `WeightedReward`.
 
     Raises:

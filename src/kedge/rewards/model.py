@@ -19,7 +19,7 @@ from kedge_base.machine.memory import in_phase
 
 
 class ModelReward:
-    """A reward model as a reward source: one number per response, of the ids that its `Reader` gives.
+    """A reward model as a reward source: one number per response, for the ids from its `Reader`.
 
     Args:
         model: The reward model.
@@ -29,7 +29,7 @@ class ModelReward:
         skip_too_long: A text longer than the model's context gets no score, instead of an error.
         micro_batch_tokens: Tokens per forward pass, None for all at once; changes scores by rounding at most.
         precision: Number format of the matrix products.
-        ranks: They share the texts, which all of them have.
+        ranks: Ranks that divide the texts among them; each passes all texts.
 
     Source: spec §1 (reward-model read-out), §2.4.
     """
@@ -137,9 +137,9 @@ def share_vocabulary(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokeni
 
 
 class Reader:
-    """The token ids that a reward model reads.
+    """Encodes what a reward model reads.
 
-    They follow from the texts, independently of the policy's tokens and stop token:
+    The ids follow from the texts, independently of the policy's tokens and stop token:
 
     - A model that kedge trained reads what its training read: prompt + completion + EOS, a conversation rendered by
       `render_prompt` and `render_answer`. Its score is thus taken at EOS.
@@ -149,15 +149,15 @@ class Reader:
       starts with the special tokens that the tokenizer writes before a text.
 
     EOS is only added after a response that stopped; a chat template or [SEP] closes every text.
-    A model that came with EOS as padding never read its last EOS, so none is left at the end. Where the text that is
-    read is the completion, the sampled ids replace its re-encoding if they are the same tokens in both vocabularies:
-    another spelling of the same text, which keeps what decoding hides (parts of a character).
+    A model that came with EOS as padding never took its score at EOS, so none is left at the end. Where the model reads
+    the completion as it is, the sampled ids replace its re-encoding if they mean the same tokens in both vocabularies:
+    they spell the same text, but keep what decoding hides (parts of a character).
 
     Args:
         tokenizer: The reward model's.
         policy_tokenizer: The policy's; None if the reward model has the policy's tokens.
         trained_here: kedge trained the model.
-        pooled: The text is read as a whole (an encoder), not at its last token.
+        pooled: The score is of the whole text (an encoder), not taken at its last token.
         pads_with_eos: The model came with EOS as padding.
 
     Source: spec §1 (reward-model read-out), §2.4.
@@ -207,7 +207,7 @@ class Reader:
         return row
 
     def _row(self, responses: Responses, index: int) -> list[int]:
-        # A prompt that the policy's chat template rendered is a plain text to a model that does not read conversations.
+        # A prompt rendered by the policy's chat template is plain text to a model that does not read conversations.
         prompt = str(responses.prompts[index])
         completion = responses.completions[index]
         stopped = responses.stopped[index]
@@ -230,19 +230,19 @@ class Reader:
         return [*example.prompt, *example.completion]
 
     def _conversation(self, messages: Messages, answer: str) -> list[int]:
-        """A conversation through the model's own template, which writes all special tokens itself, including BOS."""
+        """Render a conversation with the model's own template, which writes all special tokens, including BOS."""
         turn = {"role": "assistant", "content": answer}
         text = apply_template(self._tokenizer, [*messages, turn])
         return encode_text(self._tokenizer, text)
 
     def _rendered(self, messages: Messages, answer: str, *, stopped: bool) -> tuple[str, str]:
-        """Prompt and answer as training rendered them; an answer that did not stop is not closed."""
+        """Render prompt and answer as in training; an answer that did not stop is not closed."""
         turn = {"role": "assistant", "content": answer}
         closed = render_answer(self._tokenizer, messages, [turn], in_full=False) if stopped else answer
         return render_prompt(self._tokenizer, messages, in_full=False), closed
 
     def _spells(self, sampled: list[int], completion: str, read: str) -> bool:
-        """True if the sampled ids spell the text that is read: the completion, and the template's closing."""
+        """True if the sampled ids spell exactly the text to read: the completion and the template's closing."""
         if not read.startswith(completion) or not self._same.issuperset(sampled):
             return False
         return str(self._tokenizer.decode(sampled)).endswith(read[len(completion) :])
@@ -255,7 +255,7 @@ def _same_ids(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase
 
 
 def _assistant_turn(messages: Messages, completion: str) -> tuple[Messages, str]:
-    """The turns before the assistant's, and its text, which includes what the prompt started it with."""
+    """Split into the turns before the assistant's, and its text, including a start that the prompt gave it."""
     if messages[-1]["role"] != "assistant":
         return messages, completion
     return messages[:-1], f"{messages[-1]['content']}{completion}"

@@ -32,7 +32,7 @@ class ScoredRollout:
         token_scores: The per-token numbers at the actions, 0 elsewhere; None where no source returned any.
         prompts: Their prompts as text.
         terms: The reward sources' scores of all responses, including those without a score.
-        baseline: The total score of the greedy response to each row's prompt; None where it is not needed.
+        baseline: The total score of the greedy response to each row's prompt; None if not needed.
         reasons: The reason for each row's score, None for a row without one; None where no source gives reasons.
     """
 
@@ -54,7 +54,7 @@ class ScoredRollout:
         return replace(self, rollout=replace(self.rollout, group=self.rollout.group + first_group))
 
     def select(self, rows: Sequence[int]) -> ScoredRollout:
-        """Some of the responses, in the order of `rows`; the terms stay as they are, of all responses."""
+        """Select responses, in the order of `rows`; the terms remain those of all responses."""
         index = torch.tensor(rows, device=self.scores.device)
         return replace(
             self,
@@ -67,7 +67,7 @@ class ScoredRollout:
         )
 
     def compared_with(self, greedy: ScoredRollout) -> ScoredRollout:
-        """The responses to prompts with a scored greedy response, with that score as their baseline.
+        """Keep the responses to prompts with a scored greedy response, whose score becomes their baseline.
 
         Args:
             greedy: At most one response per prompt, with the same group numbers.
@@ -94,11 +94,11 @@ class ScoredRollout:
 
 
 def join_scored(parts: Sequence[ScoredRollout], *, pad_id: int) -> ScoredRollout:
-    """The responses of several batches as one, in order; a single one is unchanged.
+    """Join the responses of several batches, in order; a single batch is unchanged.
 
     Args:
-        parts: At least one, scored by the same sources; groups that are not the same have different numbers.
-        pad_id: Token id of the additional slots.
+        parts: At least one batch, all scored by the same sources; different groups have different numbers.
+        pad_id: Token id for padding.
     """
     if len(parts) == 1:
         return parts[0]
@@ -170,7 +170,7 @@ def describe_responses(
     max_new_tokens: int | None = None,
     seed: int = 0,
 ) -> Responses:
-    """A rollout as the texts, ids and columns that reward sources read."""
+    """Describe a rollout by the texts, ids and columns that reward sources read."""
     prompt_ids = _unpadded(rollout.prompt_ids, rollout.prompt_mask)
     response_ids = _unpadded(rollout.response_ids, rollout.token_mask)
     stopped = rollout.stopped.tolist()
@@ -210,7 +210,7 @@ def _turns(
     turns: list[dict[str, str]] = []
     start = 0
     for end in range(1, len(ids) + 1):
-        has_stopped = own[end - 1] and ids[end - 1] in stops  # another turn of the policy may follow at once
+        has_stopped = own[end - 1] and ids[end - 1] in stops  # the policy's next turn may follow immediately
         if has_stopped or end == len(ids) or own[end] != own[end - 1]:
             text = continuation(tokenizer, ids[:start], ids[start : end - has_stopped])
             turns.append({"role": "assistant" if own[start] else "environment", "content": text})
@@ -225,8 +225,8 @@ def _before_last(prompt: str, turns: Sequence[Mapping[str, str]]) -> str:
 
 
 def _conversations(prompts: Sequence[Prompt], texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """The column `messages` of episodes that opened with these texts, for models that have another template."""
-    found: dict[tuple[int, str], Any] = {}  # the responses to a prompt open alike
+    """The column `messages` for episodes that opened with these texts, for models with another template."""
+    found: dict[tuple[int, str], Any] = {}  # the responses to a prompt share their opening
     for prompt, text in zip(prompts, texts, strict=True):
         messages: Any = prompt.columns.get(MESSAGES_COLUMN)
         if messages and isinstance(prompt.text, Rendered) and text != prompt.text and (id(prompt), text) not in found:
@@ -236,7 +236,7 @@ def _conversations(prompts: Sequence[Prompt], texts: Sequence[str], tokenizer: P
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], response_ids: list[int]) -> str:
-    """The response as text, decoded together with its prompt: decoding it alone would lose its leading space.
+    """Decode a response together with its prompt, since on its own it would lose its leading space.
 
     Special tokens are part of the text, such as a `<think>` that a reward function looks for.
     """
@@ -246,9 +246,9 @@ def continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], resp
 
 
 def _at_actions(rows: Sequence[Sequence[float] | None], rollout: Rollout) -> Float[Tensor, "batch time"]:
-    """Each number at its token; that of a token that was only read, such as a tool's, at the policy's token before it.
+    """Put each number at its token, or, for tokens that were only read, such as a tool's, at the policy's token before.
 
-    0 in all other slots, and in rows without numbers.
+    All other slots, and rows without numbers, are 0.
     """
     scores = torch.zeros_like(rollout.logprobs)
     slots = torch.arange(scores.shape[1], device=scores.device)
@@ -291,7 +291,7 @@ class MissingEos:
     mode: MissingEosMode = "replace"
 
     def penalize(self, scores: Float[Tensor, " batch"], stopped: Bool[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """The scores after the penalty; the first call sets `auto`."""
+        """Apply the penalty to scores; the first call sets an `auto` score."""
         if self.score == "auto":
             self.score = self._automatic(scores.tolist(), stopped.tolist())
         return scores if self.score is None else penalize_missing_eos(scores, stopped, value=self.score, mode=self.mode)
@@ -303,11 +303,11 @@ class MissingEos:
 
     @property
     def is_known(self) -> bool:
-        """True if the penalty is set; `auto` is not before the first scores."""
+        """True if the penalty is known; `auto` is unknown until the first scores."""
         return self.score != "auto"
 
     def metrics(self) -> dict[str, float]:
-        """`reward/missing_eos_score`, if there is a penalty: the score, or with `subtract` the number added to it."""
+        """`reward/missing_eos_score`, if there is a penalty: the score, or, with `subtract`, the number added to it."""
         if self.score is None or self.score == "auto":
             return {}
         return {"reward/missing_eos_score": self.score if self.mode == "replace" else -abs(self.score)}

@@ -22,10 +22,10 @@ Scores: TypeAlias = "list[float | None]"
 """One number per response, or None for no score."""
 
 LONGEST_REASON = 60
-"""Characters of a reason: it is a short phrase, and names a metric."""
+"""Most characters of a reason, which is a short phrase and names a metric."""
 
 LARGEST = 1e12
-"""The largest score: sums over tokens and responses, and their squares, are computed in fp32, which ends at 3e38."""
+"""The largest score, so that squared sums over tokens and responses do not overflow fp32, which ends at 3e38."""
 
 MESSAGES_COLUMN = "messages"
 """The prompt column with a conversational prompt's messages, before a chat template rendered them."""
@@ -43,12 +43,12 @@ class Responses:
         stopped: True where the response ended with a stop token, False where it was cut off.
         columns: the other fields of the prompts' rows, each a list with one entry per response.
         max_new_tokens: the response length limit, tokens; None for no limit.
-        seed: for sources that draw random numbers, in [0, 2⁶³). It depends on the run's seed and the update alone, so
+        seed: for sources that draw random numbers, in [0, 2⁶³). It only depends on the run's seed and the update, so
             that a resumed run draws the same numbers.
-        paid: what an environment paid, one number per response token, NaN if it failed; empty without one.
-        turns: the turns of each episode as messages, see `episodes`; empty for responses of one turn.
-        preceding: the text right before each last turn, which may open a thought; empty for texts that no model has
-            written.
+        paid: the environment's rewards, one number per response token, NaN if it failed; empty without an environment.
+        turns: the turns of each episode as messages, see `episodes`; empty for single-turn responses.
+        preceding: the text right before each last turn, which may open a thought; empty for texts not written by a
+            model.
 
     Raises:
         RewardError: The lists differ in length.
@@ -83,7 +83,7 @@ class Responses:
 
     @classmethod
     def joined(cls, parts: Sequence[Responses]) -> Responses:
-        """Batches that all have the same columns as one; limit and seed are those of the first."""
+        """Join batches with the same columns; limit and seed are those of the first."""
         first = parts[0]
         names = [name for name, entries in vars(first).items() if isinstance(entries, list)]
         lists = {name: [entry for part in parts for entry in getattr(part, name)] for name in names}
@@ -107,18 +107,18 @@ class Responses:
 
     @property
     def answers(self) -> list[str]:
-        """The last turns as verifiers read them: after the mark of a thought that they continue."""
+        """The last turns as verifiers read them: preceded by the mark of a thought that they continue."""
         preceding = self.preceding or [""] * len(self)
         return [opened_thought(before) + text for before, text in zip(preceding, self.last_turns, strict=True)]
 
     def select(self, rows: Sequence[int]) -> Responses:
-        """Some of the responses, in the order given."""
+        """Select responses, in the order given."""
         lists = {name: entries for name, entries in vars(self).items() if isinstance(entries, (list, dict))}
         return replace(self, **chosen(lists, rows))
 
 
 def chosen(entries: Any, rows: Sequence[int]) -> Any:
-    """Some rows of a list with one entry per response, or of each list in a mapping; None and [] stay as they are."""
+    """Select rows of a list with one entry per response, or of each list in a mapping; None and [] are returned."""
     if isinstance(entries, Mapping):
         return {name: chosen(inner, rows) for name, inner in entries.items()}
     return [entries[row] for row in rows] if entries else entries
@@ -154,7 +154,7 @@ class _Array(Protocol):
 
 
 def checked_scores(returned: object, *, name: str, lengths: Sequence[int]) -> list[Score]:
-    """A source's return value as Python floats, after checking it.
+    """Check a source's return value, and convert it to Python floats.
 
     Args:
         returned: A list, tuple, tensor or array with one entry per response: a number, a list, tuple or array of one
@@ -190,7 +190,7 @@ def check_count(entries: Sequence[object], count: int, giver: str = "") -> None:
 
 
 def plain_scores(scores: Sequence[Score]) -> list[Score | dict[str, Any]]:
-    """Scores as JSON types, which `checked_scores` reads back."""
+    """Convert scores to JSON types, which `checked_scores` reads back."""
     return [score.as_json() if isinstance(score, Verdict) else score for score in scores]
 
 
@@ -259,13 +259,13 @@ def _plain(value: object) -> object:
 
 
 def _shown(value: object, limit: int = 60) -> str:
-    """A value and its type on one line, truncated if long."""
+    """Format a value and its type on one line, truncated if long."""
     text = " ".join(repr(value).split())
     return f"{text if len(text) <= limit else text[:limit] + '…'} (a {type(value).__name__})"
 
 
 def free_names(columns: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
-    """A distinct name for each column that avoids the taken names: `given_NAME` in their place."""
+    """Give each column a distinct name that is not taken: `given_NAME` if its own is."""
     names = {column: column for column in columns if column not in taken}
     for column in (column for column in columns if column in taken):
         name = f"given_{column}"

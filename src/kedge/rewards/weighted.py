@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # a reward function's process imports this module, and needs 
     from kedge.rewards.model import ModelReward
 
 MOST_REASONS = 32
-"""Reasons of a source with a separate metric, so that a function with a reason per response does not flood the logs."""
+"""Most reasons per source that get a metric, so that a function with a reason per response does not flood the logs."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ScoredTerms:
         token_scores: the weighted sum of the per-token numbers, one list per response, None where it has
             no token scores; None if no source returned any.
         reasons: the reason for each score, by source; only of sources that give reasons.
-        answers: the answer that each score is for, by source; only of sources that find answers.
+        answers: the answer that each score is for, by source; only for sources that extract answers.
     """
 
     scores: Scores
@@ -55,7 +55,7 @@ class ScoredTerms:
 
     @classmethod
     def joined(cls, parts: Sequence[ScoredTerms]) -> ScoredTerms:
-        """The scores of several batches of responses by the same sources, in order; a single one is unchanged."""
+        """Join the scores of several batches by the same sources, in order; a single one is unchanged."""
         if len(parts) == 1:
             return parts[0]
         rows = [part.token_scores or [None] * len(part.scores) for part in parts]
@@ -69,12 +69,12 @@ class ScoredTerms:
         )
 
     def select(self, rows: Sequence[int]) -> ScoredTerms:
-        """The scores of some of the responses, in the order given; the failures stay those of all."""
+        """Select the scores of some responses, in the order given; the failures remain those of all."""
         names = ("scores", "terms", "token_scores", "reasons", "answers")
         return replace(self, **chosen({name: getattr(self, name) for name in names}, rows))
 
     def with_failures(self, *others: Mapping[str, float]) -> ScoredTerms:
-        """The same scores; the failed calls include those on other responses."""
+        """Add failed calls on other responses to these scores."""
         return replace(self, failures=_sums([self.failures, *others]))
 
     def totals(self) -> Scores:
@@ -83,7 +83,7 @@ class ScoredTerms:
         return [None if score is None else score + sum(row or ()) for score, row in zip(self.scores, rows, strict=True)]
 
     def reason(self, row: int) -> str | None:
-        """The reason for a response's score; of several sources, each with its name; None without one."""
+        """The reason for a response's score, prefixed by source if there are several; None without one."""
         found = {name: reasons[row] for name, reasons in self.reasons.items() if reasons[row]}
         if len(self.reasons) == 1:
             return next(iter(found.values()), None)
@@ -102,9 +102,9 @@ class ScoredTerms:
         return {**means, **self.verdicts()} if self.reasons else means
 
     def verdicts(self) -> dict[str, float]:
-        """`verdict/NAME/REASON`: the share of each reason among the responses that a source gave one for.
+        """`verdict/NAME/REASON`: the share of each reason among the responses for which a source gave one.
 
-        All but the most frequent reasons count as `other`.
+        All but the most frequent reasons are counted as `other`.
         """
         shares: dict[str, float] = {}
         for name, reasons in self.reasons.items():
@@ -127,7 +127,7 @@ class WeightedReward:
 
     Args:
         terms: Pairs of a source and its weight. Sources of the same name are numbered.
-        may_be_empty: There may be no terms; then every score is 0. Or none with a weight, where others are added later.
+        may_be_empty: Accept no terms, so that every score is 0, or only terms of weight 0, to add others later.
 
     Raises:
         RewardError: No terms, all weights are 0, or a weight is not finite.
@@ -144,7 +144,7 @@ class WeightedReward:
         self.sources = [source for source, _ in terms]
         self.weights = [float(weight) for _, weight in terms]
         self.is_empty = not terms
-        """A run learns from a teacher alone: every score is 0."""
+        """True if a run learns only from a teacher: every score is 0."""
         self.names = distinct_names([source.name for source in self.sources])
 
     @classmethod
@@ -193,8 +193,8 @@ class WeightedReward:
         """The weighted sum and its terms.
 
         Functions in worker processes and async functions run concurrently, all other sources one after another. A
-        response on which a function with `on_error=drop` failed has no score: a sum without that term would be on
-        another scale than the others.
+        response on which a function with `on_error=drop` failed has no score, since a sum without that term would be on
+        a different scale.
         """
         calls = [_start(source, responses) for source in self.sources]
         results = [
@@ -247,7 +247,7 @@ def _start(source: RewardSource, responses: Responses) -> Callable[[], CallResul
 
 
 def _recorded(collect: Callable[[], CallResult], count: int) -> CallResult:
-    """A judge's result: a non-finite score, on which an update would be dropped, means no scores."""
+    """Collect a judge's result; a non-finite score, which would discard the update, means no scores instead."""
     try:
         return collect()
     except NonfiniteScoreError:
@@ -271,12 +271,12 @@ def _token_total(entries: Sequence[float | list[float]]) -> list[float] | None:
 
 
 def _word(reason: str) -> str:
-    """A reason as part of a metric's name."""
+    """Convert a reason to a part of a metric's name."""
     return re.sub(r"\W+", "_", reason.lower()).strip("_") or "other"
 
 
 def _joined(parts: Sequence[tuple[Mapping[str, Sequence[str | None]], int]]) -> dict[str, list[str | None]]:
-    """The texts of several batches by source, given with the number of responses; None for a batch without texts."""
+    """Join several batches' texts by source, given each batch's size; None entries for a batch without texts."""
     names = dict.fromkeys(name for texts, _ in parts for name in texts)
     return {name: [each for texts, count in parts for each in texts.get(name, [None] * count)] for name in names}
 

@@ -77,7 +77,7 @@ def _rank_variable(name: str, *, least: int = 0, most: int | None = None) -> int
 
 @contextmanager
 def loading_user_code() -> Iterator[None]:
-    """Within this context, user code runs for what it defines: it must not start a run in this process."""
+    """Mark the block as loading definitions from user code, which must not start a run in this process."""
     global _loads
     _loads += 1
     try:
@@ -88,7 +88,7 @@ def loading_user_code() -> Iterator[None]:
 
 @contextmanager
 def importing_user_code() -> Iterator[None]:
-    """Within this context, a user's file is imported: neither it nor a process that it starts may start a run."""
+    """Mark the block as importing a user's file: neither the file nor a process that it starts may start a run."""
     before = os.environ.get(IMPORTING)
     os.environ[IMPORTING] = "1"
     try:
@@ -99,16 +99,16 @@ def importing_user_code() -> Iterator[None]:
 
 
 def refuse_nested_run() -> None:
-    """Refuse a run that a script starts while it is imported, by kedge for its functions or by a process of a pool.
+    """Refuse a run that a script starts while it is being imported, by kedge for its functions or by a pool's worker.
 
-    The run would import the script again, and so on without end.
+    The run would import the script again, without end.
 
     Raises:
-        ConfigError: Such a run.
+        ConfigError: A script is being imported.
     """
     from multiprocessing import current_process  # not needed to show --help
 
-    # The attribute by which multiprocessing itself refuses to start processes there.
+    # By this attribute, multiprocessing itself refuses to start processes during such an import.
     if _loads or IMPORTING in os.environ or getattr(current_process(), "_inheriting", False):
         raise ConfigError(
             "a script that names its own function, or starts processes, is imported again, and must not start a run "

@@ -140,7 +140,7 @@ class LocalServer:
         self._server.server_close()
 
     def _answer_raw(self, sent: BaseHTTPRequestHandler) -> Answer:
-        """The answer to a request as it came, after checking that it may be asked."""
+        """Answer a raw request, after checking that it is allowed."""
         hosts = (f"{LOOPBACK}:{self.port}", f"localhost:{self.port}")
         if sent.headers.get("Host", "") not in hosts:
             return _refusal(HTTPStatus.FORBIDDEN, "This page is only served to the machine it runs on.")
@@ -173,7 +173,7 @@ def _handler(get_answer: Callable[[BaseHTTPRequestHandler], Answer], *, takes_po
 
         def do_GET(self) -> None:
             answer = get_answer(self)
-            # The body of a refused request was not read, and would be read as the next request.
+            # The unread body of a refused request would be taken for the next request.
             self.close_connection = self.close_connection or self.command == "POST"
             self.send_response(answer.status)
             for name, value in answer.headers().items():

@@ -38,7 +38,7 @@ GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Limit, use, and what the kernel frees first of the use, in `memory.stat`; for versions 2 and 1."""
+"""Files with a group's limit and use, and the entry of `memory.stat` that the kernel frees first; versions 2 and 1."""
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
@@ -53,7 +53,7 @@ TEXTS = (
     "os error 12",  # ENOMEM, from safetensors and tokenizers
     "Cannot allocate memory",
 )
-"""Texts of exceptions that are a plain RuntimeError, or of a library's own class."""
+"""Texts that identify out-of-memory errors raised as a plain RuntimeError or a library's own class."""
 
 ASKED = re.compile(
     r"tried to allocate (?P<size>[\d.]+) ?(?P<unit>[KMGTP]?)i?(?:B|bytes)\b"  # torch, on a CPU and on GPUs
@@ -62,7 +62,7 @@ ASKED = re.compile(
 )
 
 NOTE = "_kedge_exhaustion"
-"""The attribute of an exception with its `Exhaustion`."""
+"""The attribute of an exception that holds its `Exhaustion`."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class Exhaustion:
 def is_out_of_memory(error: BaseException | None) -> bool:
     """True if an exception, or the one that it was raised from, says that memory ran out.
 
-    kedge's own errors already have a message, such as for a file that is too large.
+    kedge's own errors do not count: they already say what is wrong, such as a file that is too large.
     """
     while error is not None and not (isinstance(error, KedgeError) and not isinstance(error, OutOfMemoryError)):
         # By name: the second is torch's, which need not be imported.

@@ -84,21 +84,21 @@ class Progress:
 
     def eta(self) -> str:
         """Estimated time left at the mean speed so far, such as `1:05`; `?` before the first step."""
-        taken = self._done - self._first
-        if taken <= 0:
+        steps = self._done - self._first
+        if steps <= 0:
             return "?"
-        return format_duration((self._clock() - self._started) / taken * max(0, self._total - self._done))
+        return format_duration((self._clock() - self._started) / steps * max(0, self._total - self._done))
 
 
 def say(line: str) -> None:
-    """Print a line to standard error, where progress is shown, before or after the progress bar; on the first rank.
+    """Print a line on the first rank, to standard error like the progress; not while a progress bar is shown.
 
-    In a notebook, where standard error looks like a failure, to standard output.
+    In a notebook, where standard error looks like a failure, it goes to standard output.
     """
     if not is_first_rank():
         return
     stream = sys.stdout if in_notebook() else sys.stderr
-    shown = "\n".join(map(printable, line.split("\n")))  # names of folders can contain a terminal's commands
+    shown = "\n".join(map(printable, line.split("\n")))  # folder names can contain terminal escape sequences
     Console(file=stream, highlight=False, soft_wrap=True, force_jupyter=False).print(shown, markup=False)
 
 

@@ -1,7 +1,7 @@
 """Standard streams that cannot end a run: output that the system refuses is dropped.
 
-A reader that goes away (`| head`), a terminal that is closed, a full disk under a log: hours of training are worth more
-than the line that cannot be shown. Characters that the encoding lacks are replaced.
+If a reader goes away (`| head`), a terminal is closed or the disk under a log is full, a line is lost and not hours of
+training. Characters that the encoding lacks are replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 @contextmanager
 def lasting_streams() -> Iterator[None]:
-    """Within this context, standard output and error accept everything, and no standard descriptor is closed.
+    """In the block, writing to standard output and error never fails, and no standard descriptor is closed.
 
     Descriptors that are closed (`<&- >&-`) are opened on /dev/null: otherwise the next file or socket would get their
     numbers. Streams that are not the process's own, as in a notebook, stay as they are.
@@ -37,13 +37,13 @@ def lasting_streams() -> Iterator[None]:
 
 
 def refused_output() -> OSError | None:
-    """The reason why standard output lost something; None if it did not, or if its reader chose to end."""
+    """The error that lost standard output; None if nothing was lost, or only because the reader closed the pipe."""
     error = getattr(_raw(sys.stdout), "error", None)
     return None if isinstance(error, BrokenPipeError) else error
 
 
 class _Lasting(io.FileIO):
-    """A descriptor that accepts all bytes and drops those that the system refuses."""
+    """A file descriptor whose writes never fail: bytes that the system refuses are dropped."""
 
     error: OSError | None = None
 
@@ -56,7 +56,7 @@ class _Lasting(io.FileIO):
             except OSError as error:
                 self.error = error
                 break
-            if count is None:  # a pipe that another process has set to non-blocking is full
+            if count is None:  # a full pipe that another process has made non-blocking
                 select.select([], [self], [])
             written += count or 0
         return len(view)
@@ -69,10 +69,10 @@ def _fill_descriptors() -> None:
 
 
 def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
-    """The stream over a `_Lasting` descriptor; the stream itself if it is another's."""
+    """Put a stream on a `_Lasting` descriptor; return it unchanged if it does not write to this descriptor."""
     if stream is None:
         return io.TextIOWrapper(_Lasting(descriptor, "w", closefd=False), write_through=True)
-    is_console = sys.platform == "win32" and stream.isatty()  # its Unicode needs Python's own class
+    is_console = sys.platform == "win32" and stream.isatty()  # Unicode there needs Python's own class
     if is_console or not isinstance(stream, io.TextIOWrapper) or isinstance(_raw(stream), _Lasting):
         return stream
     with suppress(OSError, ValueError):

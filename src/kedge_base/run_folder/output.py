@@ -155,7 +155,7 @@ def _check_name(folder: Path) -> None:
         FileNotFoundError,
         NotADirectoryError,
         PermissionError,
-    ):  # reported by check_output, with the path in the way
+    ):  # reported by check_creatable, which names the path in the way
         pass
     except OSError as error:
         raise OutputError(f"{folder} cannot be created: {error.strerror or error}") from error
@@ -258,7 +258,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 def is_free(folder: Path) -> bool:
     """True for a folder that does not exist or holds only diagnostic files."""
-    try:  # in one look: another process may create the folder in between
+    try:  # a single call: another process may create the folder between two
         entries = os.listdir(folder)
     except FileNotFoundError:
         return True

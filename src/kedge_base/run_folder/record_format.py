@@ -38,18 +38,18 @@ in the outermost bins."""
 
 
 DEEPEST = 100
-# libyaml's loader is seven times faster than the one in Python, which not every build of PyYAML can do without.
+# libyaml's loader is seven times faster than the one in pure Python, but some builds of PyYAML lack it.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 UNLIKE_ANY_RUN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""The errors that reading a run's file raises where its content is not what any run writes."""
+"""The errors that reading a file raises if its content is nothing that a run writes."""
 
 
 def parsed_row(line: bytes, *, numbered: bool) -> dict[str, Any] | None:
     """Parse a line as a row; None if it is damaged, or lacks the update that `numbered` rows have."""
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):  # also for too many digits or levels
+    except (ValueError, RecursionError):  # also raised for too many digits or levels
         return None
     return row if isinstance(row, dict) and (not numbered or _is_update(row.get("update"))) else None
 
@@ -98,7 +98,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `metrics.jsonl`, also of a running run.
+    """The rows of a run's `metrics.jsonl`, which may still be in progress.
 
     Raises:
         DataError: As `read_json_lines`.
@@ -133,7 +133,7 @@ def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
 def _check_yaml(text: str) -> None:
     """Refuse a file that no run writes and that could crash the reader.
 
-    Many levels crash libyaml's loader and take Python's minutes; a few aliases are read as billions of values.
+    Deep nesting crashes libyaml's loader and takes Python's minutes; a few aliases expand to billions of values.
 
     Raises:
         ValueError: It has too many levels, or aliases.

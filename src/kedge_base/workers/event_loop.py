@@ -57,7 +57,7 @@ class _EventLoop:
     def _run(self) -> None:
         is_open = True
         while is_open:
-            with suppress(SystemExit, KeyboardInterrupt):  # of a task, which also raises it where it is awaited
+            with suppress(SystemExit, KeyboardInterrupt):  # raised by a task, and again where that task is awaited
                 self._loop.run_forever()
                 is_open = False
         self._loop.run_until_complete(self._finish())
@@ -77,9 +77,9 @@ class _EventLoop:
 
 @cache
 def event_loop() -> _EventLoop:
-    """The event loop of this process, which is started when it is first asked for."""
+    """Return this process's event loop, started on first use."""
     return _EventLoop()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=event_loop.cache_clear)  # its thread is not in the child
+    os.register_at_fork(after_in_child=event_loop.cache_clear)  # the child lacks the loop's thread

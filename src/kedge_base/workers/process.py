@@ -50,21 +50,21 @@ class WorkerTimeout(WorkerError):
 
 @dataclass(frozen=True)
 class Request:
-    """An encoded request, and the number that its reply has."""
+    """An encoded request, and the number that identifies its reply."""
 
     number: int
     line: bytes
 
     @classmethod
     def of(cls, name: str, do: str, /, **arguments: Any) -> Request:
-        """A request; raises the errors of `encode`.
+        """Encode a request; raises the errors of `encode`.
 
         Args:
             name: The worker's name, for errors.
             do: Which of the worker's functions to call, see `serving.serve`.
             arguments: The function's arguments.
         """
-        number = secrets.randbits(64)  # user code in the worker cannot find it by counting
+        number = secrets.randbits(64)  # random, so that user code in the worker cannot guess it
         return cls(number, encode({"id": number, "name": name, "do": do, "arguments": arguments}))
 
 
@@ -144,7 +144,7 @@ class WorkerProcess:
         Raises:
             WorkerTimeout: There was no reply in time; the process was killed.
             WorkerEnded: The process ended.
-            WorkerError: The request failed, or the process sent something else than a reply, and was killed.
+            WorkerError: The request failed, or the process sent something other than a reply, and was killed.
         """
         deadline = time.monotonic() + seconds
         reply: dict[str, Any] = {}
@@ -175,7 +175,7 @@ class WorkerProcess:
         return error
 
     def _line(self, deadline: float) -> bytes:
-        """The next line from the process; raises `WorkerTimeout`, or `WorkerEnded` with how it ended."""
+        """Read the next line from the process; raises `WorkerTimeout`, or `WorkerEnded` with how it ended."""
         try:
             while b"\n" not in self._incoming:
                 remaining = deadline - time.monotonic()
@@ -264,7 +264,7 @@ def _end(
 ) -> None:
     """End a process: close its connection, wait up to `grace` seconds for it to exit, then kill its process group."""
     if os.getpid() != owner:
-        return  # a fork of the owner is collecting its copy; the process is not its child
+        return  # garbage collection in a fork of the owner, which is not the process's parent
     connection.close()
     if grace:
         with suppress(subprocess.TimeoutExpired):

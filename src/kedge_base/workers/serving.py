@@ -1,7 +1,7 @@
 """The worker's side: answers requests, and ends when kedge does.
 
-When the connection closes, the process has a second to finish, then its process group is killed; when kedge itself is
-killed, at once, where the system can. It imports nothing beyond what its requests need.
+When the connection closes, the process has a second to finish before its process group is killed; when kedge itself is
+killed, the group is killed at once, on systems that can. This module imports nothing beyond what requests need.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def _answer(
 
 
 def _end_with_kedge(tie: int) -> None:
-    """Let the kernel kill this process and its children when a pipe closes: a loop in C runs no code that could.
+    """Have the kernel kill this process and its children when the pipe closes, even during a loop in C.
 
-    Linux alone can. The signal for a parent's death would come with the end of the thread that started this process.
+    Linux only. PR_SET_PDEATHSIG would send its signal as soon as the thread that started this process ends.
     """
     if sys.platform != "linux":
         return
@@ -94,7 +94,7 @@ def _end_with_kedge(tie: int) -> None:
     fcntl.fcntl(tie, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(tie, fcntl.F_SETFL, os.O_RDONLY | os.O_NONBLOCK | os.O_ASYNC)
     with suppress(BlockingIOError):
-        if not os.read(tie, 1):  # kedge has ended before this
+        if not os.read(tie, 1):  # kedge ended before the signal was set up
             os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
@@ -112,12 +112,12 @@ def _listen(
 
 
 def _end_group(process: int) -> None:
-    """Kill this process and its children; a fork of it exits alone."""
+    """Kill this process and its children; do nothing in a fork, which exits alone."""
     if os.getpid() == process:
         os.killpg(process, signal.SIGKILL)
 
 
 def _prefer_for_oom_kill() -> None:
-    """When memory runs out, Linux kills this process rather than the training."""
+    """Make Linux kill this process, rather than the training, when memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

@@ -78,7 +78,7 @@ class Conversation:
 
     Attributes:
         tokenizer: Renders and measures the prompts.
-        form: What becomes of the user's text.
+        form: How the user's text becomes a prompt.
         messages: The turns so far; stays empty unless the form is a conversation.
     """
 
@@ -87,7 +87,7 @@ class Conversation:
     messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
 
     def prompt(self, text: str, *, room: int | None) -> tuple[Prompt, int]:
-        """The prompt for the user's text, and the number of old messages that no longer fit.
+        """Build the prompt for the user's text; also return the number of old messages that no longer fit.
 
         Args:
             text: The user's text.
@@ -108,7 +108,7 @@ class Conversation:
         raise DataError(f"the text has {length} tokens with its template, at most {room} fit; shorten it")
 
     def add(self, text: str, answer: str, *, dropped: int = 0) -> None:
-        """Remember a turn, without the oldest messages that no longer fit."""
+        """Add a turn to the history, and drop the oldest messages, which no longer fit."""
         if self.form == "conversation":
             turn = [{"role": "user", "content": text}, {"role": "assistant", "content": answer.strip()}]
             self.messages = [*self.messages[dropped:], *turn]
@@ -124,7 +124,7 @@ class Conversation:
 
 
 INCOMPLETE = "\ufffd"
-"""The decoder's text for a character that is still incomplete: its last bytes are in the next token."""
+"""The decoder's text for an incomplete character, whose last bytes are in the next token."""
 
 
 @dataclass
@@ -148,14 +148,14 @@ class TextStream:
     text: str = ""
 
     def add(self, token: int) -> None:
-        """Append a token, and write the text that is complete with it."""
+        """Append a token, and write the text that it completes."""
         if token not in self.stop_ids:
             self.ids.append(token)
             self.write_up_to(continuation(self.tokenizer, self.prompt_ids, self.ids).rstrip(INCOMPLETE))
 
     def write_up_to(self, text: str) -> None:
-        """Write what the text so far adds."""
-        # A tokenizer that tidies up spaces can change text that was already written; the final text is right then.
+        """Write what is new in the text so far."""
+        # A tokenizer that cleans up spaces can change text that was already written; the reply's text is right then.
         if text.startswith(self.text) and text != self.text:
             self.write(text[len(self.text) :])
             self.text = text
@@ -237,7 +237,7 @@ class Chat:
             conversation.messages = []
 
     def introductions(self) -> list[str]:
-        """One line per model: its name, what becomes of the user's text, and where answers end."""
+        """One line per model: its name, how the user's text becomes a prompt, and where answers end."""
         return [
             f"{policy.source}: {described_form(conversation.form, policy.tokenizer)}; {policy.stop_tokens.line}"
             for policy, conversation in zip(self.policies, self.conversations, strict=True)
@@ -246,8 +246,7 @@ class Chat:
     def ask(self, text: str, write: Callable[[int, str], None] = lambda model, text: None) -> list[Reply]:
         """The answers of all models to a text.
 
-        An answer that is interrupted, by Ctrl-C or by an `Interrupted` from `write`, ends there, and the models after
-        it do not answer.
+        Ctrl-C, or an `Interrupted` from `write`, ends the current answer, and the remaining models do not answer.
 
         Args:
             text: The user's text.

@@ -22,11 +22,11 @@ PROMPT = "> "
 CONTINUED = "… "
 LETTERS = "AB"
 NARROW = 80
-"""Columns below which two answers are printed one below the other."""
+"""On terminals with fewer columns, two answers are printed one below the other."""
 CONTROLS = r"\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
-"""Characters that end a line, act on a terminal, or cannot be written; without the tab."""
+"""Characters, other than the tab, that end a line, control a terminal, or cannot be encoded."""
 BIDI = r"\u202a-\u202e\u2066-\u2069"
-"""Characters that turn the direction of text on a terminal, beyond the end of the answer."""
+"""Characters that change the direction of text on a terminal, even after the answer has ended."""
 
 HELP = (
     "/set              show the sampling settings\n"
@@ -123,7 +123,7 @@ def _stream(chat: Chat, text: str, console: Console) -> None:
         console.out(_literal(piece), end="")
         console.file.flush()
 
-    # The figures of the first answer follow both, because its score is only known then.
+    # Both answers come before the figures of the first, because its score is only known then.
     replies = chat.ask(text, write)
     console.out("")
     for model, reply in enumerate(replies):
@@ -146,9 +146,9 @@ def _side_by_side(chat: Chat, text: str, console: Console) -> None:
 def _answer_lines(chat: Chat, lines: Iterable[str], out: IO[str], notes: Console) -> None:
     """Write one line per text: the answer, with line breaks escaped, and the score if there is a reward.
 
-    A blank line is answered by an empty one.
+    A blank line gets a blank answer.
 
-    With two models, the columns of the second follow, all separated by tabs. Notes go to standard error.
+    With two models, the second one's columns follow, all separated by tabs. Notes go to standard error.
     """
     for line in chat.introductions():
         notes.out(line)
@@ -159,7 +159,7 @@ def _answer_lines(chat: Chat, lines: Iterable[str], out: IO[str], notes: Console
         text = line.rstrip("\r\n")
         if text.strip() == "/quit":
             return
-        if not text.strip():  # answers keep the numbers of their lines
+        if not text.strip():  # keeps answers on the line numbers of their texts
             out.write("\n")
             out.flush()
             continue
@@ -188,7 +188,7 @@ def _decoded(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _typed(read: Callable[[str], str]) -> Iterator[str]:
-    """The texts that a user types, without blank ones; lines that end in a backslash are joined."""
+    """Read the texts that a user types, except blank ones; a backslash at its end joins a line to the next."""
     while True:
         text = read(PROMPT)
         while text.endswith("\\"):
@@ -202,10 +202,10 @@ def _name(chat: Chat, model: int) -> str:
 
 
 def _literal(text: str) -> str:
-    """Escape everything in a text that would act on the terminal."""
+    """Escape everything in a text that would control the terminal."""
     return "\n".join(_escaped(line.replace("\t", "    "), BIDI) for line in text.split("\n"))
 
 
 def _escaped(text: str, more: str) -> str:
-    """Escape `CONTROLS` and further characters of a text; everything else, such as joiners, stays."""
+    """Escape `CONTROLS` and some more characters; everything else, such as joiners, stays."""
     return re.sub(f"[{CONTROLS}{more}]", lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

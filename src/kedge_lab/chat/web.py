@@ -1,4 +1,4 @@
-"""Chat in a browser on this machine: one page, one conversation, which the server holds."""
+"""Chat in a browser on this machine: one page and one conversation, kept by the server."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ASSETS = {
     "chat.js": (__package__, "chat.js", "text/javascript"),
 }
 POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; {PAGE_POLICY}"
-"""The page runs its own script file and no other; nothing inline."""
+"""The page may run only its own script file, and no inline code."""
 
 Write = Callable[[bytes], object]
 
 
 def chat_server(chat: Chat, *, port: int = 0) -> LocalServer:
-    """A server of a page for a chat; use it as a context.
+    """Serve a page for a chat; use it as a context.
 
     Args:
         chat: The models.

@@ -18,7 +18,7 @@ SWEPT = {stage.name: stage for stage in stages().values() if stage.is_swept}
 LISTED = f"{', '.join(_FIRST)} or {_LAST}"
 
 FLAGS = [
-    replace(flag, names=tuple(name for name in flag.names if name != "--data"))  # which two stages use differently
+    replace(flag, names=tuple(name for name in flag.names if name != "--data"))  # two stages differ in its use
     for flag in {
         flag.field: flag for stage in SWEPT.values() for flag in stage.flags if flag.field in stage.needs
     }.values()
@@ -81,7 +81,8 @@ def sweep(
 
 *OWN, _ = signature(sweep).parameters.values()
 BEFORE_OUT = 4
-"""Parameters before the flags, which stand for the last one, `given`, where a stage's help has them as well."""
+"""Parameters before the stages' flags, which replace the last one, `given`, in the place where a stage's help has them.
+"""
 sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
     [*OWN[:BEFORE_OUT], *parameters_of(FLAGS), *OWN[BEFORE_OUT:]]
 )

@@ -90,7 +90,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """Callback after each PPO update: evaluates the policy every few updates, without affecting training.
+    """Callback of PPO that evaluates the policy every few updates, without affecting training.
 
     Attributes:
         world: World; its first posts are summarized each time.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 DURATION: Final = "about two minutes on two cores"
-"""As measured in `handbook/demo.json`; the documentation states the same, and a test compares them."""
+"""Measured in `handbook/demo.json`; a test compares it with the documentation."""
 
 NUM_TOKENIZER_TEXTS: Final = 1500
 VOCAB_SIZE: Final = 1280
@@ -41,15 +41,15 @@ NUM_PROMPTS: Final = 2048
 NUM_CURVE_POSTS: Final = 96
 """Posts of the overoptimization curve, a separate set."""
 CURVE_EVERY: Final = 2
-"""Updates between two points of the curve."""
+"""Updates between points of the curve."""
 
 CRITIC: Final[dict[str, Any]] = {
     "ppo.critic": "separate",  # from the reward model; a head on the policy's trunk explains nothing in a short run
     "ppo.critic_learning_rate": 2e-3,  # the reward model's: both are regressions that start from the policy's weights
     "ppo.value_gae_lambda": 1.0,  # its targets are the sampled returns
-    "ppo.gae_lambda": 0.95,  # it explains enough of them to take some of their noise from the advantages
-    "ppo.value_clip_range": None,  # its first values are the reward model's before the last token, so they are noise
-    "ppo.value_warmup_updates": 2,  # and the policy does not follow them
+    "ppo.gae_lambda": 0.95,  # it explains enough of the returns to remove some of their noise from the advantages
+    "ppo.value_clip_range": None,  # its first values are the reward model's outputs before the last token: noise
+    "ppo.value_warmup_updates": 2,  # so that the policy does not follow that noise
 }
 """The critic of both PPO runs; bench/defaults/RESULTS.md has the measurements."""
 

@@ -67,8 +67,8 @@ class Evaluator:
         sampling: Settings of the sampling.
         kl_temperature: Sampling temperature of the KL estimate: that of training.
         template: The template that rendered the prompts, e.g. `tldr`.
-        on_phase: Told how far sampling and judging are.
-        player: Plays episodes, of which each is a response; None for single responses.
+        on_phase: Called with the progress of sampling and judging.
+        player: Plays episodes, each of which counts as a response; None for single-turn responses.
     """
 
     prompts: Sequence[Prompt]
@@ -95,7 +95,7 @@ class Evaluator:
         Args:
             policy: The policy to evaluate.
             opponent: The responses to compare with.
-            against: The policy that they come from; None for references.
+            against: The policy that the opponent's responses come from; None for references.
         """
         batches = self._sample(policy, self.sampling)
         scored = self._scored(policy, batches)
@@ -120,7 +120,7 @@ class Evaluator:
         return list(policy.sample(prompts, sampling, title=title, on_phase=self.on_phase, player=self.player))
 
     def _as_read(self, policy: Policy, batches: Sequence[SampledResponses]) -> Responses:
-        """Responses as the judge reads them: to the original prompts, in the reader's tokens."""
+        """Convert responses to what the judge reads: the original prompts, and the reader's tokens."""
         responses = Responses.joined([each.responses for each in batches])
         is_chat = self.player is not None or any(prompt.columns.get(MESSAGES_COLUMN) for prompt in self.prompts)
         alike = not is_chat or policy.tokenizer.chat_template == self.reader.tokenizer.chat_template

@@ -26,7 +26,7 @@ class Evaluation:
     Attributes:
         judge: The judge.
         policy: Result of the evaluated policy.
-        opponent: The responses that it was compared with.
+        opponent: The responses that the policy was compared with.
         opponent_name: Folder or hub id of the other policy, or `references`.
         frontier: Results of further policies against the same opponent.
     """
@@ -139,7 +139,7 @@ def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
 
 
 def endings_line(endings: Sequence[str]) -> str:
-    """The shares of the endings of episodes."""
+    """The share of each ending of episodes, on one line."""
     return "episodes: " + ", ".join(f"{share:.0%} {word}" for word, share in shares_of(endings).items())
 
 

@@ -22,7 +22,7 @@ from kedge_inspect.page.result_sentences import no_verdicts
 from kedge_lab.evaluation.report import endings_line, plain_figures, verdict_lines
 
 RIGHT = 1.0
-"""The least score of a right response, as verifiers give it."""
+"""The lowest score of a right response, as verifiers give it."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Solved:
 
     Attributes:
         name: Folder or hub id of the policy.
-        scored: Its responses, those to a prompt next to each other.
+        scored: Its responses, grouped by prompt.
         num_samples: Responses to each prompt.
     """
 
@@ -41,7 +41,7 @@ class Solved:
 
     @property
     def ks(self) -> list[int]:
-        """The powers of two up to the number of responses to a prompt, and that number."""
+        """The values of k: powers of two up to the number of responses per prompt, and that number."""
         powers = [2**power for power in range(self.num_samples.bit_length())]
         return sorted({*powers, self.num_samples})
 
@@ -66,7 +66,7 @@ class Solved:
 
     @cached_property
     def _tallies(self) -> list[tuple[int, list[int], int]]:
-        """Right responses to each prompt, those with each wrong answer, and those without an answer."""
+        """For each prompt, the counts of right responses, of each wrong answer, and of responses without an answer."""
         assert self.scored.scores is not None, "a judge that only compares cannot tell what is right"
         answers = self.scored.answers or [None] * len(self.scored.scores)
         rows = list(zip(self.scored.scores, answers, strict=True))
@@ -89,7 +89,7 @@ class Solved:
         }
 
     def less(self, other: Solved) -> dict[int, Interval]:
-        """How much higher pass@k is than another policy's, prompt by prompt, with its interval, by k."""
+        """By k, pass@k minus another policy's, paired by prompt, with its interval."""
         pairs = {k: zip(self.passed(k), other.passed(k), strict=True) for k in self.ks}
         apart = {k: [a - b for a, b in each if a is not None and b is not None] for k, each in pairs.items()}
         return {k: mean_interval(each) for k, each in apart.items() if each}
@@ -110,10 +110,10 @@ def report_solved(
     """Write judgments and summary, print tables, and return the summary.
 
     Args:
-        policies: The evaluated policy, and those that it is compared with.
+        policies: The evaluated policy, followed by those that it is compared with.
         folder: The run's folder.
         judge: Name of the judge.
-        temperature: Of the sampling.
+        temperature: The sampling temperature.
         is_shown: False on a rank that is not the first: nothing is printed.
     """
     first, *others = policies

@@ -1,6 +1,6 @@
-"""Environments: what a policy talks to in episodes of several turns, and the tools that it may call.
+"""Environments, with which a policy plays episodes of several turns, and the tools that it may call.
 
-This package's own module imports no torch, as the process of an environment needs none.
+The package imports no torch, which an environment's process does not need.
 """
 
 from kedge_tasks.environments.shapes import Step

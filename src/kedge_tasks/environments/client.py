@@ -19,9 +19,9 @@ from kedge_tasks.environments.tools import Tools
 
 STARTUP_SECONDS = 120.0
 GRACE = 5.0
-"""Seconds after a call's limit at which its process is killed: it could not be interrupted."""
+"""Seconds after a call's limit at which a process that could not be interrupted is killed."""
 PAUSE = 1.0
-"""Seconds before an episode that could not be opened is opened again."""
+"""Seconds to wait before another attempt to open an episode."""
 
 
 class Environment:
@@ -62,16 +62,16 @@ class Environment:
         self._is_async: bool = about["is_async"]
 
     def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> dict[int, list[dict[str, str]] | None]:
-        """Start episodes, or start them again. Where it fails, another instance is tried after a pause.
+        """Start or restart episodes. One that fails is tried again on another instance, after a pause.
 
         Args:
-            episodes: By number, the row of the data and a seed.
+            episodes: The row of the data and a seed, by the episode's number.
 
         Returns:
-            The messages that follow each row's prompt; None where it failed.
+            The messages that follow each row's prompt; None for an episode that failed.
 
         Raises:
-            EnvError: Its process ended, or could not be interrupted; so do the other methods.
+            EnvError: The process ended, or could not be interrupted; also raised by the other methods.
             DataError: A row has a value that cannot be sent to another process.
         """
         arguments = {number: {"row": dict(row), "seed": seed} for number, (row, seed) in episodes.items()}
@@ -82,14 +82,11 @@ class Environment:
         return {number: None if turn.ending == "failed" else turn.messages for number, turn in turns.items()}
 
     def step(self, texts: Mapping[int, str]) -> dict[int, Turn]:
-        """Say a text in each of some episodes; the answers. A failure ends the episode."""
+        """Send a text to each of some episodes; return the replies. A failure ends the episode."""
         return self._call("step", {number: {"text": text} for number, text in texts.items()})
 
     def finish(self, episodes: Iterable[int]) -> dict[int, float | None]:
-        """End episodes that the environment has not ended; what each earned besides its turns' rewards.
-
-        None where it failed.
-        """
+        """End episodes early; return what each earned on top of its turns' rewards, None if it failed."""
         turns = self._call("finish", {number: {} for number in episodes})
         return {number: None if turn.ending == "failed" else turn.reward for number, turn in turns.items()}
 
@@ -99,7 +96,7 @@ class Environment:
             self._worker.close()
 
     def _started(self) -> Any:
-        """Start the worker process; what it says of the environment."""
+        """Start the worker process; return its description of the environment."""
         self._worker = WorkerProcess("kedge_tasks.environments.session", self._log)
         load = Request.of(self.name, "load", spec=self._spec, name=self.name, timeout=self._timeout)
         [about] = self._replies([load], STARTUP_SECONDS, "importing its module")
@@ -115,11 +112,11 @@ class Environment:
             return dict(zip(episodes, map(self._turn, results), strict=True))
 
     def _send(self, what: str, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """The results of calls that the worker process makes."""
+        """Have the worker process make some calls; return their results."""
         assert self._worker is not None
         if what == "open" and not self._worker.is_running:
-            self._started()  # a call before was interrupted, or has failed, and the caller goes on
-        # A request for each, so that each has its own deadline, unless all run at the same time.
+            self._started()  # an earlier call failed or was interrupted, and the caller went on
+        # One request per call, so that each has its own deadline, unless the calls run concurrently.
         parts = [calls] if self._is_async else [[call] for call in calls]
         try:
             requests = [Request.of(self.name, "call", what=what, episodes=part) for part in parts]
@@ -132,7 +129,7 @@ class Environment:
         return [result for results in replies for result in results]
 
     def _turn(self, result: Mapping[str, Any]) -> Turn:
-        """The turn in a result; one that failed for an error of the environment, which is noted."""
+        """Convert a result to a turn; log an error of the environment, and return a failed turn."""
         if "failed" not in result:
             return Turn(**result)
         self.failure = result["failed"]
@@ -144,7 +141,7 @@ class Environment:
         try:
             self._worker.send(*requests)
             return [self._worker.reply(request, seconds, doing) for request in requests]
-        except BaseException as error:  # also an interrupt: the episodes of a call that was left are lost
+        except BaseException as error:  # includes Ctrl-C: an abandoned call leaves its episodes in an unknown state
             self._worker.kill()
             if isinstance(error, WorkerError):
                 raise EnvError(str(error)) from error

@@ -1,8 +1,8 @@
 """Client of OpenEnv servers: each episode is a session on a WebSocket, in JSON. OpenEnv's own package is not needed.
 
-`--environment openenv:http://HOST:PORT` plays a server's environment as a game: what the policy says is a text field of
-an action, and what it reads is a field of the observation. `openenv:http://HOST:PORT,action=FIELD,observation=FIELD`
-names them where there are several; see `OpenEnv` for other actions.
+`--environment openenv:http://HOST:PORT` plays a server's environment as a game: the policy's text becomes a text field
+of an action, and the policy reads a field of the observation. If there are several such fields,
+`openenv:http://HOST:PORT,action=FIELD,observation=FIELD` names them; see `OpenEnv` for other actions.
 
 Source: meta-pytorch/OpenEnv, src/openenv/core/env_server/http_server.py and types.py, of 0.3.0 and 0.10.0.
 """
@@ -23,29 +23,29 @@ from kedge_base.texts import error_text
 from kedge_tasks.environments.shapes import Step, as_text
 
 PREFIX = "openenv:"
-"""Before the address of a server, where an environment is named."""
+"""Precedes the address of a server in the name of an environment."""
 LARGEST_MESSAGE = 2**24
-"""Bytes of a message of the server."""
+"""Bytes of a message from the server, at most."""
 SCHEMA_SECONDS = 20.0
 SEEDS = 2**31
-"""Seeds are below: many environments pass theirs to NumPy or to C."""
+"""Seeds are smaller than this, because many environments pass theirs to NumPy or to C."""
 SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 
 
 def find_served(spec: str) -> Callable[[], OpenEnv]:
-    """A function that makes sessions of a named server.
+    """Return a function that opens sessions on a named server.
 
     Args:
-        spec: `openenv:URL`, then `,action=FIELD` and `,observation=FIELD` where the schema does not tell.
+        spec: `openenv:URL`, followed by `,action=FIELD` and `,observation=FIELD` if the schema leaves them open.
 
     Raises:
-        EnvError: It has another form.
+        EnvError: The spec has another form.
     """
     url, *parts = spec.removeprefix(PREFIX).split(",")
-    given = {name: field for name, _, field in (part.partition("=") for part in parts)}
-    if not set(given) <= {"action", "observation"} or not all(given.values()):
+    chosen = {name: field for name, _, field in (part.partition("=") for part in parts)}
+    if not set(chosen) <= {"action", "observation"} or not all(chosen.values()):
         raise EnvError(f"environment {spec!r} is misspelt; expected {PREFIX}URL,action=FIELD,observation=FIELD")
-    return partial(OpenEnv, url, given.get("action"), given.get("observation"))
+    return partial(OpenEnv, url, chosen.get("action"), chosen.get("observation"))
 
 
 class OpenEnv:
@@ -53,7 +53,7 @@ class OpenEnv:
 
     Args:
         url: The server's address, `http://HOST:PORT`; also with https, ws, wss or a path.
-        action: The field of an action that is what the policy says, or a function from the text to an action; None for
+        action: The field of an action that gets the policy's text, or a function from the text to an action; None for
             the only text field in the server's schema.
         observation: The field of an observation that the policy reads, or a function from an observation to the text;
             None for the only text field.
@@ -78,7 +78,7 @@ class OpenEnv:
         self._socket: Any = None
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
-        """Start an episode. The server takes from the seed and the row's columns what its reset has arguments for."""
+        """Start an episode. The server uses the seed and those columns of the row that are arguments of its reset."""
         from websockets.protocol import State
 
         if self._socket is None or self._socket.state is not State.OPEN:
@@ -89,7 +89,7 @@ class OpenEnv:
         return self._read(result["observation"])
 
     async def step(self, text: str) -> Step:
-        """Say something; the answer. An action that the server finds invalid is answered with the reason."""
+        """Take a turn; return the reply, which for an action that the server finds invalid is the reason."""
         action = self._action(text) if callable(self._action) else {self._action: text}
         reply = await self._ask("step", action)
         data = reply["data"]
@@ -110,14 +110,14 @@ class OpenEnv:
                 proxy=None if _is_local(self._url) else True,
                 compression=None,
                 max_size=LARGEST_MESSAGE,
-                open_timeout=None,  # calls have their own limit
+                open_timeout=None,  # calls have their own time limit
                 ping_timeout=None,  # an environment may block its server as long as that
             )
         except (OSError, WebSocketException) as error:
             raise self._fault(f"accepts no session ({error_text(error)})") from error
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to a request: a mapping whose `data` is a mapping."""
+        """Send a request; return the reply, a mapping whose `data` is a mapping."""
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -125,14 +125,14 @@ class OpenEnv:
         except (TypeError, ValueError, RecursionError) as error:
             raise self._fault(f"takes JSON, and a {kind} has another value ({error_text(error)})") from error
         try:
-            with suppress(ConnectionClosed):  # the reason may still be there to be read
+            with suppress(ConnectionClosed):  # the reason may still be readable
                 await self._socket.send(request)
             received = await self._socket.recv()
         except ConnectionClosed as error:
             if error.sent is not None and error.sent.code == 1009:
                 raise self._fault(f"sent a message of more than {LARGEST_MESSAGE // 2**20} MiB") from error
             raise self._fault(f"has ended the connection during a {kind} ({error_text(error)})") from error
-        except BaseException:  # the call was too late, and its reply would be taken for the next one's
+        except BaseException:  # such as a timeout: the late reply would be taken for the next call's
             self._socket.transport.abort()
             raise
         try:
@@ -175,7 +175,7 @@ class OpenEnv:
 
 
 def _base(url: str) -> str:
-    """The address to which `/ws` and `/schema` are added."""
+    """Normalize a server's address, to which `/ws` and `/schema` are added."""
     with suppress(ValueError):  # such as a port that is not a number
         parts = urlsplit(url)
         is_bare = not parts.query and not parts.fragment and "@" not in parts.netloc
@@ -185,7 +185,7 @@ def _base(url: str) -> str:
 
 
 def _is_local(url: str) -> bool:
-    """True if proxies are not for this address."""
+    """True for an address on this machine, which is reached without a proxy."""
     return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
@@ -203,11 +203,11 @@ def _schemas(url: str) -> Mapping[str, Any]:
         ) from error
 
 
-def _field(url: str, part: str, given: str | None) -> str:
+def _field(url: str, part: str, name: str | None) -> str:
     """The field of an action or observation that is the text.
 
     Raises:
-        EnvError: It cannot be told, is unknown, or is not all that an action needs.
+        EnvError: The field is ambiguous or unknown, or an action needs others as well.
     """
     schema = _schemas(url)[part]
     properties = {key: _mapping(value) for key, value in _mapping(schema.get("properties")).items()}
@@ -216,10 +216,10 @@ def _field(url: str, part: str, given: str | None) -> str:
     if {"tool_name", "arguments"} <= set(fields):
         raise EnvError(f"{PREFIX}{url} has tools by MCP, which kedge does not call")
     texts = [key for key, value in fields.items() if "string" in _type(value) and "const" not in value]
-    if given not in fields and (given is not None or len(texts) != 1):
-        problem = f"has {len(texts)} text fields" if given is None else f"has no field {given!r}"
+    if name not in fields and (name is not None or len(texts) != 1):
+        problem = f"has {len(texts)} text fields" if name is None else f"has no field {name!r}"
         raise EnvError(f"{PREFIX}{url}: the {part} {problem}; name one by {part}=FIELD; the fields are {listed}")
-    chosen = given or texts[0]
+    chosen = name or texts[0]
     others = [key for key in fields if key != chosen and key in (schema.get("required") or ())]
     if part == "action" and others:
         raise EnvError(f"{PREFIX}{url}: an action also needs {', '.join(others)}; write a function that builds it")
@@ -227,7 +227,7 @@ def _field(url: str, part: str, given: str | None) -> str:
 
 
 def _type(about: Mapping[str, Any]) -> str:
-    """The types of a field by its JSON schema, such as `string or null`."""
+    """The types that a field's JSON schema allows, such as `string or null`."""
     kinds = [each.get("type") for each in (about, *_mappings(about.get("anyOf")))]
     return " or ".join(str(kind) for kind in kinds if kind is not None) or "any"
 

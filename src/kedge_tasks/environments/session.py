@@ -1,6 +1,6 @@
 """Episodes of one environment class, in this process: many at a time, each on its own instance.
 
-Also the worker process of an environment, which has one.
+It is also the module that an environment's worker process runs.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class Session:
         return {"tools": [dict(schema) for schema in schemas], "is_async": self.is_async}
 
     def call(self, what: str, episodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Do something in several episodes; those of async environments run concurrently.
+        """Call a method in several episodes, concurrently if the environment is async.
 
         Args:
             what: `open` (with `row` and `seed`), `step` (with `text`) or `finish`.
-            episodes: For each, its number `episode` and the arguments.
+            episodes: For each episode, its number `episode` and the arguments.
 
         Returns:
-            For each, its `Turn` as a mapping. Where the environment raised, or returned something else, a mapping with
-            the line in `failed`, and its traceback.
+            The `Turn` of each episode as a mapping. If the environment raised, or returned something else, a mapping
+            with the error's line in `failed`, and its `traceback`.
         """
-        with seeded(0):  # each call is seeded for itself; the run's own generators are restored
+        with seeded(0):  # each call is seeded separately; this restores the run's own generators
             if not self.is_async:
                 return [self._without_waiting(self._guarded(what, **episode)) for episode in episodes]
 
@@ -75,7 +75,7 @@ class Session:
             return event_loop().run(together())
 
     def _without_waiting(self, call: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """The result of a call of plain methods, made in this thread: signals interrupt it, and it needs no loop."""
+        """Run a call of plain methods in this thread, where signals interrupt it and no event loop is needed."""
         try:
             call.send(None)
         except StopIteration as result:
@@ -98,9 +98,9 @@ class Session:
         return asdict(turn)
 
     def _begin(self, episode: int, seed: int) -> None:
-        if episode in self._episodes:  # it starts again
+        if episode in self._episodes:  # a restart
             self._end(episode)
-        if not self._free:  # nothing of an instance for many episodes may depend on the first: a resumed run skips it
+        if not self._free:  # a reused instance must not depend on its first episode, which a resumed run skips
             seed_generators(0 if self._has_reset else seed)
             self._free.append(self._make())
         self._episodes[episode] = _Episode(self._free.pop(), seed)
@@ -111,10 +111,10 @@ class Session:
             self._free.append(environment)
 
     async def _within_limit(self, what: str, episode: _Episode, arguments: Mapping[str, Any]) -> Turn:
-        """The turn of one call; a step that exceeds the time limit ends the episode."""
+        """Make one call within the time limit; a step that exceeds it ends the episode."""
 
         async def begun() -> Turn:
-            seed_generators(episode.seed)  # where it starts: calls that run at the same time share the generators
+            seed_generators(episode.seed)  # only as it starts: concurrent calls share the generators
             episode.seed += 1
             return await getattr(episode.environment, what)(**arguments)
 
@@ -137,7 +137,7 @@ class Session:
 
 @dataclass
 class _Episode:
-    """An episode that is being played.
+    """An episode in progress.
 
     Attributes:
         environment: Its instance.
@@ -149,7 +149,7 @@ class _Episode:
 
 
 class _TimeLimit(BaseException):
-    """A call has exceeded its limit; no `except Exception` of the environment stops it."""
+    """Raised in a call that exceeds its limit; not an `Exception`, so that the environment does not catch it."""
 
 
 @contextmanager
@@ -171,7 +171,7 @@ def _deadline(seconds: float | None) -> Iterator[None]:
 
 
 def _adapter(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUser]:
-    """See `adapter_of`. What a class with async methods makes for itself, such as a client, needs their event loop."""
+    """See `adapter_of`. Instances are made in the event loop, which an async class's own clients and such belong to."""
 
     async def in_loop() -> Callable[[], Game | ToolUser]:
         with _one_line_errors(name):
@@ -185,7 +185,7 @@ def _adapter(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUser
 
 @contextmanager
 def _one_line_errors(name: str) -> Iterator[None]:
-    """Convert any exception of user code into one line with the place."""
+    """Convert any exception of user code into one line with its location."""
     try:
         yield
     except (EnvError, RunEnded):

@@ -28,7 +28,7 @@ Args:
 
         def get_reward(self) -> float: ...
 
-An instance plays one episode at a time, and is `reset` for the next; without `reset`, each episode has a new one.
+An instance plays one episode at a time, and is `reset` for the next; without `reset`, each episode gets a new instance.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from kedge_base.errors import EnvError, RunEnded
 from kedge_tasks.environments.tools import Tools
 
 Ending = Literal["completed", "truncated", "timeout", "failed"]
-"""How an environment ends an episode; kedge ends it for other reasons, see `ENDINGS`."""
+"""How an environment ends an episode; for the reasons why kedge ends one, see `ENDINGS`."""
 
 LARGEST = 1e12
-"""Larger rewards have sums and squares that are infinite in single precision."""
+"""Largest reward: sums and squares of larger ones overflow in single precision."""
 LONGEST_TEXT = 1_000_000
-"""Characters of a message: more is a mistake, and nothing would fit into a context."""
+"""Most characters of a message: more is a mistake, and would fit into no context."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A game's answer to what the policy said.
+    """A game's reply to a turn of the policy.
 
     Attributes:
         messages: The answer: a text, which a user says, or messages with `role` and `content`.
@@ -108,13 +108,13 @@ class Game:
         return _is_async(self._environment, ("reset", "step"))
 
     async def open(self, row: Mapping[str, Any], seed: int) -> Turn:
-        """Start an episode; the messages that follow the row's prompt."""
+        """Start an episode; return the messages that follow the row's prompt."""
         reset = self._environment.reset
         opening = await _result(reset(**_accepted(reset, {"row": row, "seed": seed})))
         return Turn(_messages(opening, self._name))
 
     async def step(self, text: str) -> Turn:
-        """Say something; the answer."""
+        """Pass on the policy's text; return the environment's reply."""
         step = _as_step(await _result(self._environment.step(text)), self._name)
         reward = _number(step.reward, f"{self._name}.step gave the reward")
         terminated, truncated = (
@@ -124,7 +124,7 @@ class Game:
         return Turn(_messages(step.messages, self._name), reward, ending)
 
     async def finish(self) -> Turn:
-        """End the episode from outside: it earns nothing besides the rewards of its turns."""
+        """End the episode early: it earns nothing besides the rewards of its turns."""
         return Turn(ending="completed")
 
 
@@ -153,14 +153,14 @@ class ToolUser:
         return _is_async(self._environment, ("reset", "get_reward", *self.tools.names))
 
     async def open(self, row: Mapping[str, Any], seed: int) -> Turn:
-        """Start an episode; the messages that follow the row's prompt."""
+        """Start an episode; return the messages that follow the row's prompt."""
         if not self.has_reset:
             return Turn()
         reset = self._environment.reset
         return Turn(_messages(await _result(reset(**_accepted(reset, {"seed": seed, **row}))), self._name))
 
     async def step(self, text: str) -> Turn:
-        """Say something; the results of the tools that it calls."""
+        """Make the tool calls in the policy's text; return their results."""
         calls = self.tools.calls_in(text)
         if not calls:
             return await self.finish()
@@ -187,7 +187,7 @@ class ToolUser:
 
 
 def adapter_of(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUser]:
-    """A function that makes environments of a class, each behind the common interface.
+    """Return a function that makes environments of a class, wrapped in the common interface.
 
     Args:
         kind: A class without arguments, or a function that makes an environment.
@@ -243,7 +243,7 @@ async def _result(value: Any) -> Any:
 
 
 def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a function accepts, by name."""
+    """Select the arguments that a function accepts."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(arguments)
@@ -251,7 +251,7 @@ def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dic
 
 
 def _as_step(value: Any, name: str) -> Step:
-    """A step from an object with its attributes, a mapping, or a tuple as in Gymnasium or Gym."""
+    """Convert an object with a step's attributes, a mapping, or a tuple as in Gymnasium or Gym to a step."""
     if isinstance(value, (tuple, list)) and 4 <= len(value) <= 5:
         if len(value) == 4 and isinstance(value[3], Mapping):  # Gym's, before Gymnasium
             was_cut = value[3].get("TimeLimit.truncated", False)
@@ -262,7 +262,7 @@ def _as_step(value: Any, name: str) -> Step:
     found = dict(cast("Mapping[str, Any]", given))
     if "observation" in found:
         found.setdefault("messages", found.pop("observation"))
-    if "done" in found:  # also of an episode that was cut off
+    if "done" in found:  # also set for a truncated episode
         is_done = found.pop("done")
         found.setdefault("terminated", False if found.get("truncated") else is_done)
     known = {key: found[key] for key in Step.__annotations__ if found.get(key) is not None}
@@ -275,7 +275,7 @@ def _as_step(value: Any, name: str) -> Step:
 
 
 def _messages(value: Any, name: str) -> list[dict[str, str]]:
-    """Messages from what an environment says: None, a text, a message or several."""
+    """Convert an environment's reply to messages: None, a text, or one or several messages."""
     if value is None or value == () or value == "":
         return []
     entries = [{"role": "user", "content": value}] if isinstance(value, str) else value
@@ -296,12 +296,12 @@ def _messages(value: Any, name: str) -> list[dict[str, str]]:
 
 
 def _encodable(text: str) -> str:
-    """A text without lone surrogates, which no tokenizer takes."""
+    """Replace lone surrogates, which no tokenizer takes."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _flag(value: Any, giver: str) -> bool:
-    """A truth value; anything else, such as the `info` of an old Gym's tuple, is a mistake."""
+    """Convert a truth value; refuse anything else, such as the `info` of an old Gym's tuple."""
     try:
         return {0: False, 1: True}[value.item() if hasattr(value, "item") else value]
     except (KeyError, TypeError, ValueError, RuntimeError):
@@ -319,7 +319,7 @@ def _number(value: Any, giver: str) -> float:
 
 
 def as_text(value: Any) -> str:
-    """The result of a tool as text: JSON, unless it is a text already."""
+    """Convert a tool's result to text: JSON, unless it is text already."""
     if isinstance(value, str):
         return value
     import json

@@ -20,7 +20,7 @@ HERMES = "tool_call"
 """The tag of Hermes, Qwen 2.5 and 3, and others."""
 MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(?=\[)")
 LLAMA = re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(\{.*\"(?:parameters|arguments)\".*\})\s*(?:</s>)?\Z", re.DOTALL)
-"""Llama 3: the whole turn is a call."""
+"""In Llama 3, the whole turn is a call."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Tools:
         names = [each for each in dir(type(environment)) if not each.startswith("_") and each not in RESERVED]
         schemas: list[Mapping[str, Any]] = []
         for each in names:
-            static = inspect.getattr_static(environment, each)  # a property is not to be computed before `reset`
+            static = inspect.getattr_static(environment, each)  # properties may need `reset` first
             if not inspect.isfunction(static) and not isinstance(static, (staticmethod, classmethod)):
                 continue
             try:
@@ -86,7 +86,7 @@ class Tools:
 
     @property
     def description(self) -> str:
-        """The description of the tools for a chat template that does not show them, or whose calls are not read."""
+        """Description of the tools, for a template that does not show them or writes calls that kedge cannot read."""
         listed = "\n".join(f"- {_signature(schema['function'])}" for schema in self.schemas)
         return (
             "You can use tools. To use one, write its arguments as JSON in a tag with its name, such as "
@@ -101,7 +101,7 @@ class Tools:
 
     @property
     def sample_text(self) -> str:
-        """The same as plain tags."""
+        """The sample call written with plain tags."""
         name = self.sample["name"]
         return f"<{name}>{json.dumps(self.sample['arguments'])}</{name}>"
 
@@ -110,12 +110,12 @@ class Tools:
         return self.calls_in(text) == [Call(**self.sample)]
 
     def calls_in(self, text: str) -> list[Call]:
-        """The calls in a turn, in the order of the text.
+        """Parse the calls in a turn, in the order of the text.
 
-        Read are the formats of Hermes and Qwen (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`), Mistral
+        The formats are those of Hermes and Qwen (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`), Mistral
         (`[TOOL_CALLS][…]`), Llama 3 (the turn is one JSON object) and plain tags (`<NAME>{…}</NAME>`, or the only
-        argument as text). A call that is not closed is not made, nor one in a thought. All others are, wherever they
-        stand: in prose, or in a block of code.
+        argument as text). Unclosed calls and calls in a thought are ignored. All others are made, even in prose or in a
+        block of code.
         """
         text = answer_of(text) or ""
         if marked := list(_closed(text, [HERMES])):
@@ -131,7 +131,7 @@ class Tools:
         return list(self._tagged(text))
 
     def call(self, environment: Any, call: Call) -> Any:
-        """Call a tool; what it returns, which may have to be awaited.
+        """Call a tool; return its result, which may have to be awaited.
 
         Raises:
             ValueError: The call cannot be made; the message is for the policy.
@@ -187,7 +187,7 @@ class Tools:
 
 
 def _closed(text: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The tags of these names that are closed, and the texts in them; of two that open, the second one does."""
+    """Find closed tags of these names and the texts in them; of two opening tags, the second one counts."""
     tags = "|".join(map(re.escape, names))
     for match in re.finditer(rf"<({tags})>((?:(?!<\1>).)*?)</\1>", text, re.DOTALL):
         yield match[1], match[2].strip()
@@ -212,7 +212,7 @@ def _signature(function: Mapping[str, Any]) -> str:
 
 
 def _kind(about: Mapping[str, Any]) -> str:
-    """The type of an argument, or the values that it may have."""
+    """The type of an argument, or the values that it allows."""
     if choices := about.get("enum"):
         return " | ".join(map(json.dumps, choices))
     kinds = about.get("type", "any")

@@ -1,4 +1,4 @@
-r"""Numbers and mathematics: the final answer of a response, and whether it equals the row's.
+r"""Numbers and mathematics: finds a response's final answer, and compares it with the row's.
 
 A response gives its answer as `#### 42`, else as `\boxed{42}`, else as its last number. Numbers are compared exactly,
 as fractions: 42, 42.0, 84/2 and $42 are the same, 0.333 and 1/3 are not.
@@ -58,9 +58,9 @@ _STATEMENT = re.compile(
     r"(?:which (?:is|equals)|that is|i\.e\.))?"
     r"(?:[^;:\n=]{1,40}\bround(?:s|ed)? (?:up |down )?to )?"
 )
-"""`The answer is`, and the computation of it, such as `6 * 7 =`."""
+"""`The answer is`, with a computation that may follow, such as `6 * 7 =`."""
 _OTHER = re.compile(rf"(?i)(?:[,;(]\s*(?:and )?not|\b(?:{INSTEAD_OF}))\s+[-$(]*[0-9][0-9.,]*")
-"""A number that is said to be another than the answer."""
+"""A number that the response says is not the answer."""
 _DENIED = re.compile(
     rf"(?i)(?:\b(?:{NOT})|n['’]t|≠|!=|\\neq?)(?:\s+(?:be|equal|equals|to|exactly|the|answer|is|just)\b)*"
     r"\s*[$(*]*$"
@@ -78,7 +78,7 @@ _MEASURE = re.compile(
 _ITS_PART = re.compile(
     r" ?(?:s|min|h|sec|hour|minute|second|day|week|month|in|inche?|feet|foot|ft|oz|ounce|cent|c?m|g)s?\b"
 )
-"""The inches of 5 feet 2 inches; in 3 weeks 42 pens, nothing is a part of the weeks."""
+"""The second unit of a measure, as in 5 feet 2 inches; in 3 weeks 42 pens there is none."""
 _ANOTHER = re.compile(r"\s*(?:or|to|±|\\pm|-)\s*[$(]?[0-9]")
 _REFUSAL = re.compile(
     r"\bI(?: am|['’]m)? (?:do not know|don['’]t know|(?:cannot|can['’]?t|can not|couldn['’]t|could not|unable to"
@@ -93,7 +93,7 @@ _LAST_LINE = re.compile(
 
 
 def marked(text: str, is_whole: bool) -> str | None:
-    """The number after the last `####` that one follows; of a response that was cut off, only with its line's end."""
+    """The number after the last `####` that has one; in a truncated response, its line must be complete."""
     lines = reversed(MARKED.findall(text))
     return next((line for line, end in lines if (end or is_whole) and whole_quantity(line)), None)
 
@@ -119,13 +119,13 @@ def final_number(text: str, is_whole: bool) -> Quantity | str:
     if not is_whole:
         return NO_ANSWER
     if MARKED.match(text.rstrip().rpartition("\n")[2].lstrip()):
-        return WRONG_FORMAT  # `#### 41 or 42`: that 42 is its last number does not make it the answer
+        return WRONG_FORMAT  # `#### 41 or 42`: the last number is not the answer
     text = _OTHER.sub("", prose(text))
     return _last_number(_ITEM.sub("", text)) or _last_number(text) or NO_ANSWER
 
 
 def _last_number(text: str) -> Quantity | str | None:
-    """The last number in prose, or the one that the last sentence calls the answer; None without numbers."""
+    """The last number in prose, or the one that its sentence calls the answer; None without numbers."""
     numbers = list(QUANTITY.finditer(text))
     if not numbers:
         return None
@@ -206,7 +206,7 @@ def _number_answers(answer: Sequence[Any]) -> list[Quantity]:
 
 @verifier(_number_answers)
 def number(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
-    """`gsm8k` for a column `answer` that has the number alone, as in SVAMP."""
+    """`gsm8k` for a column `answer` that has only the number, as in SVAMP."""
     return verdicts(completions, stopped, _number_answers(answer), _judge_number)
 
 
@@ -227,7 +227,7 @@ def _expressions(answer: Sequence[Any]) -> list[str]:
 def math(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a response's `\boxed{…}`, or what follows `####`, equals an expression in LaTeX (extra `math`).
 
-    So does the whole of an `<answer>…</answer>` without either, or what a last line calls the answer.
+    Without either, the content of `<answer>…</answer>` counts, or what the last line calls the answer.
 
     Plain numbers are compared exactly; math-verify compares all else, with one second for each response.
 
@@ -274,7 +274,7 @@ def _given_expression(text: str, is_closed: bool, is_whole: bool) -> str | None:
 
 
 def _other_variable(found: str, reference: str) -> bool:
-    """True for y = 5 beside x = 5, but not beside 5."""
+    """True if both name a variable and not the same one: y = 5 and x = 5, but not y = 5 and 5."""
     names = [re.match(r"\s*([A-Za-z])\s*=", plain(text)) for text in (found, reference)]
     return names[0] is not None and names[1] is not None and names[0][1] != names[1][1]
 
@@ -297,7 +297,7 @@ def _compared(found: str, reference: str) -> str:
 
 @cache
 def _math_verify() -> Any:
-    """The library, loaded and warm: its first call takes a second, which no response's time limit is to contain."""
+    """Load and warm up the library: its first call takes a second, which must not count against a response's limit."""
     try:
         import math_verify
     except ImportError as error:
@@ -314,13 +314,13 @@ def _compare(found: str, reference: str) -> str:
     expected, given = (_alternatives(library.parse(f"${text}$", parsing_timeout=None)) for text in (reference, found))
     if not given:
         return WRONG_FORMAT
-    # At its own precision, all numbers below a millionth are equal.
+    # At the default precision, all numbers below a millionth are equal.
     exact = {"float_rounding": 30, "numeric_precision": 50, "allow_set_relation_comp": True}
     return RIGHT if library.verify(expected, given, timeout_seconds=None, **exact) else WRONG_VALUE
 
 
 def _alternatives(parsed: list[Any]) -> list[Any]:
-    """The set of `x < 2 or x > 5`, which math-verify takes for two solutions."""
+    """Turn inequalities such as `x < 2 or x > 5` into one set; math-verify parses them as two solutions."""
     from sympy import Union
 
     parts = parsed[0].args if parsed and getattr(parsed[0], "is_FiniteSet", False) else ()

@@ -25,16 +25,16 @@ _MODULES = (
     "collections copy datetime decimal fractions functools itertools json math np numpy operator pandas pd pytest"
 )
 MODULES = frozenset([*_MODULES.split(), "random", "re", "statistics", "string"])
-"""Modules that assertions use without an import; a missing one is named when the rows are checked."""
+"""Modules that assertions may use without importing them; a missing module is reported when the rows are checked."""
 
 
 @dataclass(frozen=True)
 class Assertion:
-    """An assertion.
+    """A parsed assertion.
 
     Attributes:
-        test: What must be true, as the judge's process computes it.
-        call: Of one such as `f(2) == 4` the call, else empty.
+        test: The condition, as an expression for the judge's process.
+        call: The call in an assertion such as `f(2) == 4`, else empty.
         expected: What the call must return.
     """
 
@@ -49,10 +49,10 @@ class Tests:
 
     Attributes:
         setup: Code that the program's process runs after the program: imports and classes.
-        ours: Code that the judge's process runs before the assertions: all but the classes.
-        imports: The imports among it.
+        ours: Code that the judge's process runs before the assertions: everything except classes.
+        imports: The imports of both.
         assertions: The assertions.
-        names: What they look up in the program.
+        names: Names that they look up in the program.
     """
 
     setup: str
@@ -63,7 +63,7 @@ class Tests:
 
 
 def read_tests(tests: Sequence[Any], imports: Sequence[Any] | None, setups: Sequence[Any] | None) -> list[Tests]:
-    """Read columns of assertions, of imports for them, and of code that runs between the program and them.
+    """Parse the columns of assertions, their imports, and code that runs between the program and the assertions.
 
     Raises:
         RewardError: A row cannot be used.
@@ -80,13 +80,13 @@ def _read_tests(tests: Any, imported_by: Any, setup_code: Any) -> Tests:
     setup += _parsed("\n".join(f"import {name}" for name in sorted(unbound))).body
     imports = [each for tree in setup for each in ast.walk(tree) if isinstance(each, _IMPORTS)]
     if any("*" in _bound(each) for each in imports):
-        raise ValueError("imports that name what they import")  # else it would be the program's
+        raise ValueError("imports that name what they import")  # else the names would count as the program's
     ours = [
         each for each in setup if not isinstance(each, ast.ClassDef) and getattr(each, "module", "") != "__future__"
     ]
     symbols = symtable("\n".join(map(ast.unparse, ours)), "setup", "exec").get_symbols()
-    own = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
-    reader = _Reader({name for each in imports for name in _bound(each)}, own)
+    defined = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
+    reader = _Reader({name for each in imports for name in _bound(each)}, defined)
     theirs = [each for each in setup if isinstance(each, (ast.ClassDef, *_IMPORTS))]
     # Code that calls the program has to run before the assertions do.
     is_simple = all(isinstance(each, (ast.FunctionDef, *_IMPORTS)) for each in ours)
@@ -96,7 +96,7 @@ def _read_tests(tests: Any, imported_by: Any, setup_code: Any) -> Tests:
         try:
             if not isinstance(statement, ast.Assert):
                 raise ValueError(EXPECTED)
-            call, expected = _comparison(statement.test, own) if is_simple else ("", None)
+            call, expected = _comparison(statement.test, defined) if is_simple else ("", None)
             assertions.append(Assertion(ast.unparse(reader.read(statement.test, must_call=True)), call, expected))
         except ValueError as error:
             raise ValueError(f"{error}, not {text!r}") from error
@@ -111,11 +111,11 @@ def _read_tests(tests: Any, imported_by: Any, setup_code: Any) -> Tests:
     )
 
 
-def _comparison(test: ast.expr, own: set[str]) -> tuple[str, Any]:
-    """The call and the value of an assertion such as `f(2) == 4`, which names nothing but the program's function."""
+def _comparison(test: ast.expr, defined: set[str]) -> tuple[str, Any]:
+    """Split `f(2) == 4` into the call and the value, if the call names only the program's function; else empty."""
     match test:
         case ast.Compare(left=ast.Call(func=ast.Name(id=name)) as left, ops=[ast.Eq()], comparators=[literal]):
-            if _used(left) == {name} - own:
+            if _used(left) == {name} - defined:
                 with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                     return ast.unparse(left), ast.literal_eval(literal)
         case _:
@@ -139,7 +139,7 @@ def _texts(entry: object) -> list[str]:
 
 
 def _is_class(name: str) -> bool:
-    """True for names of classes by their form: `Stack`, but not `Check_Solution`, as MBPP calls functions."""
+    """True if a name looks like a class: `Stack`, but not `Check_Solution`, which is how MBPP names functions."""
     return name[:1].isupper() and "_" not in name
 
 
@@ -157,7 +157,7 @@ def _bound(node: ast.AST) -> set[str]:
 
 
 class _Reader(ast.NodeTransformer):
-    """Replaces what the program defines by requests to its process.
+    """Replaces uses of what the program defines with requests to its process.
 
     Args:
         imported: The names that the row's imports bind.
@@ -171,10 +171,10 @@ class _Reader(ast.NodeTransformer):
         self._methods: list[ast.AST] = []
 
     def read(self, node: Any, *, must_call: bool = False) -> Any:
-        """Return a piece of code with these replacements.
+        """Return code with these replacements.
 
         Raises:
-            ValueError: It must call the program, but does not.
+            ValueError: `must_call` is set, and the code does not call the program.
         """
         used = _used(node)
         names = used - _bound(node) - self._own
@@ -187,7 +187,7 @@ class _Reader(ast.NodeTransformer):
         return self.visit(node)
 
     def visit(self, node: ast.AST) -> Any:
-        # In the program's process inputs may be of any type, but the variables are here.
+        # Inputs of any type are evaluated in the program's process; code with local variables must stay here.
         known = self._theirs | self._imported | _BUILTINS
         if node not in self._methods and self._is_programs(node) and _used(node) - _bound(node) <= known:
             match node:
@@ -207,9 +207,9 @@ class _Reader(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def _is_programs(self, node: ast.AST) -> bool:
-        """True for what the program's process can compute without a value that may be the expected one.
+        """True for code that can run in the program's process without revealing a value that may be the expected one.
 
-        That is `f(…)`, `C(…).g(…)`, attributes and methods without arguments of both, and conversions of them.
+        That is `f(…)`, `C(…).g(…)`, their attributes, their methods called without arguments, and conversions of them.
         """
         match node:
             case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)) if name in self._theirs:
@@ -226,6 +226,6 @@ class _Reader(ast.NodeTransformer):
                 return False
 
     def _makes_object(self, node: ast.AST) -> bool:
-        """True for `C(…)`, by whose methods a program is tested."""
+        """True for `C(…)`: the tests may call methods of such an object with arguments."""
         name = getattr(getattr(node, "func", None), "id", "")
         return name in self._theirs and _is_class(name)

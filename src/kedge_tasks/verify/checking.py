@@ -32,20 +32,20 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Reference = TypeVar("_Reference")
 
 Judged: TypeAlias = "str | tuple[str, str] | Verdict"
-"""What is said of one response: the reason, maybe with the answer that is compared, or a verdict if it has a share."""
+"""A judge's result: the reason, with or without the compared answer, or a verdict for a score between 0 and 1."""
 
 
 def verifier(check: Callable[..., Any] | None = None) -> Callable[[_Function], _Function]:
-    """Decorate a function of `completions`, some columns and settings, so that TRL's trainers can call it as well.
+    """Let TRL's trainers also call a function of `completions`, some columns and settings.
 
     Args:
         check: See `reads`; None for a function that reads no column.
     """
 
     def decorate(function: _Function) -> _Function:
-        @wraps(function)  # kedge reads the names of columns and settings off the function's own signature
+        @wraps(function)  # kedge reads the columns and settings from the function's own signature
         def verify(*args: Any, **arguments: Any) -> list[Any]:
-            if "completion_ids" in arguments:  # TRL passes everything, kedge what a function names
+            if "completion_ids" in arguments:  # TRL passes everything, kedge only what the function names
                 return _called_by_trl(function, **arguments)
             return function(*args, **arguments)
 
@@ -60,7 +60,7 @@ def _called_by_trl(
     completions: Sequence[Any],
     **arguments: Any,
 ) -> list[Verdict | None]:
-    """The scores of a call that passes texts or messages, and all columns; None for a row that has none for it.
+    """Score a call from TRL, which passes texts or messages and all columns; None for a row that lacks a needed column.
 
     Source: TRL 1.16, `GRPOTrainer._calculate_rewards`.
     """
@@ -72,7 +72,7 @@ def _called_by_trl(
     else:
         texts = [opened_thought(prompt) + text for prompt, text in zip(opened, texts, strict=True)]
     arguments = {"completions": texts, **{name: value for name, value in arguments.items() if name in parameters}}
-    columns = {name for name in arguments if parameters[name].kind is not Parameter.KEYWORD_ONLY}  # others are settings
+    columns = {name for name in arguments if parameters[name].kind is not Parameter.KEYWORD_ONLY}  # not settings
     needed = [arguments[name] for name in columns if parameters[name].default is Parameter.empty]
     rows = [row for row in range(len(texts)) if all(entries[row] is not None for entries in needed)]
     chosen = {name: [value[row] for row in rows] if name in columns else value for name, value in arguments.items()}
@@ -81,7 +81,7 @@ def _called_by_trl(
 
 
 def _last_message(turns: Any) -> str:
-    """A text, or that of the assistant's last message in a list, whose content may be a list of parts."""
+    """Return a text, or the text of the assistant's last message, whose content may be a list of parts."""
     if isinstance(turns, str):
         return turns
     last = next((message for message in reversed(turns) if message.get("role", "assistant") == "assistant"), {})
@@ -97,7 +97,7 @@ def read_rows(
     Args:
         column: The column's name.
         entries: Its entries.
-        read: Reads one, with those of the other columns; raises `ValueError` with what is expected instead.
+        read: Reads one entry together with the row's other columns; raises `ValueError` with what it expects instead.
         others: The other columns; None for one that is missing.
 
     Raises:
@@ -110,7 +110,7 @@ def read_rows(
             found.append(read(entry, *more))
         except ValueError as error:
             shown = "a number of thousands of digits"
-            with suppress(ValueError):  # Python does not write it
+            with suppress(ValueError):  # Python refuses to print it
                 shown = " ".join(repr(entry).split())
             shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
             raise RewardError(f"column {column!r}, prompt {row}: {shown} is not usable; expected {error}") from error
@@ -118,7 +118,7 @@ def read_rows(
 
 
 def decoded(entry: object) -> object:
-    """The list or mapping that a cell of a table in text writes as JSON; any other entry unchanged."""
+    """Parse a list or mapping written as JSON, as in a cell of a CSV file; return any other entry unchanged."""
     if isinstance(entry, str) and entry.lstrip().startswith(("[", "{")):
         with suppress(ValueError, RecursionError):
             return json.loads(entry)
@@ -131,9 +131,9 @@ def whole_response(text: str) -> tuple[str, bool]:
 
 
 def final_answer(text: str) -> tuple[str, bool] | None:
-    """Return the text in the last `<answer>…</answer>` after the thoughts, else all of it, and whether it has that tag.
+    """Return the text in the last `<answer>…</answer>` after the thoughts, or all text after them, and whether tagged.
 
-    None if the last thought was not closed: no thought is an answer.
+    None if the last thought was not closed, since a thought is no answer.
     """
     answer = answer_of(text)
     if answer is None:
@@ -156,9 +156,9 @@ def verdicts(
     Args:
         completions: The responses.
         stopped: Whether each ended with a stop token; None if all did.
-        references: What the rows say.
-        judge: Judges one answer, given its text, whether it is complete, and its reference. A response that was cut off
-            and has no answer gets that as its reason.
+        references: The rows' references.
+        judge: Judges one answer, given its text, whether it is complete, and its reference. If it finds no answer in a
+            truncated response, the reason becomes `cut off`.
         read: Finds the answer in a response, and whether it is complete even in a response that was cut off.
     """
     ended = [True] * len(completions) if stopped is None else stopped
@@ -170,7 +170,7 @@ def verdicts(
                 judged = judge(answer[0], is_whole or answer[1], reference)
         except KedgeError:
             raise
-        except Exception:  # in whichever library: one response does not end a run
+        except Exception:  # from any library: one response must not end a run
             judged = WRONG_FORMAT
         if not isinstance(judged, Verdict):
             reason, answer_text = (judged, None) if isinstance(judged, str) else judged
@@ -197,7 +197,7 @@ def deadline(name: str, seconds: float = SECONDS) -> Iterator[None]:
 
     Raises:
         Expired: The limit has passed.
-        RewardError: This is not the main thread, which alone can be interrupted.
+        RewardError: This is not the main thread, the only one that can be interrupted.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RewardError(
@@ -218,7 +218,7 @@ def deadline(name: str, seconds: float = SECONDS) -> Iterator[None]:
     finally:
         try:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        finally:  # also if this is where it expired
+        finally:  # also if the limit expires right here
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             signal.signal(signal.SIGVTALRM, previous)
     if has_expired:

@@ -17,14 +17,14 @@ _FORMS = (
     (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"\\(sin|cos|tan)\s*[({]?\s*([0-9.]+)\s*(?:\^\{?\\circ\}?|°)\s*[)}]?", r"\\\1(\2\\pi/180)"),
     (r"\\sqrt\s*\{-([0-9]+)\}", r"i\\sqrt{\1}"),
-    (r"(?<=[0-9}])i(?![A-Za-z])", " i"),  # the imaginary unit only if it is alone
+    (r"(?<=[0-9}])i(?![A-Za-z])", " i"),  # i is the imaginary unit only on its own
     (r"\\([lg]eq)(?:slant|q)", r"\\\1"),
     (r"\\varnothing|∅", r"\\emptyset"),
     (r"\\R(?![A-Za-z])", r"\\mathbb{R}"),
     (r"\\\{\s*[A-Za-z]\s*(?:\\mid|\\vert|[|:])((?:[^{}]|\\[{}])*[<>=](?:[^{}])*)\\\}", r"\1"),
     (r"^\{([^{}]*)\}$", r"\1"),
 )
-"""Forms that math-verify does not read, and the same in one that it does."""
+"""Forms that math-verify cannot parse, each with an equivalent that it can."""
 _REPEATING = re.compile(r"(?<![0-9.])([0-9]{0,9})\.([0-9]{0,9})\\(?:overline|bar|dot)\s*\{?([0-9]{1,9})\}?")
 _LITERALS = (
     re.compile(r'"\(([A-Z])\).*'),
@@ -41,7 +41,7 @@ _NO_LIST = re.compile(r"[<>≤≥]|\\(?:[lg](?:eq?|t)|neq?|cup|setminus|backslas
 
 
 def tidy(text: str) -> str:
-    r"""An expression without colors and fonts, in the forms that math-verify reads: `pi/6` as `\pi/6`."""
+    r"""Strip an expression's colors and fonts, and rewrite it in forms that math-verify parses: `pi/6` as `\pi/6`."""
     text = _REPEATING.sub(_as_fraction, _MARKUP.sub(r"\1", typed(text)))
     for form, read in _FORMS:
         text = re.sub(form, read, text.strip())
@@ -57,10 +57,10 @@ def _as_fraction(repeating: re.Match[str]) -> str:
 
 
 def same_literal(found: str, reference: str) -> bool | None:
-    """Compare two answers that stand for themselves; None if they are expressions, or of different kinds.
+    """Compare two answers literally; None if they are expressions, or of different kinds.
 
-    Options, letters, clock times, digits in a base, and measures of several parts: math-verify takes letters for a
-    product, and leaves bases, units and halves of the day out.
+    Literals are options, words, clock times, digits in a base, and measures of several parts: math-verify reads letters
+    as a product, and ignores bases, units, a.m. and p.m.
     """
     texts = [re.sub(r"[{}\s~.]|\band\b", "", re.sub(r"\\text\w*|\\mathrm", '"', each)) for each in (found, reference)]
     for kind in _LITERALS:
@@ -83,9 +83,9 @@ def last_unit(text: str) -> str:
 
 
 def other_lists(found: str, reference: str) -> bool:
-    """True if the brackets around two lists differ: math-verify takes the pair (1, 2) for the solutions 1 and 2.
+    """True if the brackets around two lists differ: math-verify reads the pair (1, 2) as the solutions 1 and 2.
 
-    An interval's do not count: it may be written as an inequality.
+    Brackets of an interval do not count if the other answer writes it as an inequality.
     """
     if _NO_LIST.search(found + reference):
         return False

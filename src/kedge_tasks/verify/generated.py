@@ -26,13 +26,13 @@ from kedge_tasks.verify.checking import (
 
 PARTLY = "partly right"
 NOTHING = 0.1
-"""The most that tasks give to an answer with nothing right in it."""
+"""The highest score that tasks give to an entirely wrong answer."""
 
 LONGEST = 10_000
-"""Characters of an answer."""
+"""Most characters of an answer."""
 
 HUGE = re.compile(r"[eE][+-]?\d{4}")
-"""A number of thousands of digits, which takes forever to compute."""
+"""A number with thousands of digits, which takes forever to compute."""
 
 REFUSED: Mapping[str, str] = {
     "composite": "it is made of other tasks: name one of these",
@@ -45,12 +45,12 @@ REFUSED: Mapping[str, str] = {
 
 
 def _is_arithmetic(answer: str) -> bool:
-    """Whole numbers, the four operations and parentheses."""
+    """True for whole numbers combined by the four operations and parentheses."""
     return len(answer) <= 200 and re.fullmatch(r"(?!.*\*\s*\*)(?!.*\d{10})[\d+\-*/(). ]*", answer) is not None
 
 
 def _is_literal(answer: str) -> bool:
-    """A text that is no list, or a list of numbers, texts and lists."""
+    """True for a text without brackets, or a Python literal such as a list of numbers, texts and lists."""
     if "[" not in answer and "(" not in answer:
         return answer.isprintable() or "\n" in answer
     try:
@@ -64,7 +64,7 @@ CHECKED: Mapping[str, Callable[[str], bool]] = {
     **dict.fromkeys(("countdown", "puzzle24"), _is_arithmetic),
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _is_literal),
 }
-"""Tasks that evaluate a response as Python, and what they may get."""
+"""Tasks that evaluate a response as Python, with the check of what may be evaluated."""
 
 
 def _read(entry: object) -> tuple[str, Any, dict[str, Any]]:
@@ -83,7 +83,7 @@ def _entries(entry: Sequence[Any]) -> list[tuple[str, Any, dict[str, Any]]]:
 
 @verifier(_entries)
 def reasoning_gym(completions: list[str], entry: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
-    """The score of a response by its task of reasoning-gym, from 0 to 1; tasks may score what is partly right.
+    """Score a response by its reasoning-gym task, from 0 to 1; tasks may give partial credit.
 
     The answer is the text in the last `<answer>…</answer>`, else the whole response.
 

@@ -75,7 +75,7 @@ KINDS: dict[str, Kind] = {}
 
 
 def instruction(text: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
-    """Decorates a check, which makes it a kind of instruction with this sentence."""
+    """Decorate a check to register it as a kind of instruction with this sentence."""
 
     def register(follows: Callable[..., bool]) -> Callable[..., bool]:
         KINDS[follows.__name__] = Kind(text, follows)
@@ -129,13 +129,13 @@ def instructions(completions: list[str], instructions: list[Any], stopped: list[
 def instructions_partial(
     completions: list[str], instructions: list[Any], stopped: list[bool] | None = None
 ) -> list[Verdict]:
-    """The share of its instructions that a response follows; reasons as of `instructions`."""
+    """Score the share of its instructions that a response follows; reasons as in `instructions`."""
     return verdicts(completions, stopped, _wanted(instructions), _judge, read=whole_response)
 
 
 def _judge(response: str, is_whole: bool, wanted: list[tuple[Kind, dict[str, Any]]]) -> Judged:
     text = (answer_of(response) or "").strip()
-    if not text or not is_whole:  # an empty text has no commas
+    if not text or not is_whole:  # an empty text would follow `no_commas`
         return NO_ANSWER
     broken = [kind.follows.__name__ for kind, parameters in wanted if not kind.follows(text, **parameters)]
     return Verdict(1 - len(broken) / len(wanted), broken[0] if broken else RIGHT)

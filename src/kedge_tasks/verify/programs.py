@@ -3,8 +3,7 @@
     assert f(2) == 4        in the sandbox: f(2) ─▶ plain data ─▶ here: equal to 4?
     assert check(f(2))      in the sandbox: f(2) ─▶ plain data ─▶ in a second one, which asked for it: check(…)
 
-The program never sees the expected values, and its own objects take part in no comparison: nothing passes but what is
-right.
+The program never sees the expected values, and its own objects take part in no comparison, so only right results pass.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ DEFINES = ("async ", "class ", "def ", "from ", "import ", "@")
 
 BEGIN = "[BEGIN]"
 DONE = "[DONE]"
-"""The marks around a program in the prompts of MBPP's authors, which end with the first."""
+"""The marks around a program in the original MBPP prompts, which end with BEGIN."""
 
 COMPARISONS = ("exact", "tokens", "numbers")
 TOLERANCE = Decimal("1e-6")
 _TOKEN = re.compile(r"[^ \t\r\n]+")
 _NUMBER = re.compile(r"[+-]?(?:\d+(\.\d*)?|(\.\d+))([eE][+-]?\d{1,4})?", re.ASCII)
-"""The groups are those of a number that is not written as an integer."""
+"""A group matches only if the number is not written as an integer."""
 
 Outcome: TypeAlias = "tuple[int, int, str]"
-"""How many tests a program passes, of how many, and the reason."""
+"""Tests that a program passes, all tests, and the reason."""
 
 Pairs: TypeAlias = "list[tuple[str, str]]"
-"""Texts that a program reads, and those that it is to print."""
+"""Inputs of a program, each with the output that it must print."""
 
 EXPECTED = (
     '{"inputs": […], "outputs": […]} with as many of both, texts or lists of lines, or with "fn_name" lists of '
@@ -76,7 +75,7 @@ def check_code(
     """Read the columns of MBPP, look for a sandbox, and try the tests' imports in it.
 
     Returns:
-        The seconds that a response takes at most.
+        The most seconds that each response adds to a call; several are judged at a time.
 
     Raises:
         RewardError: A row or a setting cannot be used, or no sandbox works here.
@@ -109,7 +108,7 @@ def check_stdio(
     """Read the columns of APPS, TACO or LiveCodeBench, and look for a sandbox.
 
     Returns:
-        The seconds that a response takes at most.
+        The most seconds that each response adds to a call; several are judged at a time.
 
     Raises:
         RewardError: A row or a setting cannot be used, or no sandbox works here.
@@ -129,7 +128,7 @@ def _num_processors() -> int:
 def _read_row(entry: object, metadata: object = None) -> Pairs | Tests:
     try:
         row: Any = decoded(entry)
-        if isinstance(row, list):  # LiveCodeBench has the tests one by one
+        if isinstance(row, list):  # LiveCodeBench lists each test with its input and output
             inputs, outputs = zip(*((each["input"], each["output"]) for each in row), strict=True)
             if row[0].get("testtype") == "functional":
                 about: Any = decoded(metadata)
@@ -146,7 +145,7 @@ def _read_row(entry: object, metadata: object = None) -> Pairs | Tests:
 
 
 def _text(entry: object) -> str:
-    """A text, a number, or a list of them, which are lines."""
+    """Convert a text, a number, or a list of them, one per line, to text."""
     if isinstance(entry, list):
         return "\n".join(map(_text, entry))
     if isinstance(entry, bool) or not isinstance(entry, (str, int, float)):
@@ -155,7 +154,7 @@ def _text(entry: object) -> str:
 
 
 def _calls(name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> Tests:
-    """Tests of a function, or of a method of `Solution`, with JSON's types; APPS may have a result in a list."""
+    """Make tests of a function, or a method of `Solution`, with JSON types; APPS may wrap a result in a list."""
     if not (inputs and name.isidentifier() and all(isinstance(each, list) for each in inputs)):
         raise ValueError(EXPECTED)
     assertions = []
@@ -171,19 +170,19 @@ def _calls(name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> Tests:
 
 
 def program(text: str, is_whole: bool, *, names: Collection[str] = ()) -> str | None:
-    """The program in a response: its last block in Python, else its last block, else all of it, else None.
+    """Extract the program from a response: its last Python block, else its last block, else all of it, else None.
 
-    Blocks before it that only import belong to it.
+    Earlier blocks that only import are prepended.
 
     Args:
         text: The response.
         is_whole: It ended with a stop token, so that a last block without its closing fence is complete.
-        names: What the tests use: a block that defines one of them comes first, since models show its use in another.
+        names: Names that the tests use: a block that defines one is preferred, since models show its use in another.
     """
     begun = re.split(r"\[DONE\][ \t\r]*$", text, maxsplit=1, flags=re.MULTILINE)
     if begun[1:] and BEGIN not in begun[0]:
         text, is_whole = begun[0], True  # the prompt ends with [BEGIN]
-    blocks: list[tuple[bool, list[str]]] = []  # True for those that say that they are in Python
+    blocks: list[tuple[bool, list[str]]] = []  # True for blocks marked as Python
     fence = ""
     is_closed = True
     for line in text.split("\n"):
@@ -195,7 +194,7 @@ def program(text: str, is_whole: bool, *, names: Collection[str] = ()) -> str | 
             blocks.append((bool(language) or fence == DONE, []))
             line = rest[language.end() :] if language else rest
             if not line.startswith(DEFINES) and not line.endswith(fence):
-                continue  # the name of a language, or parameters
+                continue  # a language's name, or parameters
         elif mark.startswith(fence) and not rest:
             line = fence
         if not is_closed:
@@ -221,7 +220,7 @@ def program(text: str, is_whole: bool, *, names: Collection[str] = ()) -> str | 
 
 
 def _fence(line: str) -> tuple[str, str]:
-    """Return the mark that closes the block that a line opens, and the rest of the line; no mark if it opens none."""
+    """Return the mark that will close the block opened by a line, and the rest of the line; no mark if none opens."""
     line = line.strip()
     if line.startswith(BEGIN):
         return DONE, line.removeprefix(BEGIN)
@@ -328,7 +327,7 @@ def _verdicts(
     judge: Callable[[str, _Reference, Sandbox, Mapping[str, Any]], Outcome],
     is_partial: bool,
 ) -> list[Verdict]:
-    """The verdicts of several processes at a time."""
+    """Judge the responses, several at a time."""
     ended = [True] * len(completions) if stopped is None else stopped
 
     def verdict(text: str, is_whole: bool, reference: _Reference) -> Verdict:
@@ -357,7 +356,7 @@ def _lines(text: str) -> str:
 
 
 def _are_close(found: str, wanted: str) -> bool:
-    """True for equal tokens, and for numbers within the tolerance; it is absolute for integers, since they count."""
+    """True for equal tokens, and for numbers within the tolerance, which for integers is absolute, as for counts."""
     number = _NUMBER.fullmatch(wanted)
     if number is None or not _NUMBER.fullmatch(found):
         return found == wanted
@@ -366,7 +365,7 @@ def _are_close(found: str, wanted: str) -> bool:
 
 
 def _passed(text: str, tests: Tests, place: Sandbox, limits: Mapping[str, Any]) -> Outcome:
-    """How many assertions hold, of how many, and why the first one fails that does not hold."""
+    """Count the assertions that hold, and all; the reason is a wrong value, if any, else how the program ended."""
     parts = [text, tests.setup]
     calls = [each.call for each in tests.assertions]
     if all(calls):

@@ -14,11 +14,11 @@ from kedge_tasks.verify.wording import ANSWER, IS
 WRONG_UNIT = "wrong unit"
 
 LONGEST_NUMBER = 60
-"""Characters. Longer ones are not answers, and arithmetic with a million digits takes minutes."""
+"""Most characters of a number. Longer ones are not answers, and arithmetic with a million digits takes minutes."""
 
-# Any run of digits, points and commas, also one that is not a number, such as 1,23 or 3.4.2020: it still is the last
-# "number" of a response, so that an earlier one does not pass for the answer. No part can match the same text in two
-# ways: the time is linear in the length.
+# Any run of digits, points and commas, even if it is no number, such as 1,23 or 3.4.2020: it still counts as the last
+# "number" of a response, so that an earlier one is not taken for the answer. No part can match the same text in two
+# ways, so the time is linear in the length.
 QUANTITY = re.compile(
     r"""
     (?<![A-Za-z0-9^])
@@ -35,8 +35,8 @@ QUANTITY = re.compile(
 DIGITS = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?")
 SCALES = {"": 1, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
-# What may follow the number in `#### 42 apples per day.`: it is an answer, `#### 3. Add the apples` is a heading.
-# A lone letter other than a unit is a variable, or stands for thousands or millions.
+# What may follow the number in `#### 42 apples per day.`, an answer, unlike `#### 3. Add the apples`, a heading.
+# A lone letter that is no unit is a variable, or stands for thousands or millions.
 _WORD = r"[^\W\d_]+(?:[/°][^\W\d_]*|\^[23])?"
 _VARIABLE = r"(?! ?(?![ACFJLNVWdghlmst])[A-Za-zΑ-Ωα-ω][.!]?$)"
 UNIT_WORDS = re.compile(rf"{_VARIABLE}°?(?: ?{_WORD}(?: {_WORD}){{0,7}})? ?[.!]?")
@@ -56,7 +56,7 @@ _NAMES = (
 UNITS: Final = {
     name + plural: group.split()[0] for group in _NAMES.split("|") for name in group.split() for plural in ("", "s")
 }
-"""The units that are told apart, by each of their names. Other words, as in 42 apples, do not count."""
+"""The units that are distinguished, by each of their names. Other words, as in 42 apples, are ignored."""
 _MEASURE = re.compile(
     r" ?(?:(?P<shape>square|sq|cubic|cu)\.? )?(?:degrees? (?=celsius|fahrenheit|[cf]\b))?"
     r"(?P<name>° ?[cf]\b|in\b(?! ?\w)|(?!in\b)[^\W\d_]+|[$€£¥₹¢°])(?:\^?(?P<power>[23]))?(?![\w^])"
@@ -101,11 +101,11 @@ class Quantity:
     unit: str = ""
 
     def __str__(self) -> str:
-        """The number as a fraction, with its percent sign; other units make no other answer."""
+        """The number as a fraction, with a percent sign if it has one; other units do not change the answer."""
         return f"{self.value}{'%' if self.unit == '%' else ''}"
 
     def compared_with(self, reference: Quantity) -> str:
-        """The verdict on this answer. A unit counts only where the reference has one, except for 50% and 0.5."""
+        """Compare this answer with the reference. Units count only if the reference has one, except in 50% and 0.5."""
         values = {self.value} | ({self.value / 100} if self.unit == "%" else set())
         if reference.unit == "%":
             values = {self.value} if self.unit == "%" else {100 * self.value} if not self.unit else set()
@@ -179,7 +179,7 @@ def unit_at(text: str, at: int = 0) -> str:
 
 
 def read_quantity(match: re.Match[str]) -> Quantity | None:
-    """The number that was matched; None if it is not a well-formed one."""
+    """Parse a matched number; None if it is malformed."""
     parts = match.groupdict(default="")
     numbers = [parts["digits"], parts["denominator"] or "1", parts["whole"] or "0"]
     if len(match[0]) > LONGEST_NUMBER or not all(DIGITS.fullmatch(each) for each in numbers):
@@ -195,7 +195,7 @@ def read_quantity(match: re.Match[str]) -> Quantity | None:
 
 
 def whole_quantity(text: str, units: re.Pattern[str] = UNIT_WORDS) -> Quantity | None:
-    """The number that a text consists of, with at most its unit in words; None if it is anything else.
+    """Parse a text that is only a number, possibly with its unit in words; None if it is anything else.
 
     Args:
         text: The text.

@@ -45,7 +45,7 @@ _LETTER = (
     r"[\"'“‘]?(?:[(\[]\s?([A-Za-z])\s?[)\]]|(?!I\s+[a-z])([A-Z])(?![A-Za-zÀ-ɏ0-9_+#*]|['’][a-z]|-[a-z])|"
     rf"([a-z]){_END})[)\]]?[\"'”’]?"
 )
-"""A small letter only in brackets or at the end: "the answer is a city" names no option."""
+"""A lower-case letter counts only in brackets or at the end: "the answer is a city" names no option."""
 _GAP = r"\s{0,4}"
 _IS = (
     rf"(?i:{_GAP}(?:(?:{VERBS}|are|be)(?: la\b)?(?![^\W_])"
@@ -66,7 +66,7 @@ _STATED = tuple(
         rf"^{_LETTER},?\s+(?:because|since)\b",
     )
 )
-"""Ways to state a choice, the first that occurs: "the answer is B" counts, then, and not "option A is wrong"."""
+"""Ways to state a choice, in order of precedence: "the answer is B" overrides "option A is wrong"."""
 _NOT = (
     rf"(?i:\b(?:{NOT}|{INSTEAD_OF}|(?:is|does|would|should|can?|do|are)n['’]?t)\b)"
     r"|不(?:是|[能应该]*选)|而非"
@@ -119,7 +119,7 @@ def _read_choice(answer: Any, choices: Any) -> Choice:
 
 
 def _right(answer: Any, options: Mapping[str, str], letters: Mapping[str, str]) -> str:
-    """The letter for one label, with or without its text, or for a text, or for a place from 0."""
+    """Resolve an answer to its letter: a label, with or without its text, an option's text, or its index from 0."""
     text = str(answer).strip()
     names = _normalized(text), _BOOLEANS.get(text.casefold())
     same = [letter for letter, option in options.items() if _normalized(option) in names]
@@ -139,8 +139,8 @@ def _right(answer: Any, options: Mapping[str, str], letters: Mapping[str, str]) 
 
 
 def _options(choices: object) -> dict[str, str]:
-    """Options by label, from a list, or a mapping of labels to texts, or ARC's lists of both; also as JSON."""
-    if choices is None or choices == "" or choices != choices:  # also the NaN of a table
+    """Parse options by label: from a list, a mapping of labels to texts, or ARC's lists of both; also from JSON."""
+    if choices is None or choices == "" or choices != choices:  # the last is a table's NaN
         return {}
     choices = decoded(choices)
     if isinstance(choices, Mapping) and {"text", "label"} <= set(choices):
@@ -185,7 +185,7 @@ def _judge_choice(text: str, is_whole: bool, reference: Choice) -> Judged:
 
 
 def _chosen(text: str, reference: Choice) -> set[str]:
-    r"""The letters that a response gives as its answer, by the first of these ways in which it names any."""
+    r"""The letters that a response gives as its answer, by the first of the ways below that finds any."""
     text = _DIGIT.sub(lambda digit: reference.letters.get(digit[0], digit[0]), text)
     text = _BOLD.sub(r"\1", _FORMAT.sub("", text)).strip()
     claims = _DENIED.sub("", text)
@@ -198,14 +198,14 @@ def _chosen(text: str, reference: Choice) -> set[str]:
     lines = [_with_alternatives(claims, line) for line in _LINE.finditer(claims)]
     found = set[str]().union(*lines, _MENTIONED.findall(claims) if not lines else ())
     words = named = f" {_normalized(text)} "
-    # The longest first: "dark red" is not also an answer "red".
+    # The longest first: "dark red" does not also count as "red".
     for label, option in sorted(reference.options.items(), key=lambda each: -len(each[1])):
         named = named.replace(f" {_normalized(option)} ", f" ({label}) ")
     return found if found or named == words else _chosen(named, Choice(reference.right, {}, {}))
 
 
 def _with_alternatives(text: str, statement: re.Match[str]) -> set[str]:
-    """The letter of a statement, and those that follow as in `A or B`."""
+    """The letter in a statement, and the alternatives that follow, as in `A or B`."""
     found = [statement]
     while further := _ALTERNATIVE.match(text, found[-1].end()):
         found.append(further)
@@ -219,13 +219,13 @@ _PUNCTUATION = re.compile(
     r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))|(?<!\w)#|(?<![\w+])\+(?=[0-9])"
     r"|(?<![0-9])[!-\"$-*,-/:;?@\[-\]_`{-~‘-‟«»…、。]|[!-\"$-*,-/:;?@\[-\]_`{-~‘-‟«»…、。](?![0-9])"
 )
-"""Signs without a meaning; between digits, the comma of thousands alone."""
+"""Punctuation without meaning; between digits, only the thousands separator."""
 
 
 def _normalized(text: str) -> str:
-    """Lower case, without punctuation, articles and repeated spaces, as SQuAD compares answers; -2, 1.5, 3/4, C++ stay.
+    """Normalize as SQuAD does: lower case, no punctuation, articles or repeated spaces; -2, 1.5, 3/4 and C++ stay.
 
-    So does what would be nothing without it: "A." is "a", and not the same as "the" and "!".
+    If nothing would be left, less is removed: "A." becomes "a", which differs from "the" and "!".
     """
     whole = text.strip().casefold()
     text = re.sub(r"(?<!\w)-(?=\.?[0-9])", "−", typed(text).casefold())
@@ -245,7 +245,7 @@ def _texts(answer: object) -> list[str]:
         raise ValueError("a text, or a list of texts of which each is right")
     listed = decoded(answer)
     if isinstance(answer, str) and isinstance(listed, list) and all(isinstance(each, str) for each in listed):
-        texts += filter(str.strip, listed)  # a cell of a table in text; the list itself may be the answer, too
+        texts += filter(str.strip, listed)  # a list in a CSV cell; its text may also be the answer itself
     return texts
 
 
@@ -294,14 +294,14 @@ def _patterns(pattern: Sequence[Any]) -> list[re.Pattern[str]]:
 
 
 CONTINUATIONS = ("0a\n" * 50, "a 0\n" * 50)
-"""Possible ends of a response that was cut off, with which it still has to match."""
+"""Possible continuations of a truncated response, which has to match with each of them."""
 
 
 @verifier(_patterns)
 def pattern(completions: list[str], pattern: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a regular expression is found in a response (`\A…\Z` for the whole of it), within a second.
 
-    Thoughts are part of the response only to an expression that names their tag.
+    Thoughts are searched only by an expression that names their tag.
     """
     return verdicts(completions, stopped, _patterns(pattern), _judge_pattern, read=whole_response)
 
@@ -400,7 +400,7 @@ def check_schema(schema: Sequence[Any]) -> list[Any]:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """The references in a schema with no part of another name, which they are relative to."""
+    """Yield the references in a schema, except in parts with an `$id` of their own, to which theirs are relative."""
     if isinstance(schema, dict):
         entries = cast("dict[str, Any]", schema)
         if isinstance(reference := entries.get("$ref"), str):
@@ -435,9 +435,9 @@ def _judge_json(text: str, is_whole: bool, validator: Any) -> str:
         return TOO_SLOW
     except Unresolvable as error:
         raise RewardError(f"a schema refers to {error.ref!r}, which it does not contain") from error
-    except RewardError:  # there can be no time limit here
+    except RewardError:  # a time limit is impossible here
         raise
-    except Exception:  # no JSON, or a value with which a library cannot compute, such as 1e400
+    except Exception:  # not JSON, or a value that a library cannot handle, such as 1e400
         return reason
 
 

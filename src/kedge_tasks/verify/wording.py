@@ -1,6 +1,6 @@
 r"""How responses word their answers: "the answer is", in several languages, and that something is not the answer.
 
-Each is a part of regular expressions, as text.
+Each constant is a fragment of a regular expression.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ANSWER = (
 VERBS = "is|ist|est|es|è|é"
 PARTICLES = "是|为|為|は|는|은"
 IS = rf"(?i:\s{{0,4}}(?:(?:{VERBS})(?![^\W_])|{PARTICLES}|[:=—])){{1,2}}\s{{0,4}}"
-"""What stands between such a word and the answer."""
+"""Text between such a word and the answer."""
 
 THE_ANSWER_IS = rf"{ANSWER}[^.\n:=0-9]{{0,60}}?{IS}"
 

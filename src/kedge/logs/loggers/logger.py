@@ -22,9 +22,9 @@ class Logger(Protocol):
 
     @property
     def last_update(self) -> int | None:
-        """The last update that the log held when it was opened, −1 for none.
+        """The last update in the log when it was opened, −1 for none.
 
-        None if everything is stored as it is written: then kedge's own record is right, also after a kill.
+        None if everything is stored as soon as it is written, so that kedge's own record is right even after a kill.
         """
         ...
 
@@ -63,7 +63,7 @@ class LoggedRun:
 
     @property
     def name(self) -> str:
-        """Display name: the folder's name, and the id because many runs' folders have the same name."""
+        """Display name: the folder's name and the id, since many runs' folders have the same name."""
         return f"{self.folder.name}-{self.id}"
 
 
@@ -140,7 +140,7 @@ class LoggerState:
         self._save()
 
     def closed_update(self, logger: str) -> int:
-        """The last update that a logger had when it was last closed, which is stored for certain; −1 if none."""
+        """The last update before a logger was last closed, which is certainly stored; −1 if none."""
         return self._closed.get(logger, -1)
 
     def record_closed(self, logger: str) -> None:

@@ -20,7 +20,7 @@ class TensorBoardLogger:
     """
 
     def __init__(self, run: LoggedRun) -> None:
-        # Hide rows that a killed process wrote after kedge's record of them: they are written again.
+        # Hide rows that a killed process wrote after kedge's last record, since they are written again.
         self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.last_update + 1)
         self._writer.add_text("settings", _literal(json.dumps(run.settings, indent=2)), 0)
 

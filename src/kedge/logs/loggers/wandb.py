@@ -24,7 +24,7 @@ def open_log(run: LoggedRun) -> TableLogger:
     """History rows by update and a table of samples, in the run's folder; `wandb sync` uploads them.
 
     A W&B run that the caller has open in this process is left alone. W&B writes in blocks and sends in batches, and a
-    kill loses the last ones: hence the last update is read from what it stored.
+    kill loses the last ones, so the last update is read from what W&B has stored.
 
     Args:
         run: The run to log. Its id is also W&B's, so a resumed run continues the same W&B run.
@@ -32,7 +32,7 @@ def open_log(run: LoggedRun) -> TableLogger:
     is_disabled = os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on")
     mode: Any = os.environ.get("WANDB_MODE") or ("disabled" if is_disabled else "offline")
     is_offline = mode == "offline"
-    held = _last_step(run) if is_offline else None  # before W&B starts another file
+    last_stored = _last_step(run) if is_offline else None  # read before W&B starts another file
     log = wandb.init(
         project=run.project if run.project != PROJECT else os.environ.get("WANDB_PROJECT", PROJECT),
         id=run.id,
@@ -48,7 +48,7 @@ def open_log(run: LoggedRun) -> TableLogger:
         settings=wandb.Settings(console="off", silent=is_offline),
     )
     is_resumed = not is_offline and log.resumed
-    last = log.starting_step - 1 if is_resumed else held
+    last = log.starting_step - 1 if is_resumed else last_stored
     columns = ("update", "prompt", "response", "score")
     return TableLogger(log.log, wandb.Table, columns, close=log.finish, last_update=last)
 
@@ -68,7 +68,7 @@ def _last_step(run: LoggedRun) -> int | None:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """The whole records of a `.wandb` file, which may have been cut off; source: LevelDB's log_format.md."""
+    """The complete records of a `.wandb` file, which may be truncated; source: LevelDB's log_format.md."""
     at = FILE_HEADER
     begun = b""
     while at + RECORD_HEADER.size <= len(data):

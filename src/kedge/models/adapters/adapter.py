@@ -38,7 +38,7 @@ from kedge_base.texts import error_text
 M = TypeVar("M", bound=nn.Module)
 
 INITIALIZATIONS = frozenset({"true", "false", "gaussian", "orthogonal"})
-"""Values of PEFT's `init_lora_weights` that leave the base as it is; others, such as PiSSA's, subtract from it."""
+"""Values of PEFT's `init_lora_weights` that do not change the base; others, such as PiSSA's, subtract from it."""
 
 UNREAD = {
     **dict.fromkeys(("falcon_h1", "mamba2", "nemotron_h"), ("out_proj",)),
@@ -46,33 +46,33 @@ UNREAD = {
     "jamba": ("dt_proj",),
     "longcat_flash": ("router.classifier",),
 }
-"""Layers, by the kind of model, whose weights are read without calling them, so that an adapter would do nothing. PEFT
-itself refuses `out_proj`."""
+"""Layers, by model type, whose weights are read without calling the layer, so that an adapter would have no effect.
+PEFT itself refuses `out_proj`."""
 
 OUTPUT_LAYERS = ("lm_head", "embed_out")
-"""Modules in `modules_to_save` that a classifier on the same base replaces by its own head."""
+"""Modules in `modules_to_save` that a classifier on the same base replaces with its own head."""
 
 NAME = "default"
 """The adapter's name in the model. A model has one adapter; other roles on the same base have separate layers."""
 
 
 def mark_frozen(weight: Tensor) -> None:
-    """Mark a weight that never changes, so that checkpoints leave it out, and copies share it."""
+    """Mark a weight that never changes: checkpoints omit it, and copies share it."""
     weight.requires_grad_(False)
     weight.is_frozen = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def is_frozen(weight: Tensor) -> bool:
-    """True if a weight was marked; `requires_grad` alone can be off for a while."""
+    """True if a weight was marked as frozen; `requires_grad` does not tell, as it can be off temporarily."""
     return getattr(weight, "is_frozen", False)
 
 
 def shared_copy(module: M, *, only_frozen: bool = False) -> M:
-    """A separate module that shares the weights and buffers of another: no tensor is copied.
+    """Copy a module, but share its weights and buffers instead of copying them.
 
     Args:
-        module: The other.
-        only_frozen: Copy the weights that were not marked as frozen.
+        module: The module.
+        only_frozen: Share only weights marked as frozen, and copy the others.
     """
     shared = [*module.parameters(), *module.buffers()]
     return copy.deepcopy(module, {id(each): each for each in shared if is_frozen(each) or not only_frozen})
@@ -84,10 +84,10 @@ class AdapterSettings:
 
     Attributes:
         kind: LoRA, or DoRA.
-        rank: Of each matrix.
+        rank: Rank of each matrix.
         alpha: Scale: the product is multiplied by alpha / rank.
         target_modules: Names of layers; `auto` for every linear layer but the output layer.
-        modules_to_save: Names of modules that are trained whole, besides the head of a reward model or critic.
+        modules_to_save: Names of modules to train in full, besides the head of a reward model or critic.
     """
 
     kind: Literal["lora", "dora"] = "lora"
@@ -98,14 +98,14 @@ class AdapterSettings:
 
 
 class Adapter:
-    """An adapter in the layers of a model, and modules that it holds whole; all other weights are frozen.
+    """An adapter in the layers of a model, with some modules in full; all other weights are frozen.
 
-    Roles on one base are separate models with the same weights (`Bases`). So nothing is switched between them: a
-    backward pass that recomputes its activations cannot meet another role's adapter.
+    Roles on one base are separate models with the same weights (`Bases`), so adapters are never switched: a backward
+    pass that recomputes its activations cannot run with another role's adapter.
 
     Args:
-        model: The base; its layers are replaced by layers with an adapter. A classifier's head belongs to the adapter.
-        settings: The new adapter; ignored where there is one to start from. None if nothing is trained.
+        model: The base; its layers are replaced by adapted ones. A classifier's head belongs to the adapter.
+        settings: The new adapter; ignored with `start`, except that None means that nothing is trained.
         base: Name of the base, which the saved adapter names.
         start: The adapter to start from; None starts with a new one, which changes nothing yet.
 
@@ -135,7 +135,7 @@ class Adapter:
         self._config.task_type = "SEQ_CLS" if heads else "CAUSAL_LM"
         named = [name for name in self._config.modules_to_save or () if not (heads and name in OUTPUT_LAYERS)]
         whole, self._whole = _whole_weights(model, [*heads, *named], start)
-        self._config.modules_to_save = None  # PEFT would wrap them, to switch between adapters
+        self._config.modules_to_save = None  # PEFT would wrap these modules to switch between adapters
         unfit = _unfit_layers(model)
         if settings is not None and start is None and settings.target_modules == "auto":
             self._config.exclude_modules = _left_out(model, heads, unfit)
@@ -148,7 +148,7 @@ class Adapter:
             if hasattr(layer, "parameter_name"):
                 cast(Any, layer)._activate_lora = MethodType(_with_stack, layer)
         for name in whole:
-            _own(model, name)
+            _unshare(model, name)
         if start is not None:
             self._load(start)
         kept = {id(weight) for name, weight in model.named_parameters() if ".lora_" in name or name in whole}
@@ -156,7 +156,7 @@ class Adapter:
             if id(weight) not in kept:
                 mark_frozen(weight)
             else:
-                weight.data = weight.data.float()  # PEFT gives them the base's number format
+                weight.data = weight.data.float()  # PEFT creates them in the base's number format
                 weight.requires_grad_(settings is not None)
 
     def weights(self) -> dict[str, nn.Parameter]:
@@ -165,12 +165,12 @@ class Adapter:
 
     @torch.no_grad()
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights of the whole model by their names in the base, with the adapter's added."""
+        """Yield the whole model's weights by their names in the base, with the adapter merged."""
         for name, tensor in _whole_state(self._model):
             if ".lora_" in name:
                 continue
             path, _, last = name.rpartition(".")
-            while path.endswith(".base_layer"):  # one for each adapted stack of matrices
+            while path.endswith(".base_layer"):  # once for each adapted stack of matrices
                 path = path.removesuffix(".base_layer")
                 layer = cast(Any, self._model.get_submodule(path))
                 if last == getattr(layer, "parameter_name", "weight"):
@@ -182,7 +182,7 @@ class Adapter:
 
         Args:
             folder: An existing folder.
-            weights: False for everything else.
+            weights: Include the weights; False writes everything else.
         """
         config = copy.deepcopy(self._config)
         config.inference_mode = True
@@ -193,24 +193,24 @@ class Adapter:
             save_file(named, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
     def _saved(self) -> dict[str, Tensor]:
-        """Its weights by their names in PEFT's file."""
+        """The adapter's weights by their names in PEFT's file."""
         found = _lora_weights(self._model)
         whole = {name: weight for name, weight in self.weights().items() if ".lora_" not in name}
         return {f"{PREFIX}{name}": tensor for name, tensor in {**found, **whole}.items()}
 
     def _load(self, start: AdapterFolder) -> None:
         weights = under_present_names(self._model, start.weights())
-        own = dict(self._model.named_parameters())
+        parameters = dict(self._model.named_parameters())
         present = _lora_weights(self._model)
         known = [*present, *start.whole]
         check_names(start, [PREFIX + each for each in weights], [PREFIX + each for each in known])
         for name in start.whole:
-            if weights[name].shape != own[name].shape:
+            if weights[name].shape != parameters[name].shape:
                 raise ModelError(
-                    f"{start.folder}: {name} is {list(weights[name].shape)}, expected {list(own[name].shape)}; does it "
-                    f"belong to {start.base!r}?"
+                    f"{start.folder}: {name} is {list(weights[name].shape)}, expected {list(parameters[name].shape)}; "
+                    f"does it belong to {start.base!r}?"
                 )
-            own[name].data.copy_(weights[name])
+            parameters[name].data.copy_(weights[name])
         fill_lora(present, weights, start)
 
 
@@ -222,7 +222,7 @@ def _new_config(settings: AdapterSettings | None) -> Any:
         target_modules="all-linear" if settings.target_modules == "auto" else settings.target_modules,
         use_dora=settings.kind == "dora",
         modules_to_save=list(settings.modules_to_save),
-        lora_dropout=0.0,  # it would make two passes differ, so that ratios are not 1 before the first step
+        lora_dropout=0.0,  # with dropout, two passes would differ, and ratios would not be 1 before the first step
         bias="none",
     )
 
@@ -248,10 +248,10 @@ def _config_of(start: AdapterFolder) -> Any:
 
 
 def _inject(config: Any, model: PreTrainedModel, whole: set[str], *, described: str) -> None:
-    """Replace layers of a model by ones with an adapter; those with whole weights may not be among them."""
+    """Replace the targeted layers of a model by adapted ones; modules that are trained in full may not be targets."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of settings that do not matter here
+            warnings.simplefilter("ignore")  # about settings that do not matter here
             import_peft().inject_adapter_in_model(config, model, adapter_name=NAME)
     except (ValueError, TypeError, RuntimeError, KeyError, re.error) as error:
         if config.use_dora and getattr(config, "target_parameters", None):
@@ -265,8 +265,8 @@ def _inject(config: Any, model: PreTrainedModel, whole: set[str], *, described: 
             f"{described}: there is an adapter on the embedding of tokens, which kedge does not train; name other "
             "layers, or train it whole (adapter.modules_to_save) where it is not tied to the output layer"
         )
-    left = dict(model.named_parameters(remove_duplicate=False))
-    if not isinstance(model.get_output_embeddings(), nn.Linear | None) or not whole <= left.keys():
+    remaining = dict(model.named_parameters(remove_duplicate=False))
+    if not isinstance(model.get_output_embeddings(), nn.Linear | None) or not whole <= remaining.keys():
         raise ModelError(
             "adapter.target_modules has the output layer or a module that is trained whole, which cannot have an "
             "adapter; use auto, or others"
@@ -275,7 +275,7 @@ def _inject(config: Any, model: PreTrainedModel, whole: set[str], *, described: 
 
 
 def _check_targets(settings: AdapterSettings, model: nn.Module, unfit: Collection[str]) -> None:
-    """Every name that was listed is one of a layer, and the rank makes an adapter smaller than its layer."""
+    """Check that every listed name matches a layer that can be adapted, and that the rank is not above all widths."""
     layers = {name.rpartition(".lora_A")[0] for name, _ in model.named_modules() if name.endswith(".lora_A")}
     if idle := sorted(layers & set(unfit)):
         raise ModelError(
@@ -296,7 +296,7 @@ def _check_targets(settings: AdapterSettings, model: nn.Module, unfit: Collectio
 
 
 def _left_out(model: PreTrainedModel, heads: Sequence[str], unfit: Collection[str]) -> list[str] | None:
-    """Linear layers that `auto` leaves out: a head's, those that share a weight, and those that cannot be adapted."""
+    """Linear layers that `auto` excludes: those of heads, with shared weights, or that cannot be adapted."""
     inside = [name for name, _ in model.named_modules() if name.startswith(tuple(f"{head}." for head in heads))]
     tables = (model.get_input_embeddings(), model.get_output_embeddings())  # PEFT leaves them out itself
     shared = {name.rpartition(".")[0] for names in shared_weights(model) for name in names}
@@ -305,7 +305,7 @@ def _left_out(model: PreTrainedModel, heads: Sequence[str], unfit: Collection[st
 
 
 def _exclude(config: Any, modules: Collection[str], model: PreTrainedModel) -> None:
-    """Leave linear layers out of the targets in PEFT's configuration, as PEFT does with those that it trains whole."""
+    """Exclude linear layers from PEFT's targets, as PEFT does itself with layers that it trains in full."""
     linear = sorted(name for name in modules if isinstance(model.get_submodule(name), nn.Linear | Conv1D))
     given = config.exclude_modules
     if not linear:
@@ -317,7 +317,7 @@ def _exclude(config: Any, modules: Collection[str], model: PreTrainedModel) -> N
 
 
 def _unfit_layers(model: PreTrainedModel) -> set[str]:
-    """The linear layers that cannot have an adapter: those that are not called, or compute more than a product."""
+    """Linear layers that cannot have an adapter, since they are never called or compute more than a product."""
     unread = tuple(f".{name}" for name in UNREAD.get(model.config.model_type, ()))
     linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
     return {name for name, part in linear.items() if name.endswith(unread) or not _is_product(part)}
@@ -325,9 +325,9 @@ def _unfit_layers(model: PreTrainedModel) -> set[str]:
 
 @torch.no_grad()
 def _is_product(layer: nn.Linear) -> bool:
-    """False for a layer of a subclass that computes more than a product, such as a router that chooses experts.
+    """False for a subclass that computes more than a product, such as a router that chooses experts.
 
-    In a plan, whose tensors have no contents and are equal to each other, the form of the output decides.
+    In a plan, where tensors have no contents and always compare equal, the shape of the output decides.
     """
     if type(layer) is nn.Linear:
         return True
@@ -350,7 +350,7 @@ def _description(settings: AdapterSettings | None, start: AdapterFolder | None) 
 
 
 def _heads(model: PreTrainedModel) -> list[str]:
-    """The modules of a classifier beside its trunk; none of a language model."""
+    """Names of a classifier's modules outside its trunk; empty for a language model."""
     if model.get_output_embeddings() is not None:
         return []
     if model.base_model is model:
@@ -363,12 +363,12 @@ def _heads(model: PreTrainedModel) -> list[str]:
 def _whole_weights(
     model: PreTrainedModel, modules: Sequence[str], start: AdapterFolder | None
 ) -> tuple[set[str], list[str]]:
-    """The weights of the modules that an adapter holds whole, and the names of those modules that there are.
+    """Find the weights of modules that an adapter holds in full, and the names of the modules that exist.
 
     Args:
         model: The base.
-        modules: The last parts of the modules' names.
-        start: The adapter that training starts from: PEFT lists modules that models could have.
+        modules: How the modules' names end.
+        start: The adapter to start from, where modules may be missing: PEFT lists those that models could have.
 
     Raises:
         ModelError: There is no such module, or the adapter's file has whole weights of others.
@@ -378,7 +378,7 @@ def _whole_weights(
         found[wanted] = {
             f"{name}.{inner}"
             for name, part in model.named_modules()
-            if name.endswith(wanted)  # as PEFT, which also finds q_norm for norm
+            if name.endswith(wanted)  # as in PEFT, where norm also matches q_norm
             for inner, _ in part.named_parameters()
         }
         if not found[wanted] and start is None:
@@ -389,8 +389,8 @@ def _whole_weights(
     return whole, sorted(name for name, weights in found.items() if weights)
 
 
-def _own(model: nn.Module, name: str) -> None:
-    """Replace a weight that a model shares with others by a copy."""
+def _unshare(model: nn.Module, name: str) -> None:
+    """Replace a weight that other models may share by a copy."""
     weight = model.get_parameter(name)
     places = [each for each, other in model.named_parameters(remove_duplicate=False) if other is weight]
     if len(places) > 1:
@@ -408,7 +408,7 @@ def _lora_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _whole_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A model's state, with the weights of layers in fewer bits as they are multiplied."""
+    """Yield a model's state, with quantized matrices dequantized."""
     held = {
         name: layer for name, layer in model.named_modules(remove_duplicate=False) if hasattr(layer, "saved_weight")
     }
@@ -422,10 +422,10 @@ def _whole_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def _with_stack(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
-    """Let an adapted stack of matrices (experts, or their router) have its adapter in the block.
+    """Apply the adapter of a stack of matrices (experts, or their router) within the block.
 
-    PEFT's own method registers a parametrization with a cache that all threads share: the policy in training would
-    read the weights of the one that samples.
+    PEFT's own method registers a parametrization whose cache all threads share: the policy in training would read the
+    weights of the one that samples.
 
     Args:
         layer: PEFT's layer around the module that has the stack.
@@ -434,7 +434,7 @@ def _with_stack(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
     owner = layer.get_base_layer()
     name = layer.parameter_name
     whole = layer.get_param() + layer.get_delta_weight(NAME)
-    vars(owner)[name] = whole  # found before the parameter of this name
+    vars(owner)[name] = whole  # takes precedence over the parameter of this name
     try:
         yield
     finally:
@@ -442,9 +442,9 @@ def _with_stack(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
 
 
 def _with_delta(layer: Any, weight: Tensor) -> Tensor:
-    """The weight of a layer with its adapter.
+    """Merge a layer's adapter into its weight.
 
-    Source: DoRA (arXiv 2402.09353), equation 5: the adapter's magnitudes times the columns at length 1.
+    Source: DoRA (arXiv 2402.09353), equation 5: the adapter's magnitudes times the normalized columns.
     """
     changed = weight + layer.get_delta_weight(NAME)
     magnitudes = layer.lora_magnitude_vector

@@ -5,7 +5,7 @@
         adapter_model.safetensors     the adapter's weights, and whole modules such as the head of a reward model
         score_shift.json              of a reward model or critic by kedge: the shift subtracted from its scores
 
-Settings that name a model accept such a folder: it means the base with the adapter.
+Settings that name a model accept such a folder, which stands for the base with the adapter.
 
 Source: Hu et al. 2021, "LoRA" (arXiv 2106.09685); https://huggingface.co/docs/peft.
 """
@@ -36,7 +36,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 SHIFT_FILE = "score_shift.json"
 SHIFT = "score_shift"
-"""PEFT warns of entries in its own file that it does not know."""
+"""The shift's key in a file of its own, since PEFT warns about unknown entries in adapter_config.json."""
 SUPPORTED = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
     "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
@@ -45,21 +45,21 @@ SUPPORTED = {
     "runtime_config", "target_modules", "target_parameters", "task_type", "trainable_token_indices", "use_dora",
     "use_rslora",
 }  # fmt: skip
-"""Entries of `adapter_config.json` with which a merged adapter is what PEFT computes. Others, where they are set, make
-another kind of layer, such as one that acts only behind certain tokens."""
+"""Entries of `adapter_config.json` under which the merged adapter equals what PEFT computes. Others, if set, make a
+different kind of layer, such as one that is active only after certain tokens."""
 
 WRAPPED = (".original_module.", ".modules_to_save.")
-"""Parts of the names of an embedding's copies inside PEFT, which are in the file where tokens were added."""
+"""Parts of the names of PEFT's copies of an embedding, which its file includes if tokens were added."""
 
 MOST_NAMES = 2_000
-"""PEFT compares each name with each other, and with each module."""
+"""Most names in a setting, since PEFT compares each name with all others and with all modules."""
 
 PREFIX = "base_model.model."
-"""Before the name of a weight in an adapter's file."""
+"""Prefix of the names of weights in an adapter's file."""
 
 
 SECONDS = 5.0
-"""Time for all of them. Those of published adapters take milliseconds."""
+"""Time limit for all expressions together; those of published adapters take milliseconds."""
 
 _FORMS = {
     "target_modules": "{}",
@@ -69,7 +69,7 @@ _FORMS = {
     "alpha_pattern": r"(.*\.)?({})$",
     "layers_pattern": r"(?:^|.*?\.){}\.(?P<idx>\d+)\.",
 }
-"""The expression that PEFT makes of an entry, and matches with the names of all modules."""
+"""The regular expression that PEFT makes of an entry and matches against the names of all modules."""
 
 _TRIAL = """
 import json, re, sys
@@ -96,10 +96,10 @@ class AdapterFolder:
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder = folder
         self.settings = settings
-        self._left = WRAPPED
+        self._ignored = WRAPPED
         named = str(settings["base_model_name_or_path"])
         given, beside = Path(os.path.expanduser(named)), folder / os.path.expanduser(named)
-        # The folder that kedge runs in may have another ../base.
+        # Another ../base may exist relative to the working directory.
         is_model = any((given / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
         self.base = str(beside) if not is_model and os.path.isdir(beside) else named
         if os.path.isabs(os.path.expanduser(self.base)) and not os.path.isdir(os.path.expanduser(self.base)):
@@ -120,14 +120,14 @@ class AdapterFolder:
             raise ModelError(f"{folder}: its base {named!r} is an adapter, too; merge that first: kedge merge {named}")
 
     def for_classifier(self) -> AdapterFolder:
-        """The adapter without its output layer, for a critic that starts from a policy."""
+        """Return the adapter without its output layer, for a critic that starts from a policy."""
         other = copy.copy(self)
-        other._left = (*WRAPPED, f"{PREFIX}lm_head.")
+        other._ignored = (*WRAPPED, f"{PREFIX}lm_head.")
         return other
 
     @property
     def generation_config(self) -> GenerationConfig | None:
-        """Its defaults for `generate`; None for the base's."""
+        """The adapter's defaults for `generate`; None to use the base's."""
         if not (self.folder / "generation_config.json").is_file():
             return None
         try:
@@ -142,7 +142,7 @@ class AdapterFolder:
 
     @property
     def score_shift(self) -> object:
-        """The shift that is subtracted from its scores, unchecked; None if kedge did not train it, or it has no scores.
+        """The shift subtracted from the scores, unchecked; None if kedge did not train it, or it gives no scores.
 
         Raises:
             ModelError: The file is damaged.
@@ -155,7 +155,7 @@ class AdapterFolder:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of its weights by their names in the file, without PEFT's further copies of an embedding.
+        """The shapes of the weights by their names in the file, without PEFT's extra copies of an embedding.
 
         Raises:
             ModelError: The file is damaged.
@@ -163,21 +163,25 @@ class AdapterFolder:
         path = self.folder / ADAPTER_WEIGHTS
         try:
             with safe_open(path, framework="pt") as file:
-                names = [name for name in file.keys() if not any(part in name for part in self._left)]  # noqa: SIM118
+                names = [
+                    name
+                    for name in file.keys()  # noqa: SIM118
+                    if not any(part in name for part in self._ignored)
+                ]
                 return {name: tuple(file.get_slice(name).get_shape()) for name in names}
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
 
     @property
     def whole(self) -> set[str]:
-        """The weights of its base that it replaces, such as a head's."""
+        """Names of the base's weights that the adapter replaces, such as a head's."""
         return {name.removeprefix(PREFIX) for name in self.shapes if ".lora_" not in name}
 
     def check(self, model: nn.Module) -> None:
-        """Refuse settings that would fill the memory or take forever, before PEFT creates the layers.
+        """Refuse settings that would exhaust memory or take forever, before PEFT creates the layers.
 
         Raises:
-            ModelError: There are such settings, or the file is damaged.
+            ModelError: A setting would, or the file is damaged.
         """
         given = self.settings.get("rank_pattern")
         ranks = [self.settings.get("r"), *(given.values() if isinstance(given, dict) else ())]
@@ -209,12 +213,12 @@ class AdapterFolder:
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """Return True for a folder with an adapter and no weights of a model; the base's config.json may be beside it."""
+    """True for a folder with an adapter and no weights of a whole model; it may contain the base's config.json."""
     return os.path.isfile(Path(folder) / ADAPTER_CONFIG) and not has_whole_weights(folder)
 
 
 def read_adapter(folder: str | Path) -> AdapterFolder:
-    """Read what an adapter is, without its weights.
+    """Read an adapter's settings, without its weights.
 
     Raises:
         ModelError: The file is damaged, names no base, or the adapter is of a kind that kedge does not support.
@@ -262,7 +266,7 @@ def check_names(adapter: AdapterFolder, saved: Collection[str], known: Collectio
 
 
 def shared_weights(model: nn.Module) -> list[list[str]]:
-    """The names of each weight of a model that has several."""
+    """The names of each weight that a model uses under several names."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
         names.setdefault(weight, []).append(name)
@@ -270,7 +274,7 @@ def shared_weights(model: nn.Module) -> list[list[str]]:
 
 
 def check_shared(where: str, model: nn.Module) -> None:
-    """Refuse adapters on layers that share their weights: each place has its own, and merged it would be in all.
+    """Refuse adapters on layers with shared weights: each layer would have its own, but merging would change all.
 
     Args:
         where: The origin of the adapter, for the message.
@@ -289,10 +293,10 @@ def check_shared(where: str, model: nn.Module) -> None:
 
 
 def under_present_names(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """An adapter's weights by the names that a model's layers have today.
+    """Rename an adapter's weights to the current names of the model's layers.
 
-    Before transformers 5, each expert of Mixtral and its relatives was a layer; now all are one stack of matrices.
-    Names that the model knows stay: transformers' rules are for the files of its base, and can match them again.
+    Before transformers 5, each expert in models such as Mixtral was a layer; now all experts are one stack of matrices.
+    Names that the model knows stay, since transformers' rules, made for the base's files, could match them again.
     """
     try:
         from peft.utils.transformers_weight_conversion import (  # pyright: ignore[reportMissingImports]
@@ -311,15 +315,15 @@ def under_present_names(model: Any, weights: dict[str, Tensor]) -> dict[str, Ten
 
 @torch.no_grad()
 def fill_lora(present: Mapping[str, Tensor], weights: Mapping[str, Tensor], adapter: AdapterFolder) -> None:
-    """Copy an adapter's matrices into a model's; PEFT's own loading converts the names that the model knows, too.
+    """Copy an adapter's matrices into a model; PEFT's own loading would convert names that the model already knows.
 
     Args:
-        present: The matrices in the model, and possibly others, by name.
-        weights: Those of the adapter, and possibly others, under the same names.
+        present: The model's matrices, and possibly other weights, by name.
+        weights: The adapter's matrices, and possibly other weights, under the same names.
         adapter: The adapter.
 
     Raises:
-        ModelError: One has another shape.
+        ModelError: A matrix has another shape.
     """
     for name in (each for each in weights if ".lora_" in each):
         if weights[name].shape != present[name].shape:
@@ -331,12 +335,12 @@ def fill_lora(present: Mapping[str, Tensor], weights: Mapping[str, Tensor], adap
 
 
 def import_peft() -> Any:
-    """PEFT, which takes seconds to import.
+    """Import PEFT, which takes seconds.
 
     Raises:
         ConfigError: It is not installed.
     """
-    # PEFT imports bitsandbytes where it is installed, which warns of an optional kernel.
+    # PEFT imports bitsandbytes if installed, which warns about an optional kernel.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import peft  # pyright: ignore[reportMissingImports]
@@ -346,9 +350,9 @@ def import_peft() -> Any:
 
 
 def check_patterns(where: str, settings: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Check that the regular expressions in an adapter's settings end; an invalid one is left to PEFT.
+    """Check that matching an adapter's regular expressions terminates; an invalid expression is left to PEFT.
 
-    They are tried in a process that can be stopped.
+    They are tried in a process that can be killed.
 
     Args:
         where: Where the settings come from, for the message.
@@ -356,9 +360,9 @@ def check_patterns(where: str, settings: Mapping[str, Any], names: Iterable[str]
         names: The names of the model's modules and weights.
 
     Raises:
-        ModelError: They take longer than any real ones.
+        ModelError: Matching takes longer than with any real adapter.
     """
-    patterns = {name: _of(name, settings.get(name)) for name in _FORMS}
+    patterns = {name: _expressions_of(name, settings.get(name)) for name in _FORMS}
     every = [_FORMS[name].format(each) for name, several in patterns.items() for each in several]
     if not every:
         return
@@ -380,15 +384,15 @@ def check_patterns(where: str, settings: Mapping[str, Any], names: Iterable[str]
         ) from error
 
 
-def _of(name: str, value: object) -> list[str]:
-    """The entries of a setting that PEFT takes for regular expressions and that are more than names."""
+def _expressions_of(name: str, value: object) -> list[str]:
+    """The entries of a setting that PEFT reads as regular expressions and that are not just names."""
     if isinstance(value, str):
         entries = [] if name == "target_modules" and value.lower() == "all-linear" else [value]
     else:
         entries = [each for each in value if isinstance(each, str)] if isinstance(value, (list, set, dict)) else []
     special = [each for each in entries if set(each) & set("*+?{|(")]
     if name in ("target_modules", "exclude_modules") and entries != [value]:
-        # A list of names, which PEFT takes for expressions where it ties weights.
+        # A list of names, which PEFT reads as expressions when it ties weights.
         return [_FORMS["modules_to_save"].format(each) for each in special]
-    # Names alone are quick, unless there are very many.
+    # Plain names match quickly, unless there are very many.
     return entries if len(entries) > 100 else special

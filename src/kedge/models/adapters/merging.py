@@ -25,11 +25,11 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
     """Merge an adapter into the weights of its base.
 
     Args:
-        model: The base, which is changed.
+        model: The base, which is modified.
         adapter: The adapter.
 
     Returns:
-        The model, and the names of the weights that the adapter holds whole.
+        The model, and the names of the weights that the adapter holds in full.
 
     Raises:
         ConfigError: PEFT is not installed.
@@ -66,13 +66,13 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
     held = set(weights)
     in_place = {
         name for name, _ in adapted.named_parameters(remove_duplicate=False)
-    }  # what PEFT loads without a wrapper
+    }  # weights that PEFT loads without a wrapper
     check_names(adapter, held, present.keys() | (held & in_place))
-    # PEFT left out those whose names it converted although the model knows them; see `under_present_names`.
+    # PEFT missed weights whose names it converted although the model knows them; see `under_present_names`.
     fill_lora(present, weights, adapter)
     try:
         merged = adapted.merge_and_unload(safe_merge=False)
-    except Exception as error:  # PEFT has layers that cannot be merged
+    except Exception as error:  # some of PEFT's layers cannot be merged
         raise ModelError(f"{adapter.folder} cannot be merged into its base: {error_text(error)}") from error
     if broken := next((name for name, weight in merged.named_parameters() if not weight.isfinite().all()), None):
         raise ModelError(f"{adapter.folder}: the weights contain NaN or infinity; first: {broken}")
@@ -80,9 +80,9 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
 
 
 def _config(adapter: AdapterFolder) -> Any:
-    """PEFT's configuration of an adapter for a model of any kind, with the whole modules that are in its file.
+    """PEFT's configuration for putting an adapter on any kind of model, with the full modules that its file contains.
 
-    The adapter of a policy can stand on a critic, and a reward model's need not have a head: its base may have one.
+    A policy's adapter can be put on a critic, and a reward model's needs no head if its base has one.
     """
     config = import_peft().LoraConfig.from_pretrained(str(adapter.folder))
     config.task_type = None
@@ -94,7 +94,7 @@ def _config(adapter: AdapterFolder) -> Any:
 
 
 def _grow_embeddings(model: PreTrainedModel, adapter: AdapterFolder) -> None:
-    """Give a base the rows of the embedding in the adapter's file, which PEFT writes where tokens were added."""
+    """Resize a base's embedding to that in the adapter's file, which PEFT writes if tokens were added."""
     layers = [model.get_input_embeddings(), model.get_output_embeddings()]
     tables = {id(layer.weight) for layer in layers if layer is not None}
     every = model.named_parameters(remove_duplicate=False)

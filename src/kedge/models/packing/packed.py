@@ -1,7 +1,7 @@
 """Runs rows without padding: packed rows, their attention, the key–value cache, decoding.
 
 Embeddings, projections and norms run on real tokens only. Inside the attention, where rows must not see each other,
-rows are arranged in rectangles again. It is registered as an attention implementation of transformers.
+they are arranged in rectangles. This is registered as an attention implementation of transformers.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ UNSUPPORTED: Final = ("softcap", "s_aux", "position_bias")
 MIN_FILL: Final = 0.7
 """Smallest share of its rectangle's width that a row may fill; below it, padding costs more than a second call."""
 MOST_SEEN: Final = 2**26
-"""Elements of a mask that rows of several prompts share on an accelerator."""
+"""Most elements of the mask of a rectangle for several prompts' rows, on an accelerator."""
 MASK_STEP: Final = 16
 """CUDA's attention copies a mask at every call unless its rows begin at multiples of this many elements."""
 LEAST_SHARED: Final = 0.1
-"""Of the longest text's rest: below it, reading the common start once saves less than attention to it costs more."""
+"""Smallest common start worth reading once, relative to the rest of the longest text; below, the extra cost of
+attending to it exceeds the savings."""
 
 MIN_GROWTH: Final = 32
 """Minimum number of columns that a key–value cache grows by, because growing copies it."""
 CACHE_NAMES: Final = ("cache", "cache_params", "past_key_values")
-"""Names of a trunk's argument for its cache; the first one from transformers 5.24 on."""
+"""Names of a trunk's argument for its cache; the first is used from transformers 5.24 on."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class TokenRows:
     Attributes:
         ids: The rows' token ids, concatenated.
         lengths: Tokens of each row, at least 1.
-        prompts: The number of each row's prompt, and its tokens: rows with the same number begin with the same tokens.
-            Empty if no two rows do.
+        prompts: Each row's prompt number and the prompt's length: rows with the same number start with the same tokens.
+            Empty if no rows share a prompt.
     """
 
     ids: Int[Tensor, " tokens"]
@@ -58,7 +59,7 @@ class TokenRows:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> TokenRows:
-        """Rows from lists of token ids."""
+        """Make rows from lists of token ids."""
         ids = torch.tensor([token for row in rows for token in row], dtype=torch.long, device=device)
         return cls(ids, tuple(len(row) for row in rows))
 
@@ -97,14 +98,14 @@ class TokenRows:
     def pad(
         self, pad_id: int = 0, *, left: bool = False
     ) -> tuple[Int[Tensor, "rows longest"], Bool[Tensor, "rows longest"]]:
-        """The rows as a tensor, padded with `pad_id` on the right or left, and its mask."""
+        """Pad the rows to a tensor with `pad_id` on the right or left; also return its mask."""
         columns = torch.arange(self.longest)
         mask = (columns < torch.tensor(self.lengths)[:, None]).to(self.ids.device)
         mask = mask.flip(1) if left else mask
         return torch.full_like(mask, pad_id, dtype=torch.long).masked_scatter(mask, self.ids), mask
 
     def split(self, counts: Iterable[int]) -> list[TokenRows]:
-        """Parts of this many rows each, in order, without the empty ones."""
+        """Split into parts with these numbers of rows, in order; empty parts are dropped."""
         parts = []
         first_row = 0
         first_token = 0
@@ -124,7 +125,7 @@ class TokenRows:
         return torch.tensor(indices, dtype=torch.long, device=self.ids.device)
 
     def take(self, rows: Sequence[int]) -> TokenRows:
-        """These rows, in this order."""
+        """Select rows, in this order."""
         prompts = tuple(self.prompts[row] for row in rows) if self.prompts else ()
         return TokenRows(self.ids[self.token_indices(rows)], tuple(self.lengths[row] for row in rows), prompts)
 
@@ -147,12 +148,12 @@ class _Group:
     """Adjacent rows of similar length in a rectangle.
 
     Attributes:
-        num_rows: Its rows.
-        longest: Its columns.
-        num_tokens: Its tokens.
-        slots: The place of each token; None if the rectangle is full.
-        prompt: The tokens of the pass that all of its rows continue, or those of each row; None if they are whole.
-        mask: What each column attends to of the prompt and the columns; for each row, what is added to its products.
+        num_rows: Number of rows.
+        longest: Number of columns.
+        num_tokens: Number of tokens.
+        slots: Each token's position in the rectangle; None if the rectangle is full.
+        prompt: The tokens of the pass that all rows continue, or those that each row continues; None for whole rows.
+        mask: The prompt tokens and columns that each column attends to; or, per row, what is added to the logits.
     """
 
     num_rows: int
@@ -186,11 +187,11 @@ class Packed:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> Packed:
-        """The layout of rows sorted by length.
+        """Lay out rows sorted by length.
 
         Args:
             rows: The rows.
-            rests: For each prompt that several rows continue, its tokens in the pass, and the lengths of the rests.
+            rests: For each shared prompt, its tokens in the pass, and the lengths of the rests that continue it.
             dtype: Number format of the attention.
             device: The kind of device to arrange them for.
         """
@@ -238,7 +239,7 @@ def _group(lengths: list[int], device: torch.device, prompt: slice | None = None
 
 
 def _by_size(rests: Iterable[tuple[slice, tuple[int, ...]]]) -> Iterator[list[tuple[slice, int]]]:
-    """Rows of successive prompts, each with its prompt and its length, for rectangles with one mask each."""
+    """Batch the rests of successive prompts, each with its prompt and length, into rectangles of limited mask size."""
     rows: list[tuple[slice, int]] = []
     longest = before = 0
     for prompt, length in ((prompt, length) for prompt, lengths in rests for length in lengths):
@@ -252,7 +253,7 @@ def _by_size(rests: Iterable[tuple[slice, tuple[int, ...]]]) -> Iterator[list[tu
 
 
 def _group_of_several(rows: list[tuple[slice, int]], device: torch.device, dtype: torch.dtype) -> _Group:
-    """A rectangle of rows that continue different prompts."""
+    """Make a rectangle of rows that continue different prompts."""
     group = _group([length for _, length in rows], device)
     spans = torch.tensor([(prompt.start, prompt.stop) for prompt, _ in rows])
     before = int((spans[:, 1] - spans[:, 0]).max())
@@ -261,10 +262,10 @@ def _group_of_several(rows: list[tuple[slice, int]], device: torch.device, dtype
     read = before + group.longest
     width = -(-read // MASK_STEP) * MASK_STEP
     mask = torch.zeros(len(rows), 1, group.longest, width, dtype=dtype, device=device)
-    own = torch.full((group.longest, group.longest), -torch.inf, dtype=dtype, device=device).triu(1)
-    mask[:, 0, :, before:read] = own
+    causal = torch.full((group.longest, group.longest), -torch.inf, dtype=dtype, device=device).triu(1)
+    mask[:, 0, :, before:read] = causal
     mask[:, 0, :, :before].masked_fill_(~is_there.to(device)[:, None], -torch.inf)
-    chosen = torch.where(is_there, places, spans[:, :1]).to(device)  # what is not there is another token, unseen
+    chosen = torch.where(is_there, places, spans[:, :1]).to(device)  # gaps point to a token that is masked
     return replace(group, prompt=chosen, mask=mask[..., :read])
 
 
@@ -309,7 +310,7 @@ def _attend_group(
 def _after_prompt(whole: Tensor, prompt: slice | Tensor, states: Tensor, device: str) -> Tensor:
     """The prompts' states before those of each row that continues one.
 
-    They are cast before they are repeated, so that the gradients of the rows are added up in the attention's format.
+    They are cast before they are repeated, so that the rows' gradients are summed in the attention's number format.
     """
     dtype = attention_dtype(whole, device)
     if isinstance(prompt, slice):
@@ -354,7 +355,7 @@ def attention_dtype(states: Tensor, device: str) -> torch.dtype:
 class Gather(torch.autograd.Function):
     """Select distinct states: from a rectangle back to tokens, or tokens in another order.
 
-    The backward pass of `index_select` would add, since it cannot know that no state is selected twice.
+    The backward pass of `index_select` would accumulate, since it cannot know that no state is selected twice.
     """
 
     @staticmethod
@@ -395,7 +396,7 @@ AttentionInterface.register(ATTENTION_NAME, _by_layout)
 
 @contextmanager
 def layout_attention(config: PreTrainedConfig) -> Iterator[None]:
-    """Within this context, the model with this configuration uses the layout passed to its forward call."""
+    """Make the model with this configuration use the layout passed to its forward call, within the block."""
     usual = config._attn_implementation
     config._attn_implementation = ATTENTION_NAME
     try:
@@ -410,15 +411,15 @@ class _Arranged(NamedTuple):
         rows      prompt A · response 1   prompt A · response 2   prompt B · response 3
         a pass    prompt B · response 3 | prompt A | response 1 | response 2
 
-    Embeddings, projections and norms run once on a prompt that several rows have, and each response attends to it and
-    to itself. A state of the prompt is that of every row, so their gradients add up in it. First come whole rows and
-    shared prompts, longest first, and then the rests of the rows of each shared prompt.
+    Embeddings, projections and norms run once on a shared prompt, and each response attends to the prompt and to
+    itself. A prompt's states belong to all of its rows, so the rows' gradients add up there. Whole rows and shared
+    prompts come first, longest first, followed by the rests of each shared prompt's rows.
 
     Attributes:
-        read: The tokens to read, as places in the rows end to end.
-        places: The place of every token of the rows among them.
+        read: The tokens to read, as indices into the concatenated rows.
+        places: For every token of the rows, its index among the tokens read.
         lengths: Tokens of the whole rows and of the shared prompts.
-        rests: For each shared prompt, its tokens in the pass, and the lengths of what follows it.
+        rests: For each shared prompt, its tokens in the pass, and the lengths of the rests that continue it.
     """
 
     read: list[int]
@@ -428,7 +429,7 @@ class _Arranged(NamedTuple):
 
 
 def _arrange(row_lengths: Sequence[int], row_prompts: Sequence[tuple[int, int]]) -> _Arranged | None:
-    """Arrange rows so that each prompt of several rows is read once; None if no two rows have one in common.
+    """Arrange rows so that each shared prompt is read once; None if no rows share a prompt.
 
     Args:
         row_lengths: Tokens of each row, longest first.
@@ -465,7 +466,7 @@ def _arrange(row_lengths: Sequence[int], row_prompts: Sequence[tuple[int, int]])
 
 
 def _rows_per_shared_prompt(row_prompts: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The rows of each prompt that several have."""
+    """Group the rows that share a prompt."""
     found: dict[int, list[int]] = defaultdict(list)
     for row, (number, length) in enumerate(row_prompts):
         if length:
@@ -508,20 +509,20 @@ def _pass(
 
 
 def recompute_attention(config: PreTrainedConfig) -> AbstractContextManager[None]:
-    """A context for a later recomputation (activation checkpointing): the attention that is in use now."""
+    """A context that restores the current attention when activation checkpointing recomputes a layer later."""
     by_layout = config._attn_implementation == ATTENTION_NAME
     return layout_attention(config) if by_layout else nullcontext()
 
 
 @dataclass(frozen=True)
 class _Block:
-    """New tokens of rows in a cache, any number of each, in packed rows.
+    """New tokens for the rows of a cache, packed, with any number per row.
 
     Attributes:
         rows: The row of each token.
-        places: Its place among the new tokens of its row.
-        columns: Its column.
-        seen: The columns that each place attends to; those of places without a token are never read.
+        places: Each token's index among the new tokens of its row.
+        columns: Each token's column in the cache.
+        seen: The columns that each new token attends to; entries without a token are never read.
     """
 
     rows: Int[Tensor, " tokens"]
@@ -531,7 +532,7 @@ class _Block:
 
     @classmethod
     def of(cls, starts: Int[Tensor, " rows"], ends: Int[Tensor, " rows"], counts: Int[Tensor, " rows"]) -> _Block:
-        """The block of rows with columns from `starts` up to `ends` that get `counts` more."""
+        """Make the block that adds `counts` tokens to rows with columns from `starts` up to `ends`."""
         places = torch.arange(int(counts.max()), device=counts.device)
         rows, slots = (places < counts[:, None]).nonzero(as_tuple=True)
         columns = torch.arange(int((ends + counts).max()), device=counts.device)
@@ -543,13 +544,13 @@ class _Block:
 class KeyValues:
     """Keys and values of every layer and row: right-aligned prompts, then the responses so far.
 
-    Rows may also get longer one by one, from packed rows: see `advance_each`.
+    Rows may also grow by different amounts, from packed rows: see `advance_each`.
 
     It replaces both transformers' cache and the attention mask in a model's forward call. Prompts are read from packed
     rows; several rows may continue one prompt.
 
     Args:
-        columns: For each row, the indices of its prompt's tokens among the tokens read, `[rows, width]`; −1 in the
+        columns: For each row, the indices of its prompt's tokens among all tokens read, `[rows, width]`; −1 in the
             padding of shorter prompts.
         max_columns: Maximum width: the longest prompt plus its response.
         device: The kind of device that the attention is computed for.
@@ -561,7 +562,7 @@ class KeyValues:
         self.max_columns = max_columns
         self._columns: Tensor | None = columns.clamp(min=0)
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._spans: tuple[Tensor, Tensor] | None = None  # each row's first column, and the one after its last
+        self._spans: tuple[Tensor, Tensor] | None = None  # each row's first column, and its end
         self._block: _Block | None = None
         hidden = columns < 0
         self._mask = None
@@ -581,10 +582,10 @@ class KeyValues:
         self.length += 1
 
     def advance_each(self, counts: Int[Tensor, " rows"]) -> None:
-        """Add columns to each row after its own last one, which each layer's `update` then fills from packed rows.
+        """Add columns to the end of each row, which each layer's `update` then fills from packed rows.
 
         Args:
-            counts: New tokens of each row, 0 of those without any; from now on, rows are only added to in this way.
+            counts: New tokens of each row, possibly 0. From now on, rows can only grow in this way.
         """
         self._columns = None
         if self._spans is None:
@@ -598,7 +599,7 @@ class KeyValues:
 
     def keep(self, rows: Int[Tensor, " kept"]) -> None:
         """Keep only these rows."""
-        for layer in self._layers:  # one after the other, so that only one layer exists twice
+        for layer in self._layers:  # layer by layer, so that only one is in memory twice
             keys, values = self._layers[layer]
             self._layers[layer] = (keys.index_select(0, rows), values.index_select(0, rows))
         if self._mask is not None:
@@ -607,7 +608,7 @@ class KeyValues:
             self._spans = self._spans[0][rows], self._spans[1][rows]
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Store new keys and values; return those to attend to: the prompts' own, or all columns so far."""
+        """Store new keys and values; return those to attend to: the prompts' own at first, later all columns so far."""
         if self._columns is not None:
             self._layers[layer_idx] = (self._read_prompts(key), self._read_prompts(value))
             return key, value
@@ -618,7 +619,7 @@ class KeyValues:
         return keys[:, :, : self.length], values[:, :, : self.length]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        """Attention of the new tokens of each row over its row, shaped as in `Packed.attend`."""
+        """Attend from each row's new tokens to its row, with shapes as in `Packed.attend`."""
         if (block := self._block) is None:
             if self._mask is not None:
                 self._mask = self._mask.to(attention_dtype(query, self.device))
@@ -637,9 +638,9 @@ class KeyValues:
     def _attend_one(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
     ) -> Tensor:
-        """Attention of one token of each row; query heads that share a key head are passed as query tokens.
+        """Attend from one token of each row; query heads that share a key head are passed as query tokens.
 
-        No key is copied in this way.
+        So no key has to be copied.
         """
         rows, heads, _, dim = query.shape
         grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], dim)
@@ -647,7 +648,7 @@ class KeyValues:
         return attended.reshape(rows, 1, heads, value.shape[-1])
 
     def _read_prompts(self, states: Tensor) -> Tensor:
-        """From `[1, heads, tokens, dim]` to `[rows, heads, columns, dim]`, with room for the start of the response."""
+        """Arrange `[1, heads, tokens, dim]` as `[rows, heads, columns, dim]`, with room for the response's start."""
         assert self._columns is not None
         capacity = min(self.length + MIN_GROWTH, self.max_columns)
         rows = self._columns.shape[0]
@@ -658,7 +659,7 @@ class KeyValues:
         return buffer
 
     def _append(self, buffer: Tensor, states: Tensor) -> Tensor:
-        """Write states to the last columns, or to each token's own, in a wider buffer if this one is full."""
+        """Write states to the last column, or to each token's own column, in a wider buffer if this one is full."""
         capacity = buffer.shape[2]
         if self.length > capacity:
             wider = max(self.length, min(capacity + max(MIN_GROWTH, capacity // 2), self.max_columns))
@@ -675,7 +676,7 @@ class Decoder(Protocol):
 
     Attributes:
         hidden: The hidden state at each row's last token.
-        can_drop_rows: `keep` is supported.
+        can_drop_rows: True if `keep` is supported.
     """
 
     hidden: Float[Tensor, "rows dim"]
@@ -688,7 +689,7 @@ class Decoder(Protocol):
 
         Args:
             tokens: The tokens.
-            running: False for rows without a token, which do not get longer; None if all have one.
+            running: False for rows without a token, which do not grow; None if all have one.
         """
         ...
 
@@ -759,16 +760,16 @@ class PackedDecoder:
         self.hidden = self.hidden[rows]
 
     def extend(self, texts: Sequence[Sequence[int]]) -> Float[Tensor, "rows dim"]:
-        """Read some tokens of each row, one or more; `step` then needs its `running`.
+        """Read one or more tokens for each row; afterwards, `step` needs `running`.
 
         Returns:
-            The hidden state at the last of them, which is also kept in `hidden`.
+            The hidden state at each row's last token, which is also kept in `hidden`.
         """
         added = TokenRows.of(texts, self.hidden.device)
         return self._read(added.ids, torch.tensor(added.lengths, device=self.hidden.device))
 
     def _read(self, ids: Int[Tensor, " tokens"], counts: Int[Tensor, " rows"]) -> Tensor:
-        """Append the tokens of packed rows, `counts` of each; rows without any keep their hidden state."""
+        """Append packed tokens, `counts` per row; rows without new tokens keep their hidden state."""
         self._cache.advance_each(counts)
         first = counts.cumsum(0) - counts
         places = torch.arange(len(ids), device=ids.device) - first.repeat_interleave(counts)
@@ -788,13 +789,13 @@ class PackedDecoder:
 
 
 def _common_start(texts: Collection[tuple[int, ...]]) -> int:
-    """The number of tokens with which all of them begin."""
-    first, last = min(texts), max(texts)  # in the order of a dictionary, so that the others lie between
+    """The length of the common start of all texts."""
+    first, last = min(texts), max(texts)  # in lexicographic order, so that all others lie between them
     return next((place for place, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), len(first))
 
 
 def cache_name_of(model: PreTrainedModel) -> str:
-    """The name of a trunk's argument, and of its output, for the cache.
+    """The name of a trunk's argument and output for the cache.
 
     Raises:
         ModelError: The trunk takes no cache.

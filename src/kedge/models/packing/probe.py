@@ -1,4 +1,4 @@
-"""Checks at load that kedge's way of running a model gives what plain transformers gives for each row alone."""
+"""Checks, when a model is loaded, that kedge's way of running it matches plain transformers on each row alone."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TOLERANCE = 1e-4
 """Largest relative error of a token's state, about 1e-3 nats. In all architectures of transformers, float32 rounding
 was at most 2e-5, and a wrong mask, position or state at least 1e-4."""
 GRADIENT_SCALE = 10.0
-"""Gradients may have this many times the error of states."""
+"""The error of gradients may be this many times that of states."""
 LONGEST = 16
-"""Tokens of the longest trial row: more than the width of the convolutions in recurrent layers."""
+"""Tokens of the longest trial row, longer than the convolutions in recurrent layers."""
 
 
 class Findings:
-    """Measured errors of the ways to run a model; kept per architecture and configuration, for any weights.
+    """Measured errors of the ways to run a model, cached by architecture and configuration, whatever the weights.
 
     Policy, reference and critic usually share a configuration, so each check runs once.
 
@@ -47,16 +47,16 @@ class Findings:
         settings = model.config.to_dict()
         settings.pop("_name_or_path", None)
         self._device = model.device.type
-        # Tensors without contents have no errors to measure; what they cannot show is taken as right.
+        # Tensors without contents have no measurable error, so every way is taken as right.
         self._hollow = any(isinstance(weight, Hollow) for weight in model.parameters())
         key = (type(model), self._device, json.dumps(settings, sort_keys=True, default=str))
         self._measured = self._known.setdefault(key, {})
-        # Findings known to all ranks, so that they ask the first one for the same things.
+        # Findings that all ranks know, so that all of them ask the first rank for the same ones.
         self._told: dict[str, float] = {}
         self._ranks = ranks
 
     def error(self, way: str, measure: Callable[[], float]) -> float:
-        """The error of a way, measured at most once; infinite if the model's code fails."""
+        """The error of a way to run the model, measured at most once; infinite if the model's code fails."""
         if self._hollow:
             return 0.0
         if not self._ranks.is_sharded:
@@ -122,7 +122,7 @@ class Trial:
         return cls(rows, hidden.detach(), gradients)
 
     def error(self, model: PreTrainedModel, run: Callable[[TokenRows], Tensor]) -> float:
-        """The error of another way to compute the states of all rows, and of its gradients."""
+        """The error in states and gradients of another way to compute the states of all rows."""
         with _all_trainable(model):
             hidden = run(self.rows)
             gradients = _gradients(model, hidden)
@@ -130,13 +130,13 @@ class Trial:
 
     @torch.no_grad()
     def error_of_prefix(self, run: Callable[[TokenRows], Tensor]) -> float:
-        """The error of a row's beginning read without the rest; large if states depend on later tokens."""
+        """The error when only the start of a row is read; large if states depend on later tokens."""
         half = self.rows.longest // 2
         return relative_error(run(TokenRows(self.rows.ids[:half], (half,))), self.hidden[:half])
 
     @torch.no_grad()
     def error_of_decoder(self, start: Callable[[Sequence[Sequence[int]]], Decoder], *, drop_rows: bool) -> float:
-        """The error of reading the rows' beginnings, and the rest token by token.
+        """The error when the starts of rows are read at once, and the rest token by token.
 
         Args:
             start: Creates a decoder that has read some prompts.
@@ -156,12 +156,12 @@ class Trial:
         return max(errors)
 
     def _states(self, rows: Sequence[int], place: int) -> Tensor:
-        """The states at one place of some rows, counted from their end."""
+        """The states of some rows at one position, counted from the rows' end."""
         last = self.rows.last[torch.tensor(rows, device=self.hidden.device)]
         return self.hidden[last + 1 + place]
 
     def _gradient_error(self, gradients: tuple[Tensor | None, ...]) -> float:
-        """The error of all gradients in units of their norm together: single ones can be 0."""
+        """The error of all gradients relative to their joint norm, since single gradients can be 0."""
         if [each is None for each in gradients] != [each is None for each in self.gradients]:
             return math.inf
         ours, theirs = (
@@ -212,7 +212,7 @@ def _gradients(model: nn.Module, hidden: Tensor) -> tuple[Tensor | None, ...]:
 
 @contextmanager
 def _all_trainable(model: nn.Module) -> Iterator[None]:
-    """Let every weight have a gradient, frozen ones too: the checks read those of norms and biases."""
+    """Let frozen weights have gradients in the block, since the checks need those of norms and biases."""
     frozen = [weight for weight in model.parameters() if weight.is_floating_point() and not weight.requires_grad]
     for weight in frozen:
         weight.requires_grad_(True)

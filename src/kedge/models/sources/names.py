@@ -27,17 +27,17 @@ from kedge_base.texts import pointer_fault
 CONFIGS = ("config.json", "adapter_config.json")
 MANIFEST = "manifest.json"
 SHARDED_WEIGHTS = "sharded_weights.json"
-"""File in the model of a checkpoint with sharded weights: for each weight, its group and its name there."""
+"""File in a checkpoint's model if weights are sharded: the group of each weight, and its name in the group."""
 
 MAX_LABELS = 10_000
-"""transformers would fill the memory with their names."""
+"""Most labels: transformers would fill the memory with the names of more."""
 
 READ_FILES = r"\.(json|jinja|txt)$|^tokenizer\.model$|^(adapter_)?model(-\d+-of-\d+)?\.safetensors$"
-"""Files of a model's folder that kedge or transformers reads."""
+"""Files in a model's folder that kedge or transformers reads."""
 
 
 def check_source(source: str | Path) -> str:
-    """A model folder's path or a hub id, as a string; see `find_model`. Of an adapter on a hub, the downloaded folder.
+    """Resolve a model to a folder or hub id; see `find_model`. For an adapter on a hub, it is the downloaded folder.
 
     Raises:
         ModelError: The source looks like a path but does not exist, is a folder without a config.json, with too many
@@ -72,7 +72,7 @@ def check_source(source: str | Path) -> str:
 
 
 def _check_pointers(folder: Path) -> None:
-    """Refuse files that are read and are git-lfs pointers; other files of a clone may stay pointers."""
+    """Refuse git-lfs pointers among the files to be read; other files of a clone may stay pointers."""
     unused = "tokenizer.model" if (folder / "tokenizer.json").is_file() else ""
     for file in sorted(folder.glob("*")):
         if re.search(READ_FILES, file.name) and file.name != unused and (fault := pointer_fault(file)) is not None:
@@ -80,10 +80,10 @@ def _check_pointers(folder: Path) -> None:
 
 
 def _check_labels(folder: str) -> None:
-    """Refuse a number of labels for which transformers would fill the memory with their names."""
+    """Refuse a number of labels so large that transformers would fill the memory with their names."""
     try:
         count = json.loads(Path(folder, "config.json").read_bytes()).get("num_labels")
-    except (OSError, ValueError, AttributeError, RecursionError):  # reported when it is loaded
+    except (OSError, ValueError, AttributeError, RecursionError):  # reported when the model is loaded
         return
     if isinstance(count, (int, float)) and count > MAX_LABELS:
         raise ModelError(f"model {folder!r}: config.json has {count:,} labels; at most {MAX_LABELS:,} are supported")
@@ -122,11 +122,11 @@ def find_model(source: str | Path, *, in_shards: bool = False) -> str:
 
     Args:
         source: The name.
-        in_shards: Its weights may be in a checkpoint's shards.
+        in_shards: Accept a checkpoint with sharded weights.
 
     Raises:
-        ModelError: The run has no such checkpoint, no model, or does not exist; the line lists what there is. Or
-            the weights are in shards, or a GGUF file cannot be read.
+        ModelError: The run does not exist, or has no such checkpoint or no model; the line lists the checkpoints. Or
+            the weights are sharded, or a GGUF file cannot be read.
     """
     found = _find(source)
     if not in_shards and os.path.isfile(Path(found) / SHARDED_WEIGHTS):
@@ -157,7 +157,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def _inside(folder: Path, source: str) -> Path:
-    """The model of a run or of a checkpoint; any other folder is returned as it is."""
+    """The folder of a run's or checkpoint's model; any other folder is returned as it is."""
     model = folder / MODEL_FOLDER
     if _is_model(model):
         return model
@@ -184,7 +184,7 @@ def _checkpoint(run: Path, which: str, source: str) -> Path:
 
 
 def _kept(run: Path) -> str:
-    """The checkpoints that there are."""
+    """List the run's checkpoints, for a message."""
     best = best_checkpoint(run)
     updates = [f"{update} (best)" if update == best else str(update) for update in kept_checkpoints(run)]
     return f"it has checkpoints of updates {', '.join(updates)}" if updates else "it has no checkpoints"

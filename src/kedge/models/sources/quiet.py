@@ -20,8 +20,9 @@ DAMAGED = "the file may be incomplete or damaged: download it again"
 def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars and load reports; `load_pretrained` checks the reports itself.
 
-    Threads take turns: to build or load a model, transformers swaps functions of torch and methods of models for the
-    process, as for the verbosity, and two threads would restore each other's. So wait for no other thread inside.
+    Threads take turns: while it builds or loads a model, transformers patches functions of torch and methods of models
+    for the whole process, and two threads would restore each other's patches; likewise for the verbosity. So never wait
+    for another thread inside the block.
     """
     with _one_at_a_time:
         verbosity = transformers_logging.get_verbosity()
@@ -37,7 +38,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _reset_after_fork() -> None:
-    """In a forked process no other thread is left that could end its turn."""
+    """Reset the lock in a forked process, which lacks the thread that may hold it."""
     global _one_at_a_time
     _one_at_a_time = threading.RLock()
 
@@ -53,13 +54,13 @@ def loading_reason(error: BaseException) -> str:
         return unknown
     if "trust_remote_code" in str(error):
         return "it needs code from its folder; set runtime.trust_remote_code=true to run it"
-    if "deserializing header" in message:  # of safetensors
+    if "deserializing header" in message:  # an error of safetensors
         return f"{message}; {DAMAGED}"
     return f"it lacks {message}" if isinstance(error, KeyError) else message
 
 
 def unknown_kind(error: BaseException) -> str | None:
-    """The reason if transformers has no such class for this architecture: its own message lists hundreds; else None."""
+    """A short reason if transformers has no such class for an architecture; its own lists hundreds. Else None."""
     found = re.search(r"Unrecognized configuration class <class '.*?(\w+)Config'>.* AutoModelFor(\w+)\.", str(error))
     kinds = {"CausalLM": "causal language model", "SequenceClassification": "reward model"}
     return found and f"{found[1]} is not a {kinds.get(found[2], found[2])} that transformers knows; use another model"

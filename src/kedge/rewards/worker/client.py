@@ -67,10 +67,10 @@ class RemoteFunction:
         """See `FunctionReward.check`."""
         sent: Any = list(columns)
         if self._checks_rows and isinstance(columns, Mapping):
-            # The entries of a column that the function does not take are not sent, and maybe cannot be.
-            taken = self._argument_names
+            # Columns that the function does not take are sent without entries, which may not be serializable.
+            accepted = self._argument_names
             given = given_columns(columns)
-            sent = {name: column if taken is None or name in taken else [] for name, column in given.items()}
+            sent = {name: column if accepted is None or name in accepted else [] for name, column in given.items()}
         seconds = self._request("check", self._limits.startup_timeout, columns=sent)()
         self._seconds = max(self._seconds, seconds)
 
@@ -83,16 +83,16 @@ class RemoteFunction:
 
         Args:
             responses: The responses to score. Only the columns that the function takes are sent.
-            timeout: Seconds that the call may take, if less than the limit. Both grow by what the function's
-                `check_rows` says of a response.
+            timeout: Seconds that the call may take, if less than the limit. To both, each response adds the seconds
+                that the function's `check_rows` returned.
 
         Raises:
             DataError: A column contains a value that cannot be sent to another process.
         """
         seconds = min(self._limits.timeout, timeout or self._limits.timeout) + self._seconds * len(responses)
-        taken = self._argument_names
+        accepted = self._argument_names
         given = given_columns(responses.columns)
-        columns = {name: column for name, column in given.items() if taken is None or name in taken}
+        columns = {name: column for name, column in given.items() if accepted is None or name in accepted}
         sent = vars(replace(responses, columns=columns))
         try:
             collect = self._request("score", seconds, responses=sent, timeout=seconds)
@@ -105,7 +105,7 @@ class RemoteFunction:
 
         def scores() -> Sequence[Score]:
             result = collect()
-            # The function could have written to the connection itself: only scores count.
+            # The function could have written to the connection itself, so accept nothing but scores.
             found = checked_scores(result["scores"], name=self.name, lengths=responses.lengths)
             self._check_memory(result["memory"])
             return found
@@ -117,7 +117,7 @@ class RemoteFunction:
         self._worker.close()
 
     def _new_worker(self) -> WorkerProcess:
-        """A worker that has loaded the function."""
+        """Start a worker, and have it load the function."""
         if _source_of(self._loading["spec"]) != self._source:
             raise RewardError(f"{self.name}: its file was changed during the run, and its process had to be restarted")
         self._first_memory = None
@@ -127,7 +127,7 @@ class RemoteFunction:
             worker.send(request)
             loaded = _reply(worker, request, "load", self._limits.startup_timeout)
         except BaseException:
-            worker.kill()  # the error's traceback refers to it: it would run until that is garbage-collected
+            worker.kill()  # the error's traceback refers to the worker, which would run until that is garbage-collected
             raise
         self.name = self._log.name = loaded["name"]
         self._argument_names = loaded["argument_names"]
@@ -143,7 +143,7 @@ class RemoteFunction:
 
         def collect() -> Any:
             if receiver is None:
-                self._worker.kill()  # it has ended, but its children may still be running
+                self._worker.kill()  # the process has ended, but its children may still be running
                 self._worker = self._new_worker()
                 self._worker.send(request)
             return _reply(receiver or self._worker, request, do, seconds)
@@ -151,7 +151,7 @@ class RemoteFunction:
         return collect
 
     def _check_memory(self, memory: int) -> None:
-        """Stop a worker that has grown too much since its first call; the next call starts another."""
+        """Stop the worker if it has grown too much since its first call; the next call starts another."""
         if self._first_memory is None:
             self._first_memory = memory
         grown = memory - self._first_memory
@@ -182,7 +182,7 @@ def _reply(worker: WorkerProcess, request: Request, do: str, seconds: float) -> 
 
 
 def _source_of(spec: str) -> bytes | None:
-    """The text of a function's file; None if there is no such file, or the function is in a module."""
+    """Read the file of a function; None if there is no such file, or the function is named by module."""
     path = Path(os.path.expanduser(spec.rpartition(":")[0]))
     return path.read_bytes() if path.suffix == ".py" and path.is_file() else None
 

@@ -16,7 +16,7 @@ from kedge_base.machine.invocation import loading_user_code
 from kedge_base.workers.serving import serve
 
 LAST_RESORT = 3600.0
-"""Seconds after a call's deadline at which the kernel ends a worker that kedge could not, because it died itself."""
+"""Seconds after a call's deadline at which the kernel kills the worker, in case kedge has died and could not."""
 
 
 def main(descriptor: int, tie: int) -> None:
@@ -38,7 +38,7 @@ class _Session:
     def load(
         self, *, spec: str, name: str | None, settings: dict[str, Any], skips_missing: bool = False
     ) -> dict[str, Any]:
-        seed_generators(0)  # for what its module draws
+        seed_generators(0)  # for draws while its module is imported
         self._function = FunctionReward(find_function(spec), name=name, settings=settings, skips_missing=skips_missing)
         loaded = self._function
         return {"name": loaded.name, "argument_names": loaded.argument_names, "checks_rows": loaded.checks_rows}
@@ -49,8 +49,8 @@ class _Session:
 
     def score(self, *, responses: dict[str, Any], timeout: float) -> dict[str, Any]:
         batch = Responses(**responses)
-        seed_generators(batch.seed)  # also for an async function, which draws after its call
-        # No handler: the default action needs no interpreter, so it also ends a loop in C.
+        seed_generators(batch.seed)  # also covers an async function, which draws after its call
+        # No handler: the default action does not need the interpreter, so it also ends a loop in C.
         signal.setitimer(signal.ITIMER_REAL, timeout + LAST_RESORT)
         try:
             return {"scores": plain_scores(self._function.score(batch)), "memory": _resident_memory()}
