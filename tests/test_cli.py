@@ -110,7 +110,7 @@ def test_several_presets_are_merged_and_their_conflicts_said(
     presets = ["--preset", "grpo", "--preset", "small-cpu"]
     assert kedge(monkeypatch, "ppo", *COMMANDS["ppo"], *presets, "rollout.num_prompts=8") == 0
     [(_, config)] = calls
-    values = (config.ppo.advantage, config.ppo.learning_rate, config.rollout.num_prompts)
+    values = (config.ppo.advantage.name, config.ppo.learning_rate, config.rollout.num_prompts)
     assert values == ("grpo", 1e-4, 8)
     line = "presets differ, and the later one counts: ppo.num_epochs=4 as in small-cpu (1 in grpo)\n"
     for command in ("show", "validate", "schedule"):
