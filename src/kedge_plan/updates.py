@@ -562,7 +562,10 @@ def _trainer(
         pretraining=pretraining,
         own=None,  # as the configuration names them
     )
-    run: Any = SimpleNamespace(precision=subject.precision, micro_batch_tokens=subject.rows.budget, ranks=ALONE)
+    device = next(actor_critic.parameters()).device
+    run: Any = SimpleNamespace(
+        precision=subject.precision, micro_batch_tokens=subject.rows.budget, ranks=ALONE, device=device
+    )
     return Trainer.of(config, run, roles)
 
 

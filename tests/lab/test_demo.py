@@ -78,9 +78,9 @@ def test_summaries_are_drawn_by_seed_and_draw(tmp_path: Path) -> None:
 
 
 def test_only_the_annotator_and_the_gold_evaluation_use_the_judge() -> None:
-    source = Path(kedge.__file__).parent
+    source = Path(kedge.__file__).parent.parent
     users = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if _uses_the_judge(path)}
-    assert users == {"stages/demo/world.py", "stages/demo/gold_evaluation.py"}
+    assert users == {"kedge_lab/demo/world.py", "kedge_lab/demo/gold_evaluation.py"}
 
 
 def _uses_the_judge(path: Path) -> bool:

@@ -70,10 +70,11 @@ class Choice(Generic[Name, WithParameter, Parameter]):
         self.parameter = parameter
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Choice) and vars(self) == vars(cast("Choice[Any, Any, Any]", other))
+        """Compare with another choice, or with what is written for one: a default is written."""
+        return bool(_written(self) == _written(other))
 
     def __hash__(self) -> int:
-        return hash((self.name, self.parameter))
+        return hash(self.name if self.parameter is None else (self.name, self.parameter))
 
     def __repr__(self) -> str:
         return f"Choice({self.name!r}, {self.parameter!r})"
