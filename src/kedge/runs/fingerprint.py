@@ -152,7 +152,8 @@ def _sources(config: Config) -> dict[str, list[str]]:
         "ppo.critic_init": config.ppo.critic_init if config.ppo.names_critic else None,
     }
     data = ("demonstrations", "comparisons", "prompts", "eval_prompts", "pretraining")
-    own = {name: value_of(config, name) for stage in stages().values() for name in stage.inputs}
+    added = [(stage.adds_sections, name) for stage in stages().values() for name in stage.inputs]
+    own = {name: value_of(config, name) for sections, name in added if name.partition(".")[0] in sections}
     return {
         **{name: [find_model(source)] for name, source in models.items() if source},
         **{f"data.{name}": list(getattr(config.data, name)) for name in data},

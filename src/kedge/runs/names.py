@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from kedge.config import Config
 from kedge.data.sources import Sources, rows_of
-from kedge.errors import ConfigError, EnvError, RewardError
+from kedge.errors import ConfigError, EnvError, KedgeError, RewardError
 from kedge.logs.loggers import check_loggers
 from kedge.models import load_tokenizer
 from kedge.models.sources import check_source
 from kedge.system.importing import check_named
-from kedge.system.stage import find_stage, value_of
+from kedge.system.stage import Stage, find_stage, value_of
 from kedge.system.term_names import is_function
 
-PPO = "ppo.advantage ppo.policy_loss environment.source reward evaluate.judge model ppo.reference data.prompts"
-READ = {
-    "sft": "model data.demonstrations",
-    "reward": "model data.comparisons data.demonstrations",
-    "critic": "reward model critic.base data.prompts data.eval_prompts",
-    "ppo": f"{PPO} ppo.critic_init data.eval_prompts data.pretraining",
-    "rlhf": f"rlhf.labeler {PPO} reward_model.base critic.base data.eval_prompts data.pretraining data.comparisons "
-    "data.demonstrations",
-    "generate": "environment.source reward model data.prompts",
-    "evaluate": "environment.source evaluate.judge model evaluate.against evaluate.frontier data.prompts",
-    "evaluate.critic": "reward data.prompts",  # the critic and its policy have been looked up
-}
-"""By stage, the fields that name what it reads; what may have to be downloaded is last."""
-
-ERRORS = {
-    **dict.fromkeys(("reward", "evaluate.judge", "rlhf.labeler"), RewardError),
-    "environment.source": EnvError,
+FIELDS: Mapping[str, type[KedgeError] | None] = {
+    "rlhf.labeler": RewardError,
     "ppo.advantage": ConfigError,
     "ppo.policy_loss": ConfigError,
+    "environment.source": EnvError,
+    "reward": RewardError,
+    "evaluate.judge": RewardError,
+    **dict.fromkeys(("model", "ppo.reference", "reward_model.base", "critic.base", "ppo.critic_init")),
+    **dict.fromkeys(("evaluate.against", "evaluate.frontier")),
+    **dict.fromkeys(("data.prompts", "data.eval_prompts", "data.pretraining")),
+    **dict.fromkeys(("data.comparisons", "data.demonstrations")),
 }
-"""The fields that may name code, with their errors. Those of rewards may also name a model."""
+"""The fields that name what is read, in the order of looking them up: what may have to be downloaded is last.
+
+Those that may name code have its error. Those of rewards may also name a model.
+"""
 
 
 def check_names(config: Config, stage: str, given: Collection[str] = ()) -> None:
@@ -54,10 +49,11 @@ def check_names(config: Config, stage: str, given: Collection[str] = ()) -> None
     """
     check_loggers(config.runtime.loggers)
     out = _resolved(config.out or f"runs/{stage}")
-    for field, name in _names(config, stage):
+    described = find_stage(stage)
+    for field, name in _names(config, described):
         if field in given or name.startswith("python:") or _resolved(name).is_relative_to(out):
             continue
-        error = ERRORS.get(field)
+        error = FIELDS[field]
         if field.startswith("data."):
             next(rows_of(Sources((name,))), None)
         elif error is not None and is_function(name):
@@ -67,24 +63,33 @@ def check_names(config: Config, stage: str, given: Collection[str] = ()) -> None
             check_source(name)
     template = config.data.chat_template
     if template and not os.path.isfile(os.path.expanduser(template)):  # may be one of the tokenizer's own
-        source = str(find_stage(stage).starting_model(config))
+        source = str(described.starting_model(config))
         load_tokenizer(source, trust_remote_code=config.runtime.trust_remote_code, chat_template=template)
 
 
-def _names(config: Config, stage: str) -> Iterator[tuple[str, str]]:
-    """The fields that a stage reads, each with a name in it."""
-    unread = {
-        "rlhf.labeler": config.rlhf.num_rounds == 1,
-        "critic.base": stage == "rlhf" and not config.rlhf.train_critic,
-        "evaluate.judge": stage != "evaluate" and config.ppo.eval_every is None,
-    }
-    read = READ.get("evaluate.critic" if stage == "evaluate" and config.evaluate.critic else stage, "")
-    for field in (field for field in read.split() if not unread.get(field)):
-        value = find_stage(stage).starting_model(config) if field == "model" else value_of(config, field)
+def _names(config: Config, stage: Stage) -> Iterator[tuple[str, str]]:
+    """The fields that a stage reads with this configuration, each with a name in it."""
+    for field in (field for field in FIELDS if field in _read(config, stage)):
+        value = stage.starting_model(config) if field == "model" else value_of(config, field)
         for entry in value if isinstance(value, list) else [value]:
-            name = str(getattr(entry, "source", entry))
-            if entry is not None and name not in ("auto", "reward", "policy"):  # words of `critic_init`
-                yield field, name
+            if entry is not None:
+                yield field, str(getattr(entry, "source", entry))
+
+
+def _read(config: Config, stage: Stage) -> set[str]:
+    """The fields that a stage reads with this configuration."""
+    if config.evaluate.critic and "evaluate.critic" in stage.needs_with:
+        return {"reward", "data.prompts"}  # the critic and its policy have been looked up
+    is_chain = len(stage.trains) > 1
+    unread = {
+        "reward": any(flag.field == "reward" and flag.only_with for flag in stage.flags),
+        "rlhf.labeler": config.rlhf.num_rounds == 1,
+        "critic.base": not config.critic.names_base or (is_chain and not config.rlhf.train_critic),
+        "ppo.critic_init": is_chain or not config.ppo.names_critic,
+        "evaluate.judge": stage.makes_model and config.ppo.eval_every is None,
+    }
+    start = ["model"] if stage.starts_from else []
+    return {field for field in (*stage.arguments.values(), *stage.inputs, *start) if not unread.get(field)}
 
 
 def _resolved(name: str) -> Path:

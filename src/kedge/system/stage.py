@@ -100,7 +100,8 @@ class Stage:
         title: Its name in sentences.
         arguments: Parameters of its function that may be Python objects, and the fields that they replace.
         starts_from: The fields that name the model to start from, the first that is set; empty without such a model.
-        inputs: Its own fields that name a file or function; a resumed run checks that it is unchanged.
+        inputs: Further fields that name a file, model or function that it reads. Of those in `adds_sections`, a resumed
+            run checks that it is unchanged.
         makes_model: Its result is a model, in `model/`.
         resumes: It has checkpoints and `--resume`.
         is_ranked: Several processes can run it together.
