@@ -115,8 +115,8 @@ def test_runtime_report_false_leaves_none(tmp_path):
     folder = write_run(tmp_path / "ppo", ppo_record())
     silent = load_config(None, ["runtime.report=false"], {})
     leave_stage_report(silent, folder, interrupted=False)
-    run: Any = SimpleNamespace(folder=tmp_path, has_started=True)
-    with chain_report(silent, run):
+    run: Any = SimpleNamespace(folder=tmp_path, has_started=True, config=silent)
+    with chain_report(run):
         pass
     assert not list(tmp_path.rglob("report.html"))
 
@@ -125,8 +125,8 @@ def test_an_interrupted_chain_leaves_a_page_unless_it_has_no_run(tmp_path):
     write_run(tmp_path / "begun" / "ppo", ppo_record())
     (tmp_path / "empty").mkdir()
     for name in ("begun", "empty"):
-        run: Any = SimpleNamespace(folder=tmp_path / name, has_started=True)
-        with pytest.raises(KeyboardInterrupt), chain_report(load_config(None, [], {}), run):
+        run: Any = SimpleNamespace(folder=tmp_path / name, has_started=True, config=load_config(None, [], {}))
+        with pytest.raises(KeyboardInterrupt), chain_report(run):
             raise KeyboardInterrupt
     assert [path.parent.name for path in tmp_path.rglob("report.html")] == ["begun"]
 

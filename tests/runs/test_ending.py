@@ -206,8 +206,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def interrupt(config: Config, folder: Path) -> None:
-    run: Any = SimpleNamespace(folder=folder, stage="ppo", has_started=True)
-    with pytest.raises(KeyboardInterrupt), resumable(config, run):
+    run: Any = SimpleNamespace(folder=folder, stage="ppo", has_started=True, config=config)
+    with pytest.raises(KeyboardInterrupt), resumable(run):
         raise KeyboardInterrupt
 
 

@@ -14,6 +14,7 @@ from kedge.runs.resuming import describe_extension, finished_run
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.sft import run_sft
+from kedge.system.stage import find_stage
 from tests.control.test_runs import play, untimed
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy
@@ -101,21 +102,23 @@ def test_what_is_stretched_is_said():
         "ppo.schedule={linear: 0.1}",
         "rollout.max_staleness=1",
     ]
-    said = describe_extension(load_config(None, settings), "ppo", 40)
+    said = describe_extension(load_config(None, settings), find_stage("ppo"), 40)
     assert "the linear decay of the learning rate, its warm-up, the KL controller's horizon, sampling ahead." in said
     assert "not that of a run that was this long" in said
-    raised = describe_extension(load_config(None, settings), "ppo", 40, is_longer=False)  # only ppo.max_kl, say
+    raised = describe_extension(
+        load_config(None, settings), find_stage("ppo"), 40, is_longer=False
+    )  # only ppo.max_kl, say
     assert raised.startswith("The run continues after update 40, bit for bit")
     settings = ["ppo.schedule=constant", "ppo.eval_every=4", "ppo.num_updates=60"]
-    changed = describe_extension(load_config(None, settings), "ppo", 40, changes=["ppo.kl_coef"])
+    changed = describe_extension(load_config(None, settings), find_stage("ppo"), 40, changes=["ppo.kl_coef"])
     assert changed == (
         "The run continues after update 40. Allowed to change: ppo.kl_coef. The result is not that of a run that was "
         "this long from the start."
     )
     assert "the evaluation after update 42 is an additional one" in describe_extension(
-        load_config(None, settings), "ppo", 42
+        load_config(None, settings), find_stage("ppo"), 42
     )
-    assert "additional" not in describe_extension(load_config(None, settings), "ppo", 40)
+    assert "additional" not in describe_extension(load_config(None, settings), find_stage("ppo"), 40)
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "critic"])
@@ -125,6 +128,6 @@ def test_what_is_stretched_is_said():
 def test_evaluations_are_spread_over_the_length_of_a_supervised_run(stage, fraction, ends):
     section = {"reward": "reward_model"}.get(stage, stage)
     config = load_config(None, [f"{section}.schedule=constant", f"data.eval_fraction={fraction}"])
-    said = describe_extension(config, stage, 6)
+    said = describe_extension(config, find_stage(stage), 6)
     assert said.startswith("The run continues after step 6, bit for bit as if")
     assert ends in said

@@ -27,11 +27,11 @@ ROWS = [{"dialogue": f"Where is boat {number}?", "summary": " At anchor."} for n
     ("context", "named"), [(None, "longer than data.max_length=20"), (12, "longer than the context of 12")]
 )
 def test_the_limit_that_rows_exceed_is_the_field_or_the_context(context: int | None, named: str) -> None:
-    run = SimpleNamespace(rejected_file=None, data=DataLog())
     config = load_config(None, ["data.max_length=20", "data.max_rejected_fraction=0.9"], {"model": "a"})
     for role in ("demonstrations", "pretraining"):
         rows = [{"prompt": "a", "completion": "sea " * length} for length in (2, 50)]
-        load_rows(role, config, cast(Any, run), tiny_tokenizer(), room=context, rows=rows)
+        run = SimpleNamespace(rejected_file=None, data=DataLog(), objects={f"data.{role}": rows})
+        load_rows(role, config, cast(Any, run), tiny_tokenizer(), room=context)
         [reason] = run.data.roles[role].dropped
         assert named in reason
 

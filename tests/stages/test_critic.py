@@ -187,7 +187,7 @@ def test_ppo_starts_from_the_critic_with_the_same_values(trained: CriticResult, 
     )
     config = with_saved_critic(config)
     run = open_run(config, "ppo", in_memory={"data.prompts": PROMPTS, "reward": length})
-    roles = load_roles(config, run, prompts=PROMPTS, reward=length)
+    roles = load_roles(config, run)
     held_out = parts_of(trained)[-1]
     loss = ReturnsLoss(roles.actor_critic, held_out, center=0.0, unit=1.0)
     explained = measure_explained(loss, range(held_out.rollout.num_responses))

@@ -46,8 +46,7 @@ class TwoAtATime(HostState):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("runs.run", "stages.supervised", "stages.ppo.roles"):
-        monkeypatch.setattr(f"kedge.{module}.offloads_optimizer", lambda config, device: True)
+    monkeypatch.setattr("kedge.runs.run.Run.offloads", lambda run, name: name == "optimizer")
     monkeypatch.setattr(optimizer, "HostState", TwoAtATime)
     monkeypatch.setattr(TwoAtATime, "built", 0)
 

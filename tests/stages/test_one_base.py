@@ -258,7 +258,7 @@ def test_no_mix_of_roles_trains_the_base(
     scored = vowels if reward == "function" else str(mixed / reward)
     config = with_saved_critic(config_from_settings("ppo", {"model": str(base), **settings}))
     run = open_run(config, "ppo", in_memory={"data.prompts": texts, "reward": scored})
-    roles = load_roles(config, run, prompts=texts, reward=scored)
+    roles = load_roles(config, run)
 
     scoring = [each.model for each in roles.reward.models.values()]
     models = [each for each in (roles.actor_critic, roles.reference, *scoring) if each is not None]

@@ -43,18 +43,18 @@ def chained() -> Iterator[None]:
 
 
 @contextmanager
-def chain_report(config: Config, run: Run) -> Iterator[None]:
+def chain_report(run: Run) -> Iterator[None]:
     """Write one report of all stages that ran in the block, even if it fails; none if no stage was started."""
     try:
         with chained():
             yield
     finally:
-        if config.runtime.report and is_first_rank() and run.has_started and runs_in(run.folder) != [run.folder]:
+        if run.config.runtime.report and is_first_rank() and run.has_started and runs_in(run.folder) != [run.folder]:
             leave_report(run.folder, advice=field_advice)
 
 
 @contextmanager
-def resumable(config: Config, run: Run) -> Iterator[None]:
+def resumable(run: Run) -> Iterator[None]:
     """If the block is interrupted or fails and left something to resume, print the call that resumes the run."""
     folder = run.folder
     try:
@@ -65,16 +65,15 @@ def resumable(config: Config, run: Run) -> Iterator[None]:
                 say(f"Saved last: {printable(str(kept))}")
             changes = error.settings if isinstance(error, OutOfMemoryError) else {}
             by_command = is_command_line()
-            call = resuming_call(config, run.stage, folder, by_command=by_command, changes=changes)
+            call = resuming_call(run.config, run.stage, folder, by_command=by_command, changes=changes)
             say(f"Resume: {call.shell() if by_command else call.python()}")
         raise
 
 
-def end_stage(config: Config, run: Run, results: Mapping[str, object]) -> None:
+def end_stage(run: Run, results: Mapping[str, object]) -> None:
     """End a stage that made a model: print the doctor's findings and how to continue, and push the model if configured.
 
     Args:
-        config: The run's configuration.
         run: The run.
         results: The content of `finished.json` for it.
 
@@ -84,26 +83,27 @@ def end_stage(config: Config, run: Run, results: Mapping[str, object]) -> None:
     if run.ranks.is_first:
         run.finish({**results, **_passes(run)})
         say_findings(run.folder)
-        say_next(config, run.folder, run.stage)
-        publish(config, run.folder)
+        say_next(run.config, run.folder, run.stage)
+        publish(run)
     run.ranks.wait()  # so that the model is there on every rank
 
 
-def publish(config: Config, folder: Path) -> None:
+def publish(run: Run) -> None:
     """Push the model of a finished run, if that is configured, and print its address.
 
     Raises:
         PushError: It was not pushed; the line has the command that repeats the push.
     """
-    if not config.push.repo:
+    push = run.config.push
+    if not push.repo:
         return
-    flags = [*(["--private"] if config.push.private else []), *(["--existing"] if config.push.existing else [])]
+    flags = [f"--{name}" for name in ("private", "existing") if getattr(push, name)]
     address = push_folder(
-        folder / MODEL_FOLDER,
-        config.push.repo,
-        private=config.push.private,
-        existing=config.push.existing,
-        again=shlex.join(["kedge", "push", str(folder), config.push.repo, *flags]),
+        run.folder / MODEL_FOLDER,
+        push.repo,
+        private=push.private,
+        existing=push.existing,
+        again=shlex.join(["kedge", "push", str(run.folder), push.repo, *flags]),
     )
     say(f"pushed to {address}")
 
@@ -126,18 +126,17 @@ def say_next(config: Config, folder: Path, stage: str, *, start: str = "", judge
         say(f"{'        ' if number else 'Next:   '}{_written(call)}")
 
 
-def say_results(config: Config, run: Run, name: str, ending: Mapping[str, object]) -> None:
+def say_results(run: Run, name: str, ending: Mapping[str, object]) -> None:
     """End a stage that makes no model: write its report, then print findings, results and report.
 
     Args:
-        config: The run's configuration.
         run: The run.
         name: Name of the file with the results.
         ending: The content of the run's `finished.json`.
     """
     run.finish(ending)
     if run.ranks.is_first:
-        leave_stage_report(config, run.folder, interrupted=False)
+        leave_stage_report(run.config, run.folder, interrupted=False)
         say_findings(run.folder)
         _say_files(run.folder, "Result", name)
     run.ranks.wait()  # so that the results are there on every rank

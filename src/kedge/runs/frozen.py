@@ -18,7 +18,7 @@ from kedge.models.frozen import hold_bases
 from kedge.models.loading import Bases
 from kedge.models.sharded import can_be_sharded, shard_model
 from kedge.rewards import Responses, WeightedReward
-from kedge.runs.run import Run, offloads_frozen
+from kedge.runs.run import Run
 from kedge.system.ranks import Ranks
 
 
@@ -128,7 +128,7 @@ def freeze_models(
     Raises:
         ModelError: A policy cannot be sharded.
     """
-    offload = can_rest and offloads_frozen(config, run.device)
+    offload = can_rest and run.offloads("frozen")
     for model in models:
         if any(is_frozen(weight) for weight in model.parameters()):
             model.requires_grad_(False)  # the weights of its base are not its own

@@ -128,25 +128,24 @@ def load_rows(
     tokenizer: PreTrainedTokenizerBase,
     *,
     room: int | None,
-    rows: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Read the data that a field of `config.data` names, or rows in its place, and note what became of it.
+    """Read the data that a field of `config.data` names, or the run's rows in its place, and note what became of it.
 
     A column that any prompt has is present in all of them.
 
     Args:
         field: The field.
         config: Names the data and its limits.
-        run: Its folder receives the unusable rows.
+        run: Has rows in place of the configured data, if any; its folder receives the unusable ones.
         tokenizer: Renders conversations and measures lengths.
         room: Longest prompt or, with its answer, longest row that a model allows, tokens; None for no limit.
-        rows: Texts or rows instead of the configured data.
 
     Raises:
         DataError: The data cannot be read, or too many rows are unusable.
     """
     role: Role = "prompts" if field == "eval_prompts" else field
     data = config.data
+    rows = run.objects.get(f"data.{field}")
     sources = tuple(getattr(data, field)) if rows is None else ()
     options = reading(config, role, tokenizer, room=room)
     table = read_rows(
@@ -229,29 +228,32 @@ def load_rewards(
     return loaded
 
 
-def load_player(
-    config: Config, run: Run, environment: Callable[[], Any] | None, *, tokens: int, by_turn: bool
-) -> Player | None:
+def load_player(config: Config, run: Run, *, tokens: int, by_turn: bool) -> Player | None:
     """Load what plays the episodes of a run; None for a run without an environment.
 
     Args:
         config: Names the environment and its limits.
-        run: Its folder receives the environment's output.
-        environment: A class instead of the configured one.
+        run: Has a class in place of the configured one, if any; its folder receives the environment's output.
         tokens: Tokens of both sides after the prompt.
         by_turn: The reward of each turn counts at its last token, instead of their sum.
 
     Raises:
         EnvError: It cannot be imported, or is not an environment.
     """
-    given = environment or config.environment.source
-    if given is None:
+    source = run.objects.get("environment.source") or config.environment.source
+    if source is None:
         return None
     from kedge.environments.player import Limits, Player  # a run without one needs none of it
 
     settings = config.environment
     limits = Limits(settings.max_turns, tokens, settings.max_turn_tokens, on_error=settings.on_error)
-    return Player(given, limits, timeout=settings.timeout, by_turn=by_turn, log=run.folder / REWARD_LOG, say=say)
+    return Player(source, limits, timeout=settings.timeout, by_turn=by_turn, log=run.folder / REWARD_LOG, say=say)
+
+
+def rewards_of(config: Config, run: Run) -> Rewards:
+    """The rewards of a run: objects from Python, or else the terms of `config.reward`."""
+    given = run.objects.get("reward")
+    return configured_rewards(config) if given is None else given
 
 
 def configured_rewards(config: Config) -> list[RewardTerm]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import date
@@ -19,42 +19,105 @@ from kedge.logs.progress import say
 from kedge.models.card import CARD, public_settings
 from kedge.runs.fingerprint import changed_inputs, lost_inputs
 from kedge.system.invocation import as_argument, is_command_line
-from kedge.system.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
+from kedge.system.output import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    FINISHED_FILE,
+    MODEL_FOLDER,
+    is_run,
+    kept_checkpoints,
+    replace_file,
+)
+from kedge.system.ranks import ALONE, Ranks
 from kedge.system.stage import Stage, find_stage, value_of
 from kedge.training.checkpoint.files import FileRecord, record_file, record_files
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.runtime import available_cores, set_threads
 
 
-def lengthening(folder: Path, config: Config, stage: str) -> list[str]:
+def lengthening(folder: Path, config: Config, stage: Stage) -> list[str]:
     """The fields by which a configuration makes the run in a folder longer, without any other effect on its past."""
-    described = find_stage(stage)
-    if not described.length or not is_run(folder):
+    if not stage.length or not is_run(folder):
         return []
     saved = load_config(folder / CONFIG_FILE)
-    length = described.length
+    length = stage.length
     longer = [length] if value_of(config, length) > value_of(saved, length) else []
-    return longer + [name for name in described.bounds if _is_looser(value_of(saved, name), value_of(config, name))]
+    return longer + [name for name in stage.bounds if _is_looser(value_of(saved, name), value_of(config, name))]
 
 
-def check_extension(folder: Path, checkpoint: Checkpoint | None) -> None:
-    """Check that the final state of a finished run was kept; nothing for a run that has not finished.
+def checkpoint_to_resume(
+    config: Config,
+    folder: Path,
+    fingerprint: Mapping[str, str],
+    *,
+    stage: Stage,
+    allowed: Sequence[str] = (),
+    ranks: Ranks = ALONE,
+) -> Checkpoint | None:
+    """The newest whole checkpoint of the run in a folder, if it may be restored; None for a run without checkpoints.
+
+    The settings and inputs have to be those of the run. A larger length may follow the run's last state alone.
+
+    Args:
+        config: The configuration to resume with.
+        folder: The run's folder.
+        fingerprint: Hashes of the inputs.
+        stage: The run's stage.
+        allowed: Dotted names of settings, inputs or whole sections that may differ.
+        ranks: The processes of the run.
 
     Raises:
-        ConfigError: It was not.
+        DataError: No checkpoint is whole, or the newest is another stage's.
+        ConfigError: Something differs, or the last state of a run to extend was not kept; the line names it.
     """
-    ending = read_json_object(folder / FINISHED_FILE)
-    last = ending.get("updates")
-    if ending and (checkpoint is None or checkpoint.update != last):
-        kept = "no checkpoint" if checkpoint is None else f"only that of update {checkpoint.update}"
-        raise ConfigError(
-            f"{folder} cannot be extended: it finished after update {last}, but {kept} was kept "
-            "(checkpoint.keep_last=true keeps the last one)"
+    checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say, ranks=ranks)
+    if checkpoint is None and any(kept_checkpoints(folder)):
+        raise DataError(
+            f"{folder / CHECKPOINTS} has no whole checkpoint; to train from the start and lose what is left of them, "
+            "delete that folder"
         )
+    if checkpoint is not None and checkpoint.manifest.kind != stage.name:
+        raise DataError(f"{checkpoint.folder} is a checkpoint of kedge {checkpoint.manifest.kind}, not of {stage.name}")
+    longer = lengthening(folder, config, stage)
+    recorded = None if checkpoint is None else checkpoint.manifest.fingerprint
+    _check_unchanged(config, folder, recorded, fingerprint, [*allowed, *longer])
+    if longer:
+        done = checkpoint.update if checkpoint else 0
+        ending = read_json_object(folder / FINISHED_FILE)
+        if ending and (checkpoint is None or done != ending.get("updates")):
+            kept = "no checkpoint" if checkpoint is None else f"only that of update {done}"
+            raise ConfigError(
+                f"{folder} cannot be extended: it finished after update {ending.get('updates')}, but {kept} was kept "
+                "(checkpoint.keep_last=true keeps the last one)"
+            )
+        say(describe_extension(config, stage, done, is_longer=stage.length in longer, changes=allowed))
+    return checkpoint
+
+
+def _check_unchanged(
+    config: Config,
+    folder: Path,
+    recorded: Mapping[str, str] | None,
+    fingerprint: Mapping[str, str],
+    allowed: Sequence[str],
+) -> None:
+    """Check that a run is resumed with its own settings and with the inputs that its checkpoint records, if any."""
+    changes = _changes(config, folder, allowed)
+    if recorded is not None:
+        changed = [re.split(r"[:\[]", change)[0] for change in changes]
+        if lost := lost_inputs(config, recorded, fingerprint, allowed=[*allowed, *changed]):
+            raise ConfigError(f"{folder} cannot be resumed, because {lost[0]}")
+        changes += changed_inputs(recorded, fingerprint, allowed=allowed)
+    if changes:
+        because = f"{folder} cannot be resumed, because {'; '.join(changes)}"
+        fields = dict.fromkeys(change.split(":")[0] for change in changes)
+        options = " ".join(f"--allow-changes {field}" for field in fields)
+        names = options if is_command_line() else f"resume={list(fields)!r}"
+        raise ConfigError(f"{because}. If this is intended: {names}")
 
 
 def describe_extension(
-    config: Config, stage: str, done: int, *, is_longer: bool = True, changes: Collection[str] = ()
+    config: Config, stage: Stage, done: int, *, is_longer: bool = True, changes: Collection[str] = ()
 ) -> str:
     """Describe the effect of a longer run on its schedules.
 
@@ -65,17 +128,16 @@ def describe_extension(
         is_longer: Its length has grown; False if only limits that end it early have.
         changes: What else is allowed to differ from now on.
     """
-    described = find_stage(stage)
-    so_far = f"The run continues after {described.unit} {done}"
+    so_far = f"The run continues after {stage.unit} {done}"
     stretched = list[str]()
     if is_longer:
-        stretched = _stretched(config, described) if described.stretched is None else described.stretched(config)
+        stretched = _stretched(config, stage) if stage.stretched is None else stage.stretched(config)
     effects = [f"Stretched to the new length: {', '.join(stretched)}."] if stretched else []
     effects += [f"Allowed to change: {', '.join(changes)}."] if changes else []
     if effects:
         return f"{so_far}. {' '.join(effects)} The result is not that of a run that was this long from the start."
-    evaluations = value_of(config, described.evaluations)
-    if described.unit == "update":
+    evaluations = value_of(config, stage.evaluations)
+    if stage.unit == "update":
         additional = evaluations and done % evaluations
         condition = f"; the evaluation after update {done} is an additional one" if additional else ""
     else:
@@ -94,7 +156,7 @@ def _stretched(config: Config, stage: Stage) -> list[str]:
         *(["its warm-up"] if settings.warmup_fraction else []),
         *([] if adapted == "fixed" else ["the KL controller's horizon"]),
         # The old end had nothing sampled beyond it: the next update's weights sample for it themselves.
-        *(["sampling ahead"] if section == "ppo" and config.rollout.max_staleness else []),
+        *(["sampling ahead"] if stage.unit == "update" and config.rollout.max_staleness else []),
     ]
 
 
@@ -134,7 +196,7 @@ def check_same_stage(folder: Path, stage: str) -> None:
 
 
 def check_finished(
-    config: Config, folder: Path, fingerprint: Mapping[str, str], *, stage: str, allowed: Collection[str] = ()
+    config: Config, folder: Path, fingerprint: Mapping[str, str], *, stage: Stage, allowed: Collection[str] = ()
 ) -> None:
     """Check that a finished run is asked for with its own settings and inputs; only its length may be less.
 
@@ -148,9 +210,9 @@ def check_finished(
     Raises:
         ConfigError: Something differs; the line names it.
     """
-    described = find_stage(stage)
-    own = [name for name in (described.length, *described.bounds) if name]
-    changes = _changes(config, folder, (*own, *allowed)) + changed_since(folder, fingerprint, allowed=allowed)
+    changes = _changes(config, folder, (stage.length, *stage.bounds, *allowed)) + changed_since(
+        folder, fingerprint, allowed=allowed
+    )
     if changes:
         other = "; ".join(changes)
         raise ConfigError(
@@ -168,40 +230,6 @@ def changed_since(folder: Path, fingerprint: Mapping[str, str], *, allowed: Coll
     return changed_inputs(recorded, {name: fingerprint[name] for name in recorded}, allowed=allowed)
 
 
-def check_unchanged(
-    config: Config,
-    folder: Path,
-    fingerprint: Mapping[str, str],
-    checkpoint: Checkpoint | None,
-    allowed: tuple[str, ...],
-) -> None:
-    """Check that a run is resumed with its own settings and inputs.
-
-    Args:
-        config: The configuration to resume with.
-        folder: The run's folder.
-        fingerprint: Hashes of the inputs.
-        checkpoint: The checkpoint to resume from, if any.
-        allowed: Dotted names of settings, inputs or whole sections that may differ.
-
-    Raises:
-        ConfigError: Something differs; the line names it.
-    """
-    changes = _changes(config, folder, allowed)
-    if checkpoint is not None:
-        recorded = checkpoint.manifest.fingerprint
-        changed = [re.split(r"[:\[]", change)[0] for change in changes]
-        if lost := lost_inputs(config, recorded, fingerprint, allowed=[*allowed, *changed]):
-            raise ConfigError(f"{folder} cannot be resumed, because {lost[0]}")
-        changes += changed_inputs(recorded, fingerprint, allowed=allowed)
-    if changes:
-        because = f"{folder} cannot be resumed, because {'; '.join(changes)}"
-        fields = dict.fromkeys(change.split(":")[0] for change in changes)
-        options = " ".join(f"--allow-changes {field}" for field in fields)
-        names = options if is_command_line() else f"resume={list(fields)!r}"
-        raise ConfigError(f"{because}. If this is intended: {names}")
-
-
 def _changes(config: Config, folder: Path, allowed: Collection[str]) -> list[str]:
     """One line per setting that differs from those of the run in a folder."""
     return changed_settings(*_before_and_now(config, folder), allowed=allowed)
@@ -214,7 +242,7 @@ def _before_and_now(config: Config, folder: Path) -> list[dict[str, Any]]:
     return [_placed(settings, each.out, folder) for settings, each in pairs]
 
 
-def changes_so_far(config: Config, folder: Path, stage: str, done: int) -> str:
+def changes_so_far(config: Config, folder: Path, stage: Stage, done: int) -> str:
     """Describe what was changed during the run in a folder, and when; empty if nothing was.
 
     Args:
@@ -228,7 +256,7 @@ def changes_so_far(config: Config, folder: Path, stage: str, done: int) -> str:
     earlier = read_config(folder)[0].get(CHANGED)
     saved, current = (public_settings(each) for each in _before_and_now(config, folder))
     changes = [f"{name} from {value} to {now}" for name, value, now in differences(saved, current)]
-    since = [f"after {find_stage(stage).unit} {done} {', '.join(changes)}"] if changes else []
+    since = [f"after {stage.unit} {done} {', '.join(changes)}"] if changes else []
     return "; ".join([*([earlier] if earlier else []), *since])
 
 
@@ -303,12 +331,12 @@ def finished_run(config: Config) -> Path | None:
     folder = None if config.out is None else Path(os.path.expanduser(config.out))
     if folder is None or not (folder / FINISHED_FILE).is_file():
         return None
-    [stage] = read_ending(folder, "stage")
+    stage = find_stage(*read_ending(folder, "stage"))
     if lengthening(folder, config, stage):
         return None
-    if not find_stage(stage).makes_model or (problem := damage(folder)) is None:
+    if not stage.makes_model or (problem := damage(folder)) is None:
         return folder
-    if find_stage(stage).length and newest_valid(folder / CHECKPOINTS, on_rejected=say) is None:
+    if stage.length and newest_valid(folder / CHECKPOINTS, on_rejected=say) is None:
         raise DataError(
             f"{problem}, and {folder} has no checkpoint to repeat it from; train again, in another "
             f"{as_argument('--out')}"

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from kedge.config import Config, check_stage, full_name, preset_conflicts, resolved_yaml, with_values
 from kedge.data.chat import render_as_of
-from kedge.errors import ConfigError, DataError
+from kedge.errors import ConfigError
 from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import Precision, model_width, resolve_precision
@@ -39,34 +39,29 @@ from kedge.runs.resuming import (
     THREADS,
     RunFinished,
     changes_so_far,
-    check_extension,
     check_finished,
     check_same_stage,
-    check_unchanged,
+    checkpoint_to_resume,
     date_before,
-    describe_extension,
     finished_run,
-    lengthening,
     mark_finished,
     threads_before,
 )
 from kedge.system.durable import make_folder, remove_parts, sync_folder
 from kedge.system.generators import seed_generators
 from kedge.system.output import (
-    CHECKPOINTS,
     DIAGNOSTIC_FILES,
     FINISHED_FILE,
     REJECTED_FILE,
     check_output,
     is_run,
-    kept_checkpoints,
     writing,
 )
 from kedge.system.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
 from kedge.system.ranks.start import join_ranks, local_rank
 from kedge.system.stage import Stage, find_stage, stages, value_of
 from kedge.system.texts import IN_MEMORY
-from kedge.training.checkpoint.store import Checkpoint, newest_valid
+from kedge.training.checkpoint.store import Checkpoint
 from kedge.training.optimizer_kinds import check_optimizer
 from kedge.training.runtime import (
     avoid_kernels_per_shape,
@@ -165,6 +160,8 @@ class Run:
     Attributes:
         folder: The run's folder; `start` creates it.
         stage: The stage's name.
+        config: The stage's configuration.
+        objects: Python objects instead of configured fields, by dotted name.
         device: The models' device.
         precision: Number format of the matrix products.
         config_text: The content of `config.yaml`.
@@ -183,6 +180,8 @@ class Run:
 
     folder: Path
     stage: str
+    config: Config
+    objects: Mapping[str, Any]
     device: torch.device
     precision: Precision
     config_text: str
@@ -209,6 +208,10 @@ class Run:
     def shared_folder(self) -> Path:
         """The folder that the run leaves, on every rank."""
         return self.folder if self.first_folder is None else self.first_folder
+
+    def offloads(self, name: Literal["frozen", "optimizer"]) -> bool:
+        """True if the weights of frozen models, or the optimizer's state, wait in the host's memory between uses."""
+        return name in self.config.runtime.offload and self.device.type == "cuda"
 
     def start(self) -> None:
         """Create the folder with `config.yaml` and `data.json`. Called after everything is loaded and checked.
@@ -279,10 +282,41 @@ class Run:
             raise
 
 
+@dataclass
+class Opening:
+    """A run while it is checked: the request, and what the checks have found so far.
+
+    Attributes:
+        config: The resolved configuration, with names in place of Python objects.
+        stage: The stage.
+        ranks: The processes of the run.
+        objects: Python objects instead of configured fields, by dotted name.
+        resume: Resume the run in the output folder; None for a new run.
+        folder: The run's folder, the same on every rank.
+        resumed: It has a run to resume.
+        fingerprint: Hashes of the run's inputs.
+        checkpoint: The checkpoint to resume from.
+        device: The models' device.
+        precision: Number format of the matrix products.
+    """
+
+    config: Config
+    stage: Stage
+    ranks: Ranks
+    objects: Mapping[str, Any]
+    resume: Resume | None
+    folder: Path = field(init=False)
+    resumed: bool = False
+    fingerprint: Mapping[str, str] = field(default_factory=dict[str, str])
+    checkpoint: Checkpoint | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: Precision = "fp32"
+
+
 def open_run(
     config: Config, stage: str, *, in_memory: Mapping[str, object] | None = None, resume: Resume | None = None
 ) -> Run:
-    """Check the stage's settings and output folder, set up device and threads, and seed all random generators.
+    """Check the stage's settings, inputs and output folder, set up device and threads, and seed the random generators.
 
     Args:
         config: The resolved configuration.
@@ -297,86 +331,206 @@ def open_run(
         RunFinished: See `Resume`.
     """
     ranks = join_ranks(config.runtime.parallel)
-    _check_ranks(config, stage, ranks)
-    in_memory = {name: value for name, value in (in_memory or {}).items() if value is not None}
+    objects = {name: value for name, value in (in_memory or {}).items() if value is not None}
     # Functions and classes have their names as values already, if a stage's public function was called.
-    unnamed = {name: value for name, value in in_memory.items() if not isinstance(value_of(config, name), str)}
-    config = with_values(config, describe_in_memory(unnamed))
-    check_stage(config, stage)
+    unnamed = {name: value for name, value in objects.items() if not isinstance(value_of(config, name), str)}
+    named = with_values(config, describe_in_memory(unnamed))
+    opening = Opening(named, find_stage(stage), ranks, objects, resume)
+    for check in CHECKS:
+        check(opening)
+    facts = _set_up(opening)
+    folder = opening.folder if ranks.is_first else _temporary_folder()
+    for name in () if opening.resumed else sorted(DIAGNOSTIC_FILES):  # of an earlier run in this folder
+        with writing(folder / name):
+            (folder / name).unlink(missing_ok=True)
+    return Run(
+        folder,
+        stage,
+        config,
+        objects,
+        opening.device,
+        opening.precision,
+        resolved_yaml(named),
+        facts,
+        opening.fingerprint,
+        opening.resumed,
+        opening.checkpoint,
+        ranks=ranks,
+        micro_batch_tokens=pass_tokens(config),
+        first_folder=None if ranks.is_first else opening.folder,
+        chain=None if resume is None else resume.chain,
+    )
+
+
+def _check_ranks(opening: Opening) -> None:
+    """Check that the stage and its settings work with the ranks."""
+    stage = opening.stage
+    ranks = opening.ranks
+    if ranks.are_several and not stage.is_ranked:
+        ranked = ", ".join(each.name for each in stages().values() if each.is_ranked)
+        raise ConfigError(f"kedge {stage.name} runs as a single process; {ranked} can have several ranks")
+    if ranks.is_sharded and "optimizer" in opening.config.runtime.offload:
+        raise ConfigError(
+            "runtime.offload=optimizer does not work with runtime.parallel=shard, whose ranks hold a part of the "
+            "optimizer's state each; use replicate, or more ranks"
+        )
+
+
+def _check_settings(opening: Opening) -> None:
+    """Check the stage's settings, and print lines on those that a preset contradicts and on further runs of Slurm."""
+    config = opening.config
+    check_stage(config, opening.stage.name)
     in_chain = config.out is not None and is_run(Path(config.out).parent)  # which has said it
-    if not in_chain and (line := preset_conflicts(config, stage)):
+    if not in_chain and (line := preset_conflicts(config, opening.stage.name)):
         say(line)
-    if not ranks.are_several and (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1":
+    if not opening.ranks.are_several and (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1":
         say(f"Slurm has {tasks} tasks: if each starts kedge, each is a separate run; torchrun makes them ranks of one")
-    described = find_stage(stage)
-    shared, resumed = _find_folder(config, stage, resume, ranks)
-    if resumed:
-        check_same_stage(shared, stage)
+
+
+def _find_folder(opening: Opening) -> None:
+    """Find and claim the run's folder, the same on every rank, and find out if a run in it is resumed."""
+
+    def find() -> tuple[str, bool]:
+        out = opening.config.out
+        if opening.resume is not None and out is not None and is_run(Path(out)):
+            folder = Path(os.path.expanduser(out))
+            claim(folder)
+            if is_run(folder):  # still: its owner may just have removed it
+                return str(folder), True
+        return str(claim_free_folder(Path("runs") / opening.stage.name) if out is None else check_output(out)), False
+
+    folder, opening.resumed = opening.ranks.first(find)
+    opening.folder = Path(folder)
+
+
+def _look_up_inputs(opening: Opening) -> None:
+    """Check that everything exists that a new run reads by name; of a run to resume, that it is this stage's."""
+    if opening.resumed:
+        check_same_stage(opening.folder, opening.stage.name)
     else:
-        check_names(config, stage, in_memory)
-    fingerprint = input_hashes(config, in_memory)
-    checkpoint = None
-    _check_same_inputs(fingerprint, ranks)
-    if resume is not None and resume.skips_finished and finished_run(config):
+        check_names(opening.config, opening.stage.name, opening.objects)
+
+
+def _hash_inputs(opening: Opening) -> None:
+    """Hash the inputs, and check that all ranks read the same ones; the ranks can be on several machines.
+
+    Raises:
+        ConfigError: They do not; on every rank.
+    """
+    ranks = opening.ranks
+    fingerprint = opening.fingerprint = input_hashes(opening.config, opening.objects)
+    if not ranks.are_several:
+        return
+    other = changed_inputs(ranks.first(lambda: dict(fingerprint)), fingerprint)
+    if ranks.largest(len(other)):
+        what = other[0].partition(":")[0] if other else "an input"
+        raise ConfigError(f"{what} is not the same on all ranks; every machine needs the same files")
+
+
+def _skip_if_finished(opening: Opening) -> None:
+    """Raise `RunFinished` for a run that has finished with the same settings and inputs, if that is asked for."""
+    resume = opening.resume
+    if resume is not None and resume.skips_finished and finished_run(opening.config):
         # In a chain, a change that is allowed can be one of a later stage.
         allowed = () if resume.chain is None else resume.allow_changes
-        check_finished(config, shared, fingerprint, stage=stage, allowed=allowed)
-        raise RunFinished(shared)
-    for line in outdated_models(config):
+        check_finished(opening.config, opening.folder, opening.fingerprint, stage=opening.stage, allowed=allowed)
+        raise RunFinished(opening.folder)
+
+
+def _check_models(opening: Opening) -> None:
+    """Print a line on each model that its run has since trained further; check that the new one can be pushed."""
+    for line in outdated_models(opening.config):
         say(line)
-    if described.makes_model:
-        check_publishing(config)
-    if resume is not None and resumed:
-        checkpoint = _checkpoint_to_resume(config, stage, shared, fingerprint, resume, ranks)
-        check_names(config, stage, in_memory)  # what is no longer there is said by the check before
-    device = resolve_device(config.runtime.device, local_rank())
-    _check_libraries(config, described, device, ranks)
-    precision: Precision = "fp32"
-    if described.starts_from:
-        source = str(described.starting_model(config))
-        width = model_width(source, trust_remote_code=config.runtime.trust_remote_code)
-        precision = resolve_precision(config.runtime.precision, device, width=width)
-        if described.makes_model:
-            _say_of_saved_adapter(source, config)
+    if opening.stage.makes_model:
+        check_publishing(opening.config)
+
+
+def _find_checkpoint(opening: Opening) -> None:
+    """Find the checkpoint to resume from, after checking that the run may continue from it."""
+    if opening.resume is not None and opening.resumed:
+        opening.checkpoint = checkpoint_to_resume(
+            opening.config,
+            opening.folder,
+            opening.fingerprint,
+            stage=opening.stage,
+            allowed=opening.resume.allow_changes,
+            ranks=opening.ranks,
+        )
+        check_names(opening.config, opening.stage.name, opening.objects)  # after the line on inputs that are lost
+
+
+def _check_device(opening: Opening) -> None:
+    """Find the device, and check that number formats and optimizers work on it."""
+    config = opening.config
+    device = opening.device = resolve_device(config.runtime.device, local_rank())
+    held = {"runtime.frozen_dtype": config.runtime.frozen_dtype}
+    held |= {"adapter.base_dtype": config.adapter.base_dtype} if config.adapter.kind != "none" else {}
+    for name in (name for name, dtype in held.items() if dtype == "nf4"):
+        load_bitsandbytes(f"{name}=nf4", device)
+    for section in opening.stage.trains:
+        kind = config.optimization.of(section).optimizer
+        check_optimizer(kind, device, named="optimization.optimizer", is_sharded=opening.ranks.is_sharded)
+
+
+def _check_start(opening: Opening) -> None:
+    """Choose the precision for the model to start from, and print a line on the adapter that it is."""
+    config = opening.config
+    if not opening.stage.starts_from:
+        return
+    source = str(opening.stage.starting_model(config))
+    width = model_width(source, trust_remote_code=config.runtime.trust_remote_code)
+    opening.precision = resolve_precision(config.runtime.precision, opening.device, width=width)
+    if opening.stage.makes_model:
+        _say_of_saved_adapter(source, config)
+
+
+CHECKS: Sequence[Callable[[Opening], None]] = (
+    _check_ranks,
+    _check_settings,
+    _find_folder,
+    _look_up_inputs,
+    _hash_inputs,
+    _skip_if_finished,
+    _check_models,
+    _find_checkpoint,
+    _check_device,
+    _check_start,
+)
+"""What is checked before anything is loaded, in order; a later check may need what an earlier one has found."""
+
+
+def _set_up(opening: Opening) -> dict[str, object]:
+    """Set up memory, kernels, threads, random generators and the date of chat templates.
+
+    Returns:
+        The facts for the header of `config.yaml`.
+    """
+    config = opening.config
+    device = opening.device
+    ranks = opening.ranks
     tune_memory()
     avoid_kernels_per_shape(device)
-    threads = set_threads(config.runtime.num_threads or (threads_before(shared) if resumed else None))
+    threads = set_threads(config.runtime.num_threads or (threads_before(opening.folder) if opening.resumed else None))
     seed_generators(config.runtime.seed)
     if config.runtime.deterministic and device.type == "cuda":
         use_deterministic_kernels()
-    _say_without_effect(config, stage, device)
-    earlier = [shared, shared.parent] if resumed else [shared.parent]  # a chain's stages have one date
+    _say_without_effect(config, opening.stage, device)
+    # A chain's stages have one date.
+    earlier = [opening.folder, opening.folder.parent] if opening.resumed else [opening.folder.parent]
     day = ranks.first(lambda: next(filter(None, map(date_before, earlier)), str(date.today())))
     render_as_of(day)
-    facts: dict[str, object] = {"stage": stage, "device": device, "precision": precision, DATE: day}
+    facts: dict[str, object] = {"stage": opening.stage.name, "device": device, "precision": opening.precision}
+    facts[DATE] = day
     if device.type == "cpu":
         facts[THREADS] = threads
         if not ranks.are_several and (line := crowded_line(threads)):
             say(line)
-    if checkpoint is not None and (changed := changes_so_far(config, shared, stage, checkpoint.update)):
+    done = 0 if opening.checkpoint is None else opening.checkpoint.update
+    if changed := changes_so_far(config, opening.folder, opening.stage, done):
         facts[CHANGED] = changed
     if ranks.are_several:
         facts["ranks"] = f"{ranks.count} ({config.runtime.parallel})"
-    folder = shared if ranks.is_first else _temporary_folder()
-    # Diagnostics of an earlier run in this folder.
-    for path in (folder / name for name in sorted(() if resumed else DIAGNOSTIC_FILES)):
-        with writing(path):
-            path.unlink(missing_ok=True)
-    return Run(
-        folder,
-        stage,
-        device,
-        precision,
-        resolved_yaml(config),
-        facts,
-        fingerprint,
-        resumed,
-        checkpoint,
-        ranks=ranks,
-        micro_batch_tokens=pass_tokens(config),
-        first_folder=None if ranks.is_first else shared,
-        chain=None if resume is None else resume.chain,
-    )
+    return facts
 
 
 def check_publishing(config: Config) -> None:
@@ -395,29 +549,7 @@ def pass_tokens(config: Config) -> PassTokens:
     return AdaptiveTokens(first, say=say)
 
 
-def offloads_frozen(config: Config, device: torch.device) -> bool:
-    """True if the weights of frozen models are in the host's memory between their passes."""
-    return "frozen" in config.runtime.offload and device.type == "cuda"
-
-
-def offloads_optimizer(config: Config, device: torch.device) -> bool:
-    """True if the optimizer's state is in the host's memory between its steps."""
-    return "optimizer" in config.runtime.offload and device.type == "cuda"
-
-
-def _check_ranks(config: Config, stage: str, ranks: Ranks) -> None:
-    """Check that the stage and its settings work with the ranks."""
-    if ranks.are_several and not find_stage(stage).is_ranked:
-        ranked = ", ".join(each.name for each in stages().values() if each.is_ranked)
-        raise ConfigError(f"kedge {stage} runs as a single process; {ranked} can have several ranks")
-    if ranks.is_sharded and "optimizer" in config.runtime.offload:
-        raise ConfigError(
-            "runtime.offload=optimizer does not work with runtime.parallel=shard, whose ranks hold a part of the "
-            "optimizer's state each; use replicate, or more ranks"
-        )
-
-
-def _say_without_effect(config: Config, stage: str, device: torch.device) -> None:
+def _say_without_effect(config: Config, stage: Stage, device: torch.device) -> None:
     moved = {"frozen": "weights", "optimizer": "the optimizer's state"}
     for name in config.runtime.offload:
         if device.type != "cuda":
@@ -426,7 +558,7 @@ def _say_without_effect(config: Config, stage: str, device: torch.device) -> Non
     for line in repeated_rewards(config):
         say(line)
     judge = config.evaluate.judge
-    if judge is not None and find_stage(stage).evaluations == "ppo.eval_every" and config.ppo.eval_every is None:
+    if judge is not None and stage.evaluations == "ppo.eval_every" and config.ppo.eval_every is None:
         say(f"evaluate.judge={judge} has no effect here without ppo.eval_every")
 
 
@@ -459,73 +591,6 @@ def _say_of_saved_adapter(source: str, config: Config) -> None:
             f"{source} is an adapter: it is merged into its base, {adapter.base}, and all weights are trained; "
             f"adapter.kind={kind} trains the adapter further"
         )
-
-
-def _find_folder(config: Config, stage: str, resume: Resume | None, ranks: Ranks) -> tuple[Path, bool]:
-    """The run's folder, the same on every rank, and True if a run in it is resumed."""
-
-    def find() -> tuple[str, bool]:
-        if resume is not None and config.out is not None and is_run(Path(config.out)):
-            folder = Path(os.path.expanduser(config.out))
-            claim(folder)
-            if is_run(folder):  # still: its owner may just have removed it
-                return str(folder), True
-        return str(claim_free_folder(Path("runs") / stage) if config.out is None else check_output(config.out)), False
-
-    folder, resumed = ranks.first(find)
-    return Path(folder), resumed
-
-
-def _check_libraries(config: Config, stage: Stage, device: torch.device, ranks: Ranks) -> None:
-    """Check that number formats and optimizers work on the device (`ConfigError` if not)."""
-    held = {"runtime.frozen_dtype": config.runtime.frozen_dtype}
-    held |= {"adapter.base_dtype": config.adapter.base_dtype} if config.adapter.kind != "none" else {}
-    for name in (name for name, dtype in held.items() if dtype == "nf4"):
-        load_bitsandbytes(f"{name}=nf4", device)
-    for section in stage.trains:
-        kind = config.optimization.of(section).optimizer
-        check_optimizer(kind, device, named="optimization.optimizer", is_sharded=ranks.is_sharded)
-
-
-def _check_same_inputs(fingerprint: Mapping[str, str], ranks: Ranks) -> None:
-    """Check that all ranks read the same models and data; the ranks can be on several machines.
-
-    Raises:
-        ConfigError: They do not; on every rank.
-    """
-    if not ranks.are_several:
-        return
-    other = changed_inputs(ranks.first(lambda: dict(fingerprint)), fingerprint)
-    if ranks.largest(len(other)):
-        what = other[0].partition(":")[0] if other else "an input"
-        raise ConfigError(f"{what} is not the same on all ranks; every machine needs the same files")
-
-
-def _checkpoint_to_resume(
-    config: Config, stage: str, folder: Path, fingerprint: Mapping[str, str], resume: Resume, ranks: Ranks
-) -> Checkpoint | None:
-    """The newest valid checkpoint, after checking that the run may continue from it.
-
-    Raises:
-        DataError: No checkpoint is whole, or the newest is another stage's.
-        ConfigError: Settings or inputs have changed.
-    """
-    checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say, ranks=ranks)
-    if checkpoint is None and any(kept_checkpoints(folder)):
-        raise DataError(
-            f"{folder / CHECKPOINTS} has no whole checkpoint; to train from the start and lose what is left of them, "
-            "delete that folder"
-        )
-    if checkpoint is not None and checkpoint.manifest.kind != stage:
-        raise DataError(f"{checkpoint.folder} is a checkpoint of kedge {checkpoint.manifest.kind}, not of {stage}")
-    longer = lengthening(folder, config, stage)
-    check_unchanged(config, folder, fingerprint, checkpoint, (*resume.allow_changes, *longer))
-    if longer:
-        check_extension(folder, checkpoint)
-        done = checkpoint.update if checkpoint else 0
-        is_longer = find_stage(stage).length in longer
-        say(describe_extension(config, stage, done, is_longer=is_longer, changes=resume.allow_changes))
-    return checkpoint
 
 
 def _temporary_folder() -> Path:

@@ -39,7 +39,6 @@ NOT_SHOWN = ("out", "preset", "runtime", "checkpoint", "push")
 
 
 def stage_card(
-    config: Config,
     run: Run,
     facts: Mapping[str, object],
     *,
@@ -50,13 +49,13 @@ def stage_card(
     """The card of a model that a stage saves.
 
     Args:
-        config: The stage's configuration.
-        run: Its run.
+        run: The stage's run.
         facts: Results: settings and metrics that matter, in order.
         tokenizer: The model's.
         prompts: Prompts that it was trained on.
         ended: Include the findings on the run and its last samples; not in checkpoints, which are saved often.
     """
+    config = run.config
     stage = find_stage(run.stage)
     form = prompt_form(prompts, template=config.data.template)
     sources = [source for usage in run.data.roles.values() for source in usage.sources]

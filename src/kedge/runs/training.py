@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from kedge.config import Config, best_metric
+from kedge.config import best_metric
 from kedge.errors import ConfigError, KedgeError, OutOfMemoryError
 from kedge.logs.experience_metrics import DETAILS_FILE
 from kedge.logs.incidents import truncate_incidents
@@ -137,13 +137,13 @@ def watched(
     return after_update
 
 
-def open_loggers(config: Config, run: Run, *, warn: Callable[[str], None]) -> LoggerGroup:
+def open_loggers(run: Run, *, warn: Callable[[str], None]) -> LoggerGroup:
     """The loggers of a started run; each one is opened with its first row."""
     state = LoggerState(run.folder)
     facts = {name: str(fact) for name, fact in run.facts.items()}
-    settings = plain_json({**config.model_dump(mode="json"), "facts": facts})
+    settings = plain_json({**run.config.model_dump(mode="json"), "facts": facts})
     logged = LoggedRun(run.folder, run.stage, PROJECT, state.id, settings)
-    loggers: Any = config.runtime.loggers if run.ranks.is_first else []
+    loggers: Any = run.config.runtime.loggers if run.ranks.is_first else []
     return LoggerGroup(loggers, state, logged, warn=warn)
 
 
@@ -152,13 +152,10 @@ LOGS = (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE, CRITIC_CHECK
 
 
 @contextmanager
-def stage_loop(
-    config: Config, run: Run, *, model: CheckpointModel, stop: Stopping | None = None
-) -> Iterator[CheckpointedLoop]:
+def stage_loop(run: Run, *, model: CheckpointModel, stop: Stopping | None = None) -> Iterator[CheckpointedLoop]:
     """The loop over a stage's steps; `restore` truncates the logs to the step that the run resumes from.
 
     Args:
-        config: The stage's configuration.
         run: The stage's run; if it has a checkpoint, `restore` starts it.
         model: The trained model, for the checkpoints.
         stop: Set by signals that the caller listens to; None to listen here.
@@ -169,6 +166,7 @@ def stage_loop(
             optimizer step has followed.
         OutOfMemoryError: Memory ran out; the state after the last whole step is saved.
     """
+    checkpoint = run.config.checkpoint
     run.ranks.first(lambda: model.try_saving(run.folder))
 
     def begin() -> None:
@@ -186,30 +184,29 @@ def stage_loop(
             run.shared_folder / CHECKPOINTS,
             kind=run.stage,
             fingerprint=run.fingerprint,
-            keep=config.checkpoint.keep,
+            keep=checkpoint.keep,
             found=run.checkpoint,
             model=model,
-            best=_best(config, run.stage),
+            best=_best(run),
             ranks=run.ranks,
-            sharded_above=config.checkpoint.sharded_above,
+            sharded_above=checkpoint.sharded_above,
         )
-        schedule = SaveSchedule(every=config.checkpoint.every, every_minutes=config.checkpoint.every_minutes)
-        loop = CheckpointedLoop(state, schedule=schedule, stop=stop, keep_last=config.checkpoint.keep_last, warn=say)
+        schedule = SaveSchedule(every=checkpoint.every, every_minutes=checkpoint.every_minutes)
+        loop = CheckpointedLoop(state, schedule=schedule, stop=stop, keep_last=checkpoint.keep_last, warn=say)
         loop.when_restored(begin)
         if isinstance(run.micro_batch_tokens, AdaptiveTokens):
             loop.register("micro_batch_tokens", run.micro_batch_tokens, optional=True)
-        with memory_in_one_line(config, run.stage), loop:
+        with memory_in_one_line(run.config, run.stage), loop:
             yield loop
 
 
 @contextmanager
 def logged_steps(
-    config: Config, run: Run, loop: CheckpointedLoop, num_steps: int, *, shown: tuple[str, ...]
+    run: Run, loop: CheckpointedLoop, num_steps: int, *, shown: tuple[str, ...]
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
     """A callback that writes a step's metrics to `metrics.jsonl` and updates the progress display.
 
     Args:
-        config: The stage's configuration.
         run: The stage's run.
         loop: Its loop.
         num_steps: Steps of the whole stage.
@@ -217,7 +214,7 @@ def logged_steps(
     """
     with (
         Progress(run.stage, total=num_steps, done=loop.done) as progress,
-        open_loggers(config, run, warn=progress.say) as loggers,
+        open_loggers(run, warn=progress.say) as loggers,
         MetricsLog(run.folder, also=loggers.write if loggers else None) as log,
     ):
         loop.when_restored(log.open)
@@ -231,21 +228,20 @@ def logged_steps(
         yield on_step
 
 
-def _best(config: Config, stage: str) -> BestUpdate | None:
+def _best(run: Run) -> BestUpdate | None:
     """The tracker of the best update; None for a stage that has no such metric."""
-    metric = best_metric(config, stage)
+    metric = best_metric(run.config, run.stage)
     return None if metric is None else BestUpdate(metric.name, metric.higher_is_better, metric.is_kept)
 
 
 @contextmanager
-def running(config: Config, run: Run, *, save: Callable[..., object] | None = None) -> Iterator[dict[str, object]]:
+def running(run: Run, *, save: Callable[..., object] | None = None) -> Iterator[dict[str, object]]:
     """Start a run, and end it: mark it as finished, print the findings and the next command, push the model.
 
     If the block fails, the line that resumes the run is printed, or the folder is removed if it has no results. A run
     with a checkpoint is started by the loop, once it is restored: if the block fails before, its folder stays as it is.
 
     Args:
-        config: The stage's configuration.
         run: The stage's run, opened, not started.
         save: Saves the model and the report also after a failure, called with `interrupted=`, and `model=`, False where
             memory ran out, perhaps between two steps; None if the block does it.
@@ -260,7 +256,7 @@ def running(config: Config, run: Run, *, save: Callable[..., object] | None = No
         run.start()
     summary: dict[str, object] = {}
     has_results = fits = True
-    with resumable(config, run):
+    with resumable(run):
         try:
             yield summary
         except BaseException as error:
@@ -271,7 +267,7 @@ def running(config: Config, run: Run, *, save: Callable[..., object] | None = No
         finally:
             if save is not None and has_results and run.has_started:
                 save(interrupted=not summary, model=fits)
-    end_stage(config, run, summary)
+    end_stage(run, summary)
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def run_check_critic(
     """
     found = find_critic(config, has_reward=reward is not None)
     run = open_run(found.config, "evaluate", in_memory={"data.prompts": prompts, "reward": reward})
-    roles = load_roles(with_values(found.config, {"rollout.engine": "builtin"}), run, prompts=prompts, reward=reward)
+    roles = load_roles(with_values(found.config, {"rollout.engine": "builtin"}), run)
     trainer = Trainer.of(found.config, run, roles)
     parts: dict[str, Stateful] = {"coefficients": trainer.coefficients}
     if not (config.reward or roles.missing_eos is None or roles.missing_eos.is_known):
@@ -122,7 +122,7 @@ def run_check_critic(
     write_summary(run.folder, summary)
     if run.ranks.is_first:
         _print(summary, test)
-    say_results(found.config, run, "summary.json", {"num_prefixes": test.num_prefixes})
+    say_results(run, "summary.json", {"num_prefixes": test.num_prefixes})
     return CriticCheckResult(run.shared_folder, test, summary)
 
 

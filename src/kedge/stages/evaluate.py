@@ -129,7 +129,7 @@ def run_evaluate(
         on_phase("done", len(evaluator.prompts), len(evaluator.prompts))
     evaluation = Evaluation(evaluator.judge, result, opponent, settings.against or "references", others)
     summary = report(evaluation, run.folder, is_shown=run.ranks.is_first)
-    say_results(config, run, "summary.json", {"num_judged": summary["num_judged"]})
+    say_results(run, "summary.json", {"num_judged": summary["num_judged"]})
     return EvaluateResult(run.shared_folder, result.win_rate, summary)
 
 
@@ -172,7 +172,7 @@ def run_pass_at_k(
     temperature = evaluator.sampling.temperature
     name = evaluator.judge.name
     summary = report_solved(solved, run.folder, judge=name, temperature=temperature, is_shown=run.ranks.is_first)
-    say_results(config, run, "summary.json", {"num_responses": summary["num_responses"]})
+    say_results(run, "summary.json", {"num_responses": summary["num_responses"]})
     return PassResult(run.shared_folder, solved[0].pass_at, solved[0].maj_at, summary)
 
 
@@ -189,16 +189,16 @@ def _opened(
     policy = load_policy(str(config.model), config, run)
     against = None if settings.against is None else load_policy(settings.against, config, run)
     sampling = sampling_settings(config, num_responses=config.generate.num_responses)
-    player = load_player(config, run, environment, tokens=sampling.max_new_tokens, by_turn=False)
+    player = load_player(config, run, tokens=sampling.max_new_tokens, by_turn=False)
     room = policy.room(sampling.max_new_tokens)
-    all_prompts = load_rows("prompts", config, run, policy.tokenizer, room=room, rows=prompts)
+    all_prompts = load_rows("prompts", config, run, policy.tokenizer, room=room)
     chosen = all_prompts[: settings.num_prompts]
     if len(chosen) < len(all_prompts):
         run.data.add("prompts", used=len(chosen), note="evaluate.num_prompts leaves out the rest")
     evaluator = Evaluator(
         chosen,
         reader=policy,
-        judge=load_judge(judge, config, run, policy.tokenizer, player),
+        judge=load_judge(config, run, policy.tokenizer, player),
         sampling=sampling,
         kl_temperature=config.rollout.temperature,
         template=config.data.template,

@@ -98,10 +98,10 @@ def run_generate(
         _check_best_of(best_of, sampling, scores=bool(rewards) or plays)
     in_memory = {"data.prompts": prompts, "reward": reward, "environment.source": environment}
     run = open_run(config, "generate", in_memory=in_memory)
-    player = load_player(config, run, environment, tokens=sampling.max_new_tokens, by_turn=False)
+    player = load_player(config, run, tokens=sampling.max_new_tokens, by_turn=False)
     policy = load_policy(str(config.model), config, run)
     room = policy.room(sampling.max_new_tokens)
-    distinct = load_rows("prompts", config, run, policy.tokenizer, room=room, rows=prompts)
+    distinct = load_rows("prompts", config, run, policy.tokenizer, room=room)
     scorer = None
     if player is not None:
         player.begin(policy.stop_tokens.ids, room, policy.tokenizer, distinct[:1])
@@ -160,7 +160,7 @@ def run_generate(
     if len(responses) <= MOST_SHOWN:
         for completion in responses.completions:
             say(f"response: {printable(completion)}")
-    say_results(config, run, RESPONSES_FILE, {"num_responses": len(responses)})
+    say_results(run, RESPONSES_FILE, {"num_responses": len(responses)})
     return GenerateResult(run.shared_folder, summary, score)
 
 

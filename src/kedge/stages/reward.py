@@ -84,7 +84,7 @@ def run_reward(
     """
     in_memory = {"data.comparisons": comparisons, "data.demonstrations": demonstrations}
     run = open_run(config, "reward", in_memory=in_memory, resume=resume)
-    inputs = load_reward_inputs(config, run, comparisons, demonstrations)
+    inputs = load_reward_inputs(config, run)
     model = inputs.model
     tokenizer = inputs.tokenizer
     split = inputs.split
@@ -101,9 +101,8 @@ def run_reward(
         }
         return Trained(report.outcome, _facts(report), {"summary": summary})
 
-    with running(config, run) as ending:
+    with running(run) as ending:
         ending |= train_model(
-            config,
             run,
             train,
             partial(save_scalar_model, model, tokenizer),
@@ -120,23 +119,18 @@ def run_reward(
     return RewardResult.read(run.shared_folder)
 
 
-def load_reward_inputs(
-    config: Config,
-    run: Run,
-    comparisons: Sequence[Any] | None = None,
-    demonstrations: Sequence[Any] | None = None,
-) -> SupervisedInputs[ScalarModel, Comparison | Ranking]:
-    """Load model, comparisons and demonstrations; arguments and errors as in `run_reward`."""
+def load_reward_inputs(config: Config, run: Run) -> SupervisedInputs[ScalarModel, Comparison | Ranking]:
+    """Load model, comparisons and demonstrations; errors as in `run_reward`."""
     model, tokenizer = load_start(config, run, load_scalar_model, init="any")
     if not model.has_new_head:
         say(f"{config.reward_model.base or config.model} is a reward model: it is trained further, with its head.")
     hold_bases_of([model], config, run.device)
     shard_model(model, run.ranks)  # gathered in fp32, as the scores are normalized in it
     context = model.context_length
-    records = load_rows("comparisons", config, run, tokenizer, room=context, rows=comparisons)
+    records = load_rows("comparisons", config, run, tokenizer, room=context)
     zeroed = (
-        load_rows("demonstrations", config, run, tokenizer, room=context, rows=demonstrations)
-        if demonstrations or config.data.demonstrations
+        load_rows("demonstrations", config, run, tokenizer, room=context)
+        if run.objects.get("data.demonstrations") or config.data.demonstrations
         else []
     )
     return split_inputs(config, run, model, tokenizer, records, zeroed, role="comparisons")

@@ -31,7 +31,7 @@ from kedge.models import load_scalar_model, load_tokenizer
 from kedge.rewards import RewardSpec, RewardTerm, WeightedReward
 from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import chain_report, publish, resumable, say_next
-from kedge.runs.inputs import Rewards, check_columns, configured_rewards, load_rewards, load_rows
+from kedge.runs.inputs import Rewards, check_columns, load_rewards, load_rows, rewards_of
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, describe_in_memory, open_run
 from kedge.runs.training import Callback
@@ -48,7 +48,7 @@ from kedge.stages.sft import SftResult, run_sft
 from kedge.system.durable import copy_tree, replaced_folder
 from kedge.system.intervals import Interval
 from kedge.system.output import SUMMARY_FILE, is_run, replace_file, write_summary, writing
-from kedge.system.stage import find_stage, value_of
+from kedge.system.stage import value_of
 from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping
 
@@ -148,14 +148,14 @@ def run_rlhf(
         KedgeError: An input is missing, unreadable or does not fit; raised before any training.
         KeyboardInterrupt, Terminated: The run was interrupted; the newest policy is saved.
     """
-    objects: dict[str, Any] = {"demonstrations": demonstrations, "comparisons": comparisons, "prompts": prompts}
-    objects |= {"reward": reward, "labeler": labeler}
-    run = open_run(config, "rlhf", in_memory=_in_memory(objects), resume=resume)
-    all_prompts, ranker = check_inputs(config, run, objects)
+    objects = {"data.demonstrations": demonstrations, "data.comparisons": comparisons, "data.prompts": prompts}
+    objects |= {"reward": reward, "rlhf.labeler": labeler}
+    run = open_run(config, "rlhf", in_memory=objects, resume=resume)
+    all_prompts, ranker = check_inputs(config, run)
     with (
-        resumable(config, run),
+        resumable(run),
         run.started(),
-        chain_report(config, run),
+        chain_report(run),
         published_policy(run),
     ):
         if comparisons is not None:
@@ -196,7 +196,7 @@ def run_rlhf(
         run.finish({})
         print_rounds(run.folder, summary)
         say_next(config, run.folder, "rlhf", start=str(sft.model), judge=str(rounds[-1].reward.model))
-        publish(config, run.folder)
+        publish(run)
     run.ranks.wait()  # so that the newest policy is there on every rank
     return RlhfResult(run.shared_folder, sft, rounds, summary)
 
@@ -206,18 +206,12 @@ def _suffix(number: int) -> str:
     return "" if number == 1 else f"-{number}"
 
 
-def _in_memory(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The Python objects by the fields that they replace."""
-    return {field: given[name] for name, field in find_stage("rlhf").arguments.items() if given[name] is not None}
-
-
-def check_inputs(config: Config, run: Run, given: Mapping[str, Any]) -> tuple[list[Prompt], WeightedReward | None]:
+def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward | None]:
     """Load and read the inputs of all stages, so that a mistake in any of them shows before hours of fine-tuning.
 
     Args:
         config: The resolved configuration.
         run: The run, opened.
-        given: The objects that `run_rlhf` got instead of configured fields, by its arguments.
 
     Returns:
         All prompts; and what ranks responses from round 2 on, None for a single round.
@@ -225,27 +219,26 @@ def check_inputs(config: Config, run: Run, given: Mapping[str, Any]) -> tuple[li
     Raises:
         KedgeError: A stage cannot run with this configuration; or an input cannot be read or does not fit the others.
     """
-    _check_stages(with_values(config, describe_in_memory(_in_memory(given))), run)
+    _check_stages(with_values(config, describe_in_memory(run.objects)), run)
     check_ahead(config, run)
     existing = _with_existing_models(config, run)
     policy = load_policy(str(config.model), config, run)
     tokenizer = policy.tokenizer
     context = policy.model.context_length
-    demonstrations = given["demonstrations"]
-    load_rows("demonstrations", config, run, tokenizer, room=context, rows=demonstrations)
+    load_rows("demonstrations", config, run, tokenizer, room=context)
     base = existing.reward_model.base
     reader, base_context = (tokenizer, context) if base is None else _reward_base(base, config, run)
-    load_rows("comparisons", config, run, reader, room=base_context, rows=given["comparisons"])
+    load_rows("comparisons", config, run, reader, room=base_context)
     room = policy.room(config.rollout.max_new_tokens)
-    prompts = load_rows("prompts", config, run, tokenizer, room=room, rows=given["prompts"])
-    rewards = configured_rewards(config) if given["reward"] is None else given["reward"]
-    scorer = load_rewards(rewards, config, run, tokenizer, may_be_empty=True)  # the trained one is added
+    prompts = load_rows("prompts", config, run, tokenizer, room=room)
+    # The trained one is added.
+    scorer = load_rewards(rewards_of(config, run), config, run, tokenizer, may_be_empty=True)
     check_roles(existing, run, policy, scorer, prompts)
     if config.rlhf.train_critic and existing.critic.names_base:
         load_saved_critic(with_critic(existing, Path(existing.critic.base)), run, tokenizer)
     if config.rlhf.num_rounds == 1:
         return prompts, None
-    labeler = load_rewards(given["labeler"] or str(config.rlhf.labeler), config, run, tokenizer)
+    labeler = load_rewards(run.objects.get("rlhf.labeler") or str(config.rlhf.labeler), config, run, tokenizer)
     check_columns(labeler.check, prompts)
     return prompts, labeler
 

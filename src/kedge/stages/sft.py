@@ -86,7 +86,7 @@ def run_sft(
         KeyboardInterrupt, Terminated: The run was interrupted; the model is saved.
     """
     run = open_run(config, "sft", in_memory={"data.demonstrations": demonstrations}, resume=resume)
-    inputs = load_sft_inputs(config, run, demonstrations)
+    inputs = load_sft_inputs(config, run)
     model = inputs.model
     tokenizer = inputs.tokenizer
     split = inputs.split
@@ -96,9 +96,8 @@ def run_sft(
         facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}
         return Trained(outcome, facts, {"num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
 
-    with running(config, run) as ending:
+    with running(run) as ending:
         ending |= train_model(
-            config,
             run,
             train,
             partial(save_policy, model, tokenizer, stop_tokens=own_stop_tokens(tokenizer, model).ids),
@@ -120,15 +119,13 @@ def _held_out(evaluation: Mapping[str, float]) -> dict[str, float]:
     return {names.get(name, name): value for name, value in evaluation.items()}
 
 
-def load_sft_inputs(
-    config: Config, run: Run, demonstrations: Sequence[Any] | None = None
-) -> SupervisedInputs[LanguageModel, Demonstration]:
-    """Load model and demonstrations; arguments and errors as in `run_sft`."""
+def load_sft_inputs(config: Config, run: Run) -> SupervisedInputs[LanguageModel, Demonstration]:
+    """Load model and demonstrations; errors as in `run_sft`."""
     model, tokenizer = load_start(config, run, load_language_model)
     shard_model(model, run.ranks, run.precision)
     hold_bases_of([model], config, run.device)
     context = model.context_length
-    records = load_rows("demonstrations", config, run, tokenizer, room=context, rows=demonstrations)
+    records = load_rows("demonstrations", config, run, tokenizer, room=context)
     return split_inputs(config, run, model, tokenizer, records, role="demonstrations")
 
 

@@ -17,7 +17,7 @@ from kedge.logs.progress import say
 from kedge.models import LanguageModel, ScalarModel, load_tokenizer
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.frozen import adapter_of, bases_of, say_loaded_whole
-from kedge.runs.run import Run, offloads_optimizer
+from kedge.runs.run import Run
 from kedge.runs.stage_card import stage_card
 from kedge.runs.training import Callback, logged_steps, stage_loop, watched
 from kedge.stages.planning.report import MachinePlan, compared
@@ -111,7 +111,6 @@ class Trained:
 
 
 def train_model(
-    config: Config,
     run: Run,
     train: Callable[..., Trained],
     write: Callable[..., Path],
@@ -130,7 +129,6 @@ def train_model(
     """Train a started run's model, with logs, checkpoints and callbacks; save it, also after an interruption.
 
     Args:
-        config: The stage's configuration.
         run: The stage's run, started.
         train: Trains, with the fields of `TrainingSettings` and the stage's own as arguments.
         write: Saves the model in a folder; takes `card`, `weights` and `final`, as `save_policy` does.
@@ -153,15 +151,15 @@ def train_model(
     """
 
     def save(folder: Path, weights: dict[str, Tensor] | None, facts: Mapping[str, object], *, ended: bool) -> Path:
-        card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts, ended=ended)
+        card = stage_card(run, facts, tokenizer=tokenizer, prompts=prompts, ended=ended)
         return write(folder, card=card, weights=weights, final=ended)
 
     def save_at(folder: Path, step: int, weights: dict[str, Tensor] | None) -> Path:
         return save(folder, weights, {"optimizer steps": step, **(unfinished or {})}, ended=False)
 
     with (
-        stage_loop(config, run, model=CheckpointModel(module, save_at)) as loop,
-        logged_steps(config, run, loop, num_steps, shown=shown) as log_step,
+        stage_loop(run, model=CheckpointModel(module, save_at)) as loop,
+        logged_steps(run, loop, num_steps, shown=shown) as log_step,
     ):
         after_step = watched(callback, run, loop, num_steps, model=trained or module, tokenizer=tokenizer)
 
@@ -170,12 +168,12 @@ def train_model(
             after_step(step, metrics)
 
         ended = train(
-            **config.training_of(_section(run)),
+            **run.config.training_of(_section(run)),
             precision=run.precision,
-            seed=config.runtime.seed,
+            seed=run.config.runtime.seed,
             order=order,
             micro_batch_tokens=run.micro_batch_tokens,
-            offload_optimizer=offloads_optimizer(config, run.device),
+            offload_optimizer=run.offloads("optimizer"),
             on_step=on_step,
             loop=loop,
             ranks=run.ranks,
@@ -187,7 +185,7 @@ def train_model(
         if run.ranks.is_first:
             save(run.folder / MODEL_FOLDER, weights, ended.facts, ended=True)
         interruption = ended.outcome.interruption
-        leave_stage_report(config, run.folder, interrupted=interruption is not None)
+        leave_stage_report(run.config, run.folder, interrupted=interruption is not None)
         if interruption is not None:
             raise interruption
     return {**loop.summary(), **ended.results, **compared(planned, run.device)}

@@ -70,8 +70,8 @@ def run_control(
     parts = load_parts(config, run, env=env, network=network)
     if parts.settings.video:
         check_video(parts)
-    with closing(parts.environments), running(config, run, save=partial(save_result, run, parts)) as summary:
-        with stage_loop(config, run, model=checkpoint_model(parts)) as loop:
+    with closing(parts.environments), running(run, save=partial(save_result, run, parts)) as summary:
+        with stage_loop(run, model=checkpoint_model(parts)) as loop:
             train(run, parts, loop, watched(callback, run, loop, parts.settings.num_updates, model=parts.policy))
             summary |= loop.summary()
         if parts.settings.video:
@@ -83,7 +83,7 @@ def train(run: Run, parts: Parts, loop: CheckpointedLoop, after_update: AfterUpd
     """The loop: each update plays, estimates advantages, and improves policy and critic."""
     config = parts.config
     use = parts.settings
-    with logged_steps(config, run, loop, use.num_updates, shown=SHOWN) as log:
+    with logged_steps(run, loop, use.num_updates, shown=SHOWN) as log:
         loop.restore(TrainingState({"actor_critic": parts.policy}, parts.optimizer, parts.resumed()))
         for update in loop.steps(use.num_updates):
             clock = Stopwatch(run.device)

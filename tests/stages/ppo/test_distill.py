@@ -130,7 +130,7 @@ def slow_logprobs(source: Path, prompt: list[int], response: list[int]) -> list[
 def test_a_tokens_advantage_is_minus_its_log_ratio_to_the_teacher(student: Path, teacher: Path, tmp_path: Path) -> None:
     config = configure(student, tmp_path / "run", reference=str(teacher), num_prompts=4)
     run = open_run(config, "ppo", in_memory={"data.prompts": PROMPTS})
-    trainer = Trainer.of(config, run, load_roles(config, run, prompts=PROMPTS))
+    trainer = Trainer.of(config, run, load_roles(config, run))
     trainer.begin(1)
     prompts = trainer.roles.prompts[:4]
     experience = trainer.estimate(trainer.score(trainer.sample(prompts), prompts), takes_steps=False)

@@ -67,7 +67,7 @@ def configure(policy: Path, out: Path, **settings: Any) -> Config:
 def load(policy: Path, out: Path, **settings: Any) -> Roles:
     config = with_saved_critic(configure(policy, out, **settings))
     run = open_run(config, "ppo", in_memory={"data.prompts": PROMPTS, "reward": length})
-    return load_roles(config, run, prompts=PROMPTS, reward=length)
+    return load_roles(config, run)
 
 
 def test_a_saved_model_is_a_separate_critic(policy: Path, separate: Path, tmp_path: Path) -> None:

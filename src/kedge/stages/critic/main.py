@@ -86,10 +86,10 @@ def run_critic(
     """
     in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
     run = open_run(config, "critic", in_memory=in_memory, resume=resume)
-    inputs = load_critic_inputs(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
+    inputs = load_critic_inputs(config, run)
     roles = inputs.roles
     critic = roles.actor_critic.critic
-    with running(config, run) as ending:
+    with running(run) as ending:
         sampled = sample_returns(inputs, run)
         loss = inputs.loss(sampled.returns, sampled.train_rows)
 
@@ -107,7 +107,6 @@ def run_critic(
             return Trained(outcome, _facts(summary), {"summary": summary})
 
         ending |= train_model(
-            config,
             run,
             train,
             partial(

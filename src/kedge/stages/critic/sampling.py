@@ -17,7 +17,6 @@ from kedge.config.schedules import config_at
 from kedge.data import Prompt, PromptStream
 from kedge.logs.progress import Progress, say
 from kedge.models import ActorCritic
-from kedge.runs.inputs import Rewards
 from kedge.runs.run import Run
 from kedge.stages.critic.parts import Part, PartStore
 from kedge.stages.ppo.roles import Roles, load_roles
@@ -126,18 +125,11 @@ def as_first_update(config: Config, *, holds_out: bool) -> Config:
     )
 
 
-def load_critic_inputs(
-    config: Config,
-    run: Run,
-    *,
-    prompts: Sequence[Any] | None = None,
-    eval_prompts: Sequence[Any] | None = None,
-    reward: Rewards | None = None,
-) -> CriticInputs:
-    """Load policy, critic, rewards and prompts; arguments and errors as in `run_critic`."""
-    own = bool(config.data.eval_prompts) or eval_prompts is not None
+def load_critic_inputs(config: Config, run: Run) -> CriticInputs:
+    """Load policy, critic, rewards and prompts; errors as in `run_critic`."""
+    own = bool(config.data.eval_prompts) or "data.eval_prompts" in run.objects
     first = as_first_update(config, holds_out=own or config.data.eval_fraction > 0)
-    roles = load_roles(first, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
+    roles = load_roles(first, run)
     policy = roles.actor_critic.policy
     without = replace(roles, actor_critic=ActorCritic(policy)) if roles.actor_critic.critic is not None else roles
     return CriticInputs(first, config.critic.num_prompts, roles, Trainer.of(first, run, without))

@@ -256,7 +256,6 @@ class Judge:
 
 
 def load_judge(
-    given: RewardSpec | None,
     config: Config,
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
@@ -265,9 +264,9 @@ def load_judge(
     """Load `config.evaluate.judge`; without one, episodes are judged by what they are paid.
 
     Args:
-        given: A function or model instead of `config.evaluate.judge`.
         config: Names the judge and its mode.
-        run: Device and precision of models, and the ranks that share them.
+        run: Has a function or model in place of the configured one, if any; device and precision of models, and the
+            ranks that share them.
         tokenizer: Tokenizer of the responses.
         player: Plays the episodes that are judged.
 
@@ -276,6 +275,7 @@ def load_judge(
         RewardError: The function cannot be loaded or has the wrong signature.
         ModelError: The reward model cannot be loaded.
     """
+    given: RewardSpec | None = run.objects.get("evaluate.judge")
     if player is not None and given is None and config.evaluate.judge is None:
         return Judge(load_rewards((), config, run, tokenizer, more=(player.reward,)))
     judge = str(config.evaluate.judge) if given is None else given

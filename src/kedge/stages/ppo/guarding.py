@@ -9,7 +9,7 @@ from typing import cast
 from torch import nn
 
 from kedge.algorithm.experience import Rollout
-from kedge.config import Config, word
+from kedge.config import word
 from kedge.logs.incidents import add_incident, describe_row
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
@@ -30,9 +30,9 @@ SPIKE_HISTORY = 40
 """Optimizer steps of the recent median that spikes are compared with: ten updates of four steps."""
 
 
-def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[[str], None]) -> Guard:
+def new_guard(run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[[str], None]) -> Guard:
     """The configured guard of a run; resumed with it."""
-    options = config.ppo
+    options = run.config.ppo
     modules: dict[str, nn.Module | None] = {
         "policy and critic": roles.actor_critic,
         "the reference": roles.reference,
@@ -47,7 +47,7 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
             max_skips=options.max_skips,
             max_ratio=MAX_RATIO[run.precision],
             max_k3=MAX_K3[run.precision],
-            strict=config.runtime.strict,
+            strict=run.config.runtime.strict,
         ),
         spikes=None if sigma is None else SpikeDetector(sigma=sigma, history=SPIKE_HISTORY),
         record=lambda incident: add_incident(run.folder, _row(incident, roles)),

@@ -12,7 +12,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from kedge.algorithm.experience import Experience, Rollout
-from kedge.config import Config, field_advice, schedule_in_words
+from kedge.config import field_advice, schedule_in_words
 from kedge.inspect.diagnosis import LiveDoctor
 from kedge.logs.experience_metrics import (
     DETAILS_FILE,
@@ -250,13 +250,15 @@ def _reward_error(reward: WeightedReward) -> dict[str, float]:
 
 
 @contextmanager
-def ppo_log(config: Config, run: Run, trainer: Trainer, loop: CheckpointedLoop) -> Iterator[PpoLog]:
+def ppo_log(trainer: Trainer, loop: CheckpointedLoop) -> Iterator[PpoLog]:
     """Open the logs of a run, print the schedule and the stop tokens, and flush the logs before each checkpoint."""
+    run = trainer.run
+    config = run.config
     roles = trainer.roles
     missing_eos = roles.missing_eos
     with (
         Progress("ppo", total=config.ppo.num_updates, done=loop.done) as progress,
-        open_loggers(config, run, warn=progress.say) as loggers,
+        open_loggers(run, warn=progress.say) as loggers,
         MetricsLog(run.folder, also=loggers.write if loggers else None) as metrics,
         RunLog(run.folder / DETAILS_FILE) as details,
         SamplesLog(run.folder, also=loggers.write_samples if loggers else None) as samples,

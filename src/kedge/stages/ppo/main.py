@@ -34,6 +34,7 @@ from kedge.training.checkpoint.state import TrainingState
 from kedge.training.controllers import EarlyEnd
 from kedge.training.guard import Guard
 from kedge.training.runtime import Stopwatch
+from kedge.training.stopping import Stopping
 
 
 @stage_function("ppo", PpoResult.read)
@@ -85,59 +86,50 @@ def run_ppo(
         "ppo.policy_loss": surrogate,
     }
     run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
-    check_ahead(config, run)
-    roles = load_roles(
-        config,
-        run,
-        prompts=prompts,
-        eval_prompts=eval_prompts,
-        reward=reward,
-        environment=environment,
-        advantage=advantage,
-        surrogate=surrogate,
-    )
-    roles = with_background(config, run, roles)
-    with (
-        running(config, run, save=partial(save_result, config, run, roles)) as summary,
-        closing(roles.engine),
-        stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop,
-    ):
-        train(config, run, roles, loop, callback=callback, on_update=on_update)
-        summary |= {**loop.summary(), **compared(planned, run.device)}
+    with opened_updates(run, callback=callback, on_update=on_update, planned=planned) as updates:
+        train(updates)
     return PpoResult.read(run.shared_folder)
 
 
-def train(
-    config: Config,
-    run: Run,
-    roles: Roles,
-    loop: CheckpointedLoop,
-    *,
-    callback: Callback | None = None,
-    on_update: Callable[[int, Roles], None] | None = None,
-) -> None:
+def train(updates: Updates) -> None:
     """The PPO loop: each update samples, scores, estimates advantages, and improves policy and critic."""
-    with opened_updates(config, run, roles, loop, callback=callback, on_update=on_update) as updates:
-        sampling = open_sampling(config, updates.trainer, loop, say=updates.log.progress.say)
-        updates.restore()
-        for update in loop.steps(config.ppo.num_updates):
-            updates.make(update, sampling.batch, Stopwatch(run.device))
+    run = updates.trainer.run
+    sampling = open_sampling(run.config, updates.trainer, updates.loop, say=updates.log.progress.say)
+    updates.restore()
+    for update in updates.loop.steps(run.config.ppo.num_updates):
+        updates.make(update, sampling.batch, Stopwatch(run.device))
 
 
 @contextmanager
 def opened_updates(
-    config: Config,
     run: Run,
-    roles: Roles,
-    loop: CheckpointedLoop,
     *,
+    has_prompts: bool = True,
+    stop: Stopping | None = None,
     callback: Callback | None = None,
     on_update: Callable[[int, Roles], None] | None = None,
+    planned: MachinePlan | None = None,
 ) -> Iterator[Updates]:
-    """The updates of a run, with its logs open. What is resumed is registered; `Updates.restore` comes next."""
-    trainer = Trainer.of(config, run, roles)
-    with ppo_log(config, run, trainer, loop) as log:
-        guard = trainer.guard = new_guard(config, run, roles, loop, warn=log.progress.say)
+    """Load a run's models, start it, and end it after the block; `Updates.restore` comes first in the block.
+
+    Args:
+        run: The run, opened.
+        has_prompts: False for a run that gets its prompts later.
+        stop: Set by signals that the caller listens to; None to listen here.
+        callback: See `run_ppo`, like the next two.
+        on_update: See `callback`.
+        planned: See `callback`.
+    """
+    config = run.config
+    check_ahead(config, run)
+    roles = with_background(config, run, load_roles(config, run, has_prompts=has_prompts))
+    with (
+        running(run, save=partial(save_result, run, roles)) as summary,
+        closing(roles.engine),
+        stage_loop(run, model=checkpoint_model(run, roles), stop=stop) as loop,
+        ppo_log(trainer := Trainer.of(config, run, roles), loop) as log,
+    ):
+        guard = trainer.guard = new_guard(run, roles, loop, warn=log.progress.say)
         measurements = Measurements(trainer, log, loop)
         loop.at_end = measurements.at_end
         loop.register("coefficients", trainer.coefficients)
@@ -148,6 +140,7 @@ def opened_updates(
             loop.register("value warm-up", warmup, optional=True)  # its length is not known from the start
         callbacks = list(_callbacks(trainer, loop, callback=callback, on_update=on_update))
         yield Updates(trainer, guard, log, measurements, loop, early_end, callbacks)
+        summary |= {**loop.summary(), **compared(planned, run.device)}
 
 
 def _callbacks(

@@ -17,7 +17,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -41,7 +41,7 @@ from kedge.runs.ending import chained
 from kedge.runs.inputs import given_prompts
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Resume, open_run, resumed
-from kedge.runs.training import Callback, check_callback, running, stage_loop
+from kedge.runs.training import Callback, check_callback
 from kedge.stages.arguments import (
     Data,
     Model,
@@ -55,8 +55,8 @@ from kedge.stages.ppo.ahead import prompt_stream
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.given import given_rollout, is_ids, rows_and_ids
 from kedge.stages.ppo.main import opened_updates
-from kedge.stages.ppo.result import checkpoint_model, save_result
-from kedge.stages.ppo.roles import Roles, load_roles, longest_prompt
+from kedge.stages.ppo.result import save_result
+from kedge.stages.ppo.roles import Roles, longest_prompt
 from kedge.stages.ppo.sampling import SampledBatch, Sampling
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.stage import find_stage
@@ -273,17 +273,16 @@ class PpoTrainer:
         if not has_prompts:
             in_memory["data.prompts"] = _own_prompts
         run = self._run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
-        roles = self.roles = load_roles(config, run, has_prompts=has_prompts, **{**objects, "reward": reward})
-        self._own_reward = roles.reward if has_no_reward else load_reward([own], ranks=run.ranks)
-        self._has_reward = not has_no_reward
         self._stop = Stopping(run.ranks)
         self.config = config
-        self._summary = opening.enter_context(running(config, run, save=partial(save_result, config, run, roles)))
-        opening.enter_context(closing(roles.engine))
-        model = checkpoint_model(config, run, roles)
-        self._loop = opening.enter_context(stage_loop(config, run, model=model, stop=self._stop))
-        self._updates = opening.enter_context(opened_updates(config, run, roles, self._loop, callback=on_update))
+        self._updates = opening.enter_context(
+            opened_updates(run, has_prompts=has_prompts, stop=self._stop, callback=on_update)
+        )
+        self._loop = self._updates.loop
         self._trainer = self._updates.trainer
+        roles = self.roles = self._trainer.roles
+        self._own_reward = roles.reward if has_no_reward else load_reward([own], ranks=run.ranks)
+        self._has_reward = not has_no_reward
         self._stream = prompt_stream(config, self._trainer, self._loop) if has_prompts else None
         self._say = self._updates.log.progress.say
         self._sampling = Sampling(None, self._trainer, check=self._updates.guard.check_rollout, say=self._say)
@@ -483,7 +482,7 @@ class PpoTrainer:
             raise ConfigError("no update has been made, so there is nothing to save")
         self._stop.at_once = False
         self._loop.save()
-        save_result(self.config, self._run, self.roles, interrupted=False)
+        save_result(self._run, self.roles, interrupted=False)
         self._run.ranks.wait()  # so that the model is there on every rank
         return self.folder / "model"
 
@@ -630,7 +629,6 @@ class PpoTrainer:
             if self.done < self.num_updates and self._loop.ended is None:
                 self._loop.ended = "the loop ended it"
             self._loop.save()
-            self._summary |= self._loop.summary()
 
     def _say_ending(self, *, stopped: bool) -> None:
         if stopped or self.done < self.num_updates:

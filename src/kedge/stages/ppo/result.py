@@ -57,11 +57,10 @@ class PpoResult:
         return self.folder / "model"
 
 
-def save_result(config: Config, run: Run, roles: Roles, *, interrupted: bool, model: bool = True) -> None:
+def save_result(run: Run, roles: Roles, *, interrupted: bool, model: bool = True) -> None:
     """Save the policy and write the report, also for an interrupted run.
 
     Args:
-        config: The run's configuration.
         run: The run.
         roles: Its models.
         interrupted: The run did not reach its end.
@@ -73,32 +72,27 @@ def save_result(config: Config, run: Run, roles: Roles, *, interrupted: bool, mo
         pass
     elif not run.ranks.is_sharded:
         if run.ranks.is_first:
-            _save(config, run, roles, metrics)
+            _save(run, roles, metrics)
     elif not interrupted:  # a rank may be gone otherwise; checkpoints have the policy as well
         weights = gathered_state(roles.actor_critic.policy.causal, run.ranks)
         if run.ranks.is_first:
-            _save(config, run, roles, metrics, weights)
-    leave_stage_report(config, run.folder, interrupted=interrupted)
+            _save(run, roles, metrics, weights)
+    leave_stage_report(run.config, run.folder, interrupted=interrupted)
 
 
-def _save(
-    config: Config,
-    run: Run,
-    roles: Roles,
-    metrics: Sequence[dict[str, Any]],
-    weights: dict[str, Tensor] | None = None,
-) -> None:
-    facts = _facts(config, roles, len(metrics))
+def _save(run: Run, roles: Roles, metrics: Sequence[dict[str, Any]], weights: dict[str, Tensor] | None = None) -> None:
+    facts = _facts(run.config, roles, len(metrics))
     last = next((row for row in reversed(metrics) if "objective/kl" in row), {})  # a dropped update lacks it
     if scored := [row for row in metrics if "reward/score_mean" in row]:
         facts["mean score, first and last update"] = (
             f"{scored[0]['reward/score_mean']:.3f}, {scored[-1]['reward/score_mean']:.3f}"
         )
     if last:
-        reference = "the start" if config.ppo.reference is None else public_name(config.ppo.reference)
+        source = run.config.ppo.reference
+        reference = "the start" if source is None else public_name(source)
         facts[f"KL to {reference}, last update"] = f"{last['objective/kl']:.2f} nats per response"
     facts.update(_held_out(metrics))
-    _save_policy(config, run, roles, run.folder / "model", facts, len(metrics), weights, ended=True)
+    _save_policy(run, roles, run.folder / "model", facts, len(metrics), weights, ended=True)
 
 
 def _facts(config: Config, roles: Roles, num_updates: int) -> dict[str, object]:
@@ -124,17 +118,16 @@ def _held_out(metrics: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     return {f"held-out {label}": value for label, value in known.items() if value is not None}
 
 
-def checkpoint_model(config: Config, run: Run, roles: Roles) -> CheckpointModel:
+def checkpoint_model(run: Run, roles: Roles) -> CheckpointModel:
     """The policy as it is saved in every checkpoint."""
 
     def save(folder: Path, update: int, weights: dict[str, Tensor] | None) -> Path:
-        return _save_policy(config, run, roles, folder, _facts(config, roles, update), update, weights)
+        return _save_policy(run, roles, folder, _facts(run.config, roles, update), update, weights)
 
     return CheckpointModel(roles.actor_critic.policy.causal, save)
 
 
 def _save_policy(
-    config: Config,
     run: Run,
     roles: Roles,
     folder: Path,
@@ -149,9 +142,9 @@ def _save_policy(
         roles.actor_critic.policy,
         roles.tokenizer,
         folder,
-        card=stage_card(config, run, facts, tokenizer=roles.tokenizer, prompts=prompts, ended=ended),
+        card=stage_card(run, facts, tokenizer=roles.tokenizer, prompts=prompts, ended=ended),
         stop_tokens=roles.stop_tokens.ids,
-        temperature=config_at(config, max(1, num_updates)).rollout.temperature,
+        temperature=config_at(run.config, max(1, num_updates)).rollout.temperature,
         weights=weights,
         final=ended,
     )

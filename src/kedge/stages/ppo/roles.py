@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -32,14 +32,13 @@ from kedge.rewards.score import MissingEos
 from kedge.rollout import Engine
 from kedge.runs.frozen import bases_of, freeze_models, hold_bases_of, measuring_scores
 from kedge.runs.inputs import (
-    Rewards,
     check_columns,
-    configured_rewards,
     load_player,
     load_rewards,
     load_rows,
+    rewards_of,
 )
-from kedge.runs.run import Run, offloads_optimizer
+from kedge.runs.run import Run
 from kedge.stages.evaluation.judges import Judge, load_judge
 from kedge.stages.evaluation.policy import Policy
 from kedge.stages.ppo.critics import load_actor_critic
@@ -93,45 +92,26 @@ class Roles:
     player: Player | None = None
 
 
-def load_roles(
-    config: Config,
-    run: Run,
-    *,
-    prompts: Sequence[Any] | None = None,
-    eval_prompts: Sequence[Any] | None = None,
-    reward: Rewards | None = None,
-    environment: Callable[[], Any] | None = None,
-    has_prompts: bool = True,
-    advantage: Callable[..., object] | None = None,
-    surrogate: Callable[..., object] | None = None,
-) -> Roles:
-    """Load policy, reference, reward, critic and prompts.
+def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
+    """Load policy, reference, reward, critic and prompts, from the configuration or the run's objects.
 
     Args:
         config: The resolved configuration.
         run: The run.
-        prompts: Texts or rows instead of `config.data.prompts`.
-        eval_prompts: Texts or rows instead of `config.data.eval_prompts`.
-        reward: Functions or models instead of `config.reward`.
-        environment: A class instead of `config.environment.source`.
         has_prompts: False for a run that gets its prompts later.
-        advantage: The user's own estimator instead of `ppo.advantage`.
-        surrogate: The user's own policy loss instead of `ppo.policy_loss`.
 
     Raises:
         KedgeError: An input is unreadable, or incompatible with the others.
     """
     trusted = config.runtime.trust_remote_code
     tokenizer = load_tokenizer(str(config.model), trust_remote_code=trusted, chat_template=config.data.chat_template)
-    own, player = load_own_code(
-        config, run, tokenizer, environment=environment, advantage=advantage, surrogate=surrogate
-    )
+    own, player = load_own_code(config, run, tokenizer)
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
     bases = bases_of(config)
-    given = configured_rewards(config) if reward is None else reward
+    terms = rewards_of(config, run)
     earned = () if player is None else (player.reward,)
-    if given or earned:
-        rewards = load_rewards(given, config, run, tokenizer, freeze=False, bases=bases, more=earned)
+    if terms or earned:
+        rewards = load_rewards(terms, config, run, tokenizer, freeze=False, bases=bases, more=earned)
     else:
         rewards = WeightedReward([], may_be_empty=config.ppo.reference is not None)
     models = list(rewards.weighted_models.values())
@@ -140,8 +120,8 @@ def load_roles(
     records = RunPrompts([], [], None)
     room = longest_prompt(config, actor_critic, rewards.weighted_models)
     if has_prompts:
-        all_prompts = load_rows("prompts", config, run, tokenizer, room=room, rows=prompts)
-        records = hold_out_prompts(config, run, tokenizer, all_prompts, room=room, eval_prompts=eval_prompts)
+        all_prompts = load_rows("prompts", config, run, tokenizer, room=room)
+        records = hold_out_prompts(config, run, tokenizer, all_prompts, room=room)
     if player is not None:
         player.begin(stop_tokens.ids, room, tokenizer, records.train[:1])
     else:
@@ -174,26 +154,18 @@ def load_roles(
     )
 
 
-def load_own_code(
-    config: Config,
-    run: Run,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    environment: Callable[[], Any] | None = None,
-    advantage: Callable[..., object] | None = None,
-    surrogate: Callable[..., object] | None = None,
-) -> tuple[OwnFunctions, Player | None]:
+def load_own_code(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> tuple[OwnFunctions, Player | None]:
     """Load the user's functions and environment, and check engine and teacher: all that needs no model.
 
-    Arguments and errors as in `load_roles`.
+    Errors as in `load_roles`.
     """
     check_engine(config)
-    own = OwnFunctions.of(config, advantage=advantage, surrogate=surrogate)
+    own = OwnFunctions.of(config, run.objects)
     if config.ppo.reference is not None:
         _check_teacher(config.ppo.reference, tokenizer, trust_remote_code=config.runtime.trust_remote_code)
     # A group's baseline is the score of whole episodes; other estimators use the reward of each turn.
     by_turn = not config.ppo.needs_groups and config.ppo.advantage != "remax"
-    return own, load_player(config, run, environment, tokens=config.rollout.max_new_tokens, by_turn=by_turn)
+    return own, load_player(config, run, tokens=config.rollout.max_new_tokens, by_turn=by_turn)
 
 
 def check_roles(config: Config, run: Run, policy: Policy, rewards: WeightedReward, prompts: list[Prompt]) -> None:
@@ -257,7 +229,7 @@ def _checked_judge(
 ) -> Judge | None:
     """The judge, if the run compares responses; it and the rewards find the columns that they need in all prompts."""
     judges = config.ppo.eval_every is not None and config.evaluate.judge is not None
-    judge = load_judge(None, config, run, tokenizer) if judges else None
+    judge = load_judge(config, run, tokenizer) if judges else None
     for part in filter(None, (records.train, records.held_out)):
         check_columns(rewards.check, part)
         if judge is not None:
@@ -277,7 +249,7 @@ def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueH
         critic_parameters=actor_critic.separable_parameters(),
         learning_rate=config.ppo.learning_rate,
         inner_matrices=inner_matrices(actor_critic),
-        offload=offloads_optimizer(config, run.device),
+        offload=run.offloads("optimizer"),
         adam_eps=settings["adam_eps"],
         adam_eps_mode=settings["adam_eps_mode"],
         weight_decay=settings["weight_decay"],
@@ -354,7 +326,6 @@ def hold_out_prompts(
     records: list[Prompt],
     *,
     room: int | None,
-    eval_prompts: Sequence[Any] | None = None,
 ) -> RunPrompts:
     """Hold some of the prompts out if the run evaluates, unless it has separate prompts for that, which are read.
 
@@ -364,7 +335,6 @@ def hold_out_prompts(
         tokenizer: The policy's tokenizer.
         records: All prompts.
         room: Longest prompt that the context allows.
-        eval_prompts: Texts or rows instead of `config.data.eval_prompts`.
 
     Raises:
         DataError: The data cannot be read, or a single prompt cannot be split.
@@ -373,8 +343,8 @@ def hold_out_prompts(
     data = config.data
     held_out: list[Prompt] = []
     rows: list[int] | None = None
-    if evaluation.holds_out and (data.eval_prompts or eval_prompts is not None):
-        every = load_rows("eval_prompts", config, run, tokenizer, room=room, rows=eval_prompts)
+    if evaluation.holds_out and (data.eval_prompts or "data.eval_prompts" in run.objects):
+        every = load_rows("eval_prompts", config, run, tokenizer, room=room)
         held_out = every[: evaluation.num_held_out]
         run.data.add("eval_prompts", used=len(held_out))
     elif evaluation.holds_out:

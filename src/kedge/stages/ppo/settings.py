@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from kedge.algorithm.advantages import (
     Advantage,
@@ -60,20 +60,14 @@ class OwnFunctions:
     surrogate: Callable[..., object] | None = None
 
     @classmethod
-    def of(
-        cls,
-        config: Config,
-        *,
-        advantage: Callable[..., object] | None = None,
-        surrogate: Callable[..., object] | None = None,
-    ) -> OwnFunctions:
-        """The functions that were passed from Python, and those that a configuration names.
+    def of(cls, config: Config, objects: Mapping[str, Any]) -> OwnFunctions:
+        """The functions that were passed from Python, by their fields, and those that a configuration names.
 
         Raises:
             ConfigError: One that is named cannot be loaded.
         """
-        advantage = advantage or _loaded("ppo.advantage", config.ppo.advantage)
-        return cls(advantage, surrogate or _loaded("ppo.policy_loss", config.ppo.policy_loss))
+        fields = {"ppo.advantage": config.ppo.advantage, "ppo.policy_loss": config.ppo.policy_loss}
+        return cls(*(objects.get(field) or _loaded(field, value) for field, value in fields.items()))
 
 
 def _loaded(field: str, name: object) -> Callable[..., object] | None:
@@ -154,7 +148,7 @@ class PpoSettings:
             own: The user's own parts of the algorithm; None for those that the configuration names.
         """
         ppo = config.ppo
-        own = OwnFunctions.of(config) if own is None else own
+        own = OwnFunctions.of(config, {}) if own is None else own
         clip = clip_ranges(ppo.clip_range, ppo.clip_range_high)
         surrogate = partial(named_surrogate, ppo.policy_loss, clip=clip, dual_clip=ppo.dual_clip, own=own.surrogate)
         is_clipped = ppo.policy_loss == "clipped" and ppo.ratio == "token"
