@@ -11,9 +11,10 @@ import kedge
 from kedge.cli import main
 from kedge.config import config_from_settings, load_config
 from kedge.errors import ConfigError, KedgeError, RewardError
-from kedge.runs.names import check_names
+from kedge.runs.names import _names, check_names
 from kedge.stages.sweep import plan_trials, run_sweep
 from kedge.system.importing import check_named, find_named
+from kedge.system.stage import find_stage
 from tests.tiny import save_tiny_policy
 
 ROWS = {
@@ -156,6 +157,14 @@ def test_a_chain_does_not_look_for_what_it_makes(inputs):
     check_names(config_from_settings("rlhf", given | made), "rlhf")
     with pytest.raises(KedgeError, match="no such folder"):
         check_names(config_from_settings("rlhf", given | made | {"out": "other"}), "rlhf")
+
+
+def test_words_for_a_critic_are_not_looked_up_but_a_folder_of_that_name_is():
+    config = load_config(None, ["ppo.critic_init=policy", "critic.base=reward"], {"model": "policy"})
+    for stage in ("ppo", "critic"):
+        found = dict(_names(config, find_stage(stage)))
+        assert found["model"] == "policy"
+        assert not {"ppo.critic_init", "critic.base"} & found.keys()
 
 
 def test_a_chat_template_is_looked_for_among_the_tokenizers_own(inputs):

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cache
 from inspect import getsource, isclass, isfunction
@@ -92,7 +92,9 @@ CODE = ".code"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) -> dict[str, str]:
+def input_hashes(
+    config: Config, in_memory: Mapping[str, object] | None = None, *, hash_of: Callable[..., str] | None = None
+) -> dict[str, str]:
     """Hash each local model, data set and reward that a configuration names, by field.
 
     Hub ids are not hashed, since their content may change without a fixed revision; nor are objects passed in memory,
@@ -103,8 +105,9 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
     Args:
         config: The resolved configuration.
         in_memory: Objects passed from Python instead of configured fields, by dotted name.
+        hash_of: Hashes the files of some sources; None reads them.
     """
-    hashes = {name: _hash_of(sources) for name, sources in _sources(config).items()}
+    hashes = {name: (hash_of or _hash_of)(*sources) for name, sources in _sources(config).items()}
     rows = {name: value for name, value in (in_memory or {}).items() if name.startswith("data.")}
     rows = {name: value for name, value in rows.items() if isinstance(value, (list, tuple))}
     hashes |= {name: _digest([json.dumps(_stable(value)).encode()]) for name, value in rows.items()}
@@ -137,9 +140,8 @@ def _stable(value: object) -> Any:
 
 def input_hashes_of_all(configs: Sequence[Config]) -> list[dict[str, str]]:
     """The `input_hashes` of several configurations; the files that they share are read once."""
-    hash_of = cache(lambda *sources: _hash_of(list(sources)))
-    found = [{name: hash_of(*sources) for name, sources in _sources(config).items()} for config in configs]
-    return [{name: value for name, value in hashes.items() if value} for hashes in found]
+    hash_of = cache(_hash_of)
+    return [input_hashes(config, hash_of=hash_of) for config in configs]
 
 
 def _sources(config: Config) -> dict[str, list[str]]:
@@ -241,7 +243,7 @@ def _is_part(name: str, allowed: Collection[str]) -> bool:
     return any(name == whole or name.startswith(f"{whole}.") for whole in allowed)
 
 
-def _hash_of(sources: list[str]) -> str:
+def _hash_of(*sources: str) -> str:
     """One hash over all files that the names refer to; empty without files."""
     files = [each for source in sources for each in (*_files(source), *_base_files(source))]
     try:

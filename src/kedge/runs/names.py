@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from kedge.config import Config
 from kedge.data.sources import Sources, rows_of
-from kedge.errors import ConfigError, EnvError, KedgeError, RewardError
+from kedge.errors import ConfigError, EnvError, RewardError
 from kedge.logs.loggers import check_loggers
 from kedge.models import load_tokenizer
 from kedge.models.sources import check_source
@@ -16,22 +16,21 @@ from kedge.system.importing import check_named
 from kedge.system.stage import Stage, find_stage, value_of
 from kedge.system.term_names import is_function
 
-FIELDS: Mapping[str, type[KedgeError] | None] = {
-    "rlhf.labeler": RewardError,
+ERRORS = {
+    **dict.fromkeys(("rlhf.labeler", "reward", "evaluate.judge"), RewardError),
+    "environment.source": EnvError,
     "ppo.advantage": ConfigError,
     "ppo.policy_loss": ConfigError,
-    "environment.source": EnvError,
-    "reward": RewardError,
-    "evaluate.judge": RewardError,
-    **dict.fromkeys(("model", "ppo.reference", "reward_model.base", "critic.base", "ppo.critic_init")),
-    **dict.fromkeys(("evaluate.against", "evaluate.frontier")),
-    **dict.fromkeys(("data.prompts", "data.eval_prompts", "data.pretraining")),
-    **dict.fromkeys(("data.comparisons", "data.demonstrations")),
 }
-"""The fields that name what is read, in the order of looking them up: what may have to be downloaded is last.
+"""The fields that may name code, with their errors. Those of rewards may also name a model."""
 
-Those that may name code have its error. Those of rewards may also name a model.
-"""
+FIELDS = (
+    *("rlhf.labeler", "ppo.advantage", "ppo.policy_loss", "environment.source", "reward", "evaluate.judge"),
+    *("model", "ppo.reference", "reward_model.base", "critic.base", "ppo.critic_init"),
+    *("evaluate.against", "evaluate.frontier"),
+    *("data.prompts", "data.eval_prompts", "data.pretraining", "data.comparisons", "data.demonstrations"),
+)
+"""The fields that name what is read, in the order of looking them up: what may have to be downloaded is last."""
 
 
 def check_names(config: Config, stage: str, given: Collection[str] = ()) -> None:
@@ -53,7 +52,7 @@ def check_names(config: Config, stage: str, given: Collection[str] = ()) -> None
     for field, name in _names(config, described):
         if field in given or name.startswith("python:") or _resolved(name).is_relative_to(out):
             continue
-        error = FIELDS[field]
+        error = ERRORS.get(field)
         if field.startswith("data."):
             next(rows_of(Sources((name,))), None)
         elif error is not None and is_function(name):

@@ -210,9 +210,8 @@ def check_finished(
     Raises:
         ConfigError: Something differs; the line names it.
     """
-    changes = _changes(config, folder, (stage.length, *stage.bounds, *allowed)) + changed_since(
-        folder, fingerprint, allowed=allowed
-    )
+    extending = (stage.length, *stage.bounds)
+    changes = _changes(config, folder, (*extending, *allowed)) + changed_since(folder, fingerprint, allowed=allowed)
     if changes:
         other = "; ".join(changes)
         raise ConfigError(

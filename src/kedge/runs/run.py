@@ -78,7 +78,8 @@ def describe_in_memory(in_memory: Mapping[str, object]) -> dict[str, Any]:
 
     Rewards keep the name and weight of each term, so that readers of the run's folder can tell which term is a judge.
     """
-    return {name: _terms(value) if name == "reward" else IN_MEMORY for name, value in in_memory.items()}
+    reward = in_memory.get("reward")
+    return {**dict.fromkeys(in_memory, IN_MEMORY), **({} if reward is None else {"reward": _terms(reward)})}
 
 
 def _terms(reward: Any) -> list[dict[str, Any]]:
