@@ -85,7 +85,7 @@ def run_check_critic(
         parts["missing EOS"] = roles.missing_eos  # the score that the run's own rewards led to
     found.restore(roles.actor_critic, parts)
     num_prompts, num_prefixes, num_continuations = config.ppo.critic_check_size
-    chosen = roles.prompts[: config.evaluate.num_prompts or num_prompts]
+    chosen = roles.prompts.train[: config.evaluate.num_prompts or num_prompts]
     run.data.add("prompts", used=len(chosen))
     # The unit of whitened rewards is that of all continuations together.
     at_once = len(chosen) if found.config.ppo.whiten_rewards else PROMPTS_AT_ONCE

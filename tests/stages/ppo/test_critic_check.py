@@ -96,7 +96,7 @@ def test_returns_to_go_equal_those_of_a_slow_loop(checked, monkeypatch):
         return caught["whole"]
 
     monkeypatch.setattr(measurements, "sample_continuations", catch)
-    found = measurements.sample_prefixes(trainer, roles.held_out, num_prefixes=2, num_continuations=3)
+    found = measurements.sample_prefixes(trainer, roles.prompts.held_out, num_prefixes=2, num_continuations=3)
     whole = caught["whole"]
     logprobs, ref = (
         response_logprobs(model, whole, temperature=1.0) for model in (roles.actor_critic.policy, roles.reference)
@@ -147,7 +147,7 @@ def test_the_schedule_says_what_checks_cost():
 def test_a_perfect_critic_passes(checked):
     roles = checked.roles
     trainer = trainer_of(checked)
-    found = measurements.sample_prefixes(trainer, roles.held_out, num_prefixes=2, num_continuations=3)
+    found = measurements.sample_prefixes(trainer, roles.prompts.held_out, num_prefixes=2, num_continuations=3)
     test = prefix_test(found.returns.nanmean(-1), found.returns, found.prompt_returns, found.prompts)
     assert test.pairs_across is not None
     assert test.pairs_across.value == 1.0

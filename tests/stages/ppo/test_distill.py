@@ -132,7 +132,7 @@ def test_a_tokens_advantage_is_minus_its_log_ratio_to_the_teacher(student: Path,
     run = open_run(config, "ppo", in_memory={"data.prompts": PROMPTS})
     trainer = Trainer.of(config, run, load_roles(config, run))
     trainer.begin(1)
-    prompts = trainer.roles.prompts[:4]
+    prompts = trainer.roles.prompts.train[:4]
     experience = trainer.estimate(trainer.score(trainer.sample(prompts), prompts), takes_steps=False)
     assert experience.scores.tolist() == [0.0] * 4
     rollout = experience.rollout

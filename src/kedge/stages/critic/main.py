@@ -120,7 +120,7 @@ def run_critic(
             else partial(save_scalar_model, critic, roles.tokenizer),
             roles.actor_critic.policy.causal if critic is None else critic.classifier,
             tokenizer=roles.tokenizer,
-            prompts=[prompt.text for prompt in roles.prompts],
+            prompts=[prompt.text for prompt in roles.prompts.train],
             num_steps=_num_steps(config, sampled),
             shown=("loss", "explained_variance", "eval/explained_variance"),
             callback=callback,

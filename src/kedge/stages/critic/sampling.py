@@ -65,8 +65,8 @@ class CriticInputs:
     def num_responses(self) -> tuple[int, int]:
         """Responses to sample to the training prompts, and to the held-out ones."""
         each = self.config.rollout.num_responses
-        prompts = self.num_prompts or len(self.roles.prompts)
-        return prompts * each, len(self.roles.held_out) * each
+        prompts = self.roles.prompts
+        return (self.num_prompts or len(prompts.train)) * each, len(prompts.held_out) * each
 
     @property
     def plan(self) -> str:
@@ -237,10 +237,10 @@ def _chunks(inputs: CriticInputs) -> Iterator[Chunk]:
     """The prompts in chunks, those to train on first."""
     roles = inputs.roles
     seed = inputs.config.runtime.seed
-    stream = PromptStream(roles.prompts, seed=stream_seed(seed, STREAM), mixture=roles.mixture)
-    train = stream.next(inputs.num_prompts or len(roles.prompts))
+    stream = PromptStream(roles.prompts.train, seed=stream_seed(seed, STREAM), mixture=roles.prompts.mixture)
+    train = stream.next(inputs.num_prompts or len(roles.prompts.train))
     numbers: dict[str, int] = {}
-    for prompts, is_held_out in ((train, False), (roles.held_out, True)):
+    for prompts, is_held_out in ((train, False), (roles.prompts.held_out, True)):
         for start, end in pairwise([*starts_of_chunks(len(prompts), inputs.config), len(prompts)]):
             chunk = prompts[start:end]
             yield Chunk(chunk, [numbers.setdefault(each.text, len(numbers)) for each in chunk], is_held_out)

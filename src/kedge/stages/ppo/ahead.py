@@ -97,10 +97,10 @@ def prompt_stream(config: Config, trainer: Trainer, loop: CheckpointedLoop) -> P
     roles = trainer.roles
     seed = stream_seed(trainer.run_settings.seed, "prompts")
     prompts = PromptStream(
-        roles.prompts,
+        roles.prompts.train,
         seed=seed,
         curriculum=config.data.curriculum,
-        mixture=roles.mixture,
+        mixture=roles.prompts.mixture,
         rest=config.data.rest,
         by_spread=config.data.draw == "by_spread",
     )
@@ -221,7 +221,7 @@ class SamplingAhead:
             {
                 "update": job.update,
                 "prompts": dict(job.prompts),
-                "batch": _packed(sampled.batch, tensors, self._trainer.roles.prompts),
+                "batch": _packed(sampled.batch, tensors, self._trainer.roles.prompts.train),
             }
             for job, sampled in done
         ]
@@ -232,7 +232,7 @@ class SamplingAhead:
         device = self._trainer.run.device
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         for row in state["batches"]:
-            batch = _unpacked(row["batch"], on_device, self._trainer.roles.prompts)
+            batch = _unpacked(row["batch"], on_device, self._trainer.roles.prompts.train)
             future: Future[_Sampled] = Future()
             future.set_result(_Sampled(batch))
             self._jobs.append(_Job(row["update"], row["prompts"], future))

@@ -265,7 +265,7 @@ def ppo_log(trainer: Trainer, loop: CheckpointedLoop) -> Iterator[PpoLog]:
         RunLog(run.folder / EVALUATIONS_FILE) as evaluations,
         RunLog(run.folder / CRITIC_CHECKS_FILE) as critic_checks,
     ):
-        progress.say(schedule_in_words(config, len(roles.prompts), len(roles.held_out)))
+        progress.say(schedule_in_words(config, len(roles.prompts.train), len(roles.prompts.held_out)))
         progress.say(roles.stop_tokens.line)
         loop.when_restored(metrics.open, details.open, samples.open)
         loop.sync_before_saving(run, metrics, details, samples, evaluations, critic_checks)

@@ -77,9 +77,9 @@ class Measurements:
         self._loop = loop
         self._is_start = loop.done == 0
         self._last = config.ppo.num_updates
-        self._fixed = trainer.roles.prompts[: config.runtime.num_fixed_prompts]
+        self._fixed = trainer.roles.prompts.train[: config.runtime.num_fixed_prompts]
         self._fixed_every = max(MIN_INTERVAL, math.ceil(self._last / TIMES))
-        self._held_out = trainer.roles.held_out[: self._config.eval_num_prompts]
+        self._held_out = trainer.roles.prompts.held_out[: self._config.eval_num_prompts]
         inputs = trainer.run.fingerprint
         self._compared = {
             "texts": sha256("\0".join(prompt.text for prompt in self._held_out).encode()).hexdigest(),
@@ -189,7 +189,8 @@ class Measurements:
         trainer = self._trainer.unscheduled()
         prompts = self._held_out
         rollout = trainer.sample(prompts, "evaluation", groups=range(len(prompts)), policy_version=update)
-        metrics: dict[str, Any] = {} if trainer.roles.judge is None else self._win_rate(trainer.roles.judge, rollout)
+        judge = trainer.roles.prompts.judge
+        metrics: dict[str, Any] = {} if judge is None else self._win_rate(judge, rollout)
         try:
             scored = trainer.score(rollout, prompts, "evaluation reward")
         except (UnscoredError, NonfiniteScoreError) as error:  # not an error, because nothing is trained on it
@@ -260,7 +261,7 @@ class Measurements:
         try:
             sample = sample_prefixes(
                 self._trainer,
-                self._trainer.roles.held_out[:num_prompts],
+                self._trainer.roles.prompts.held_out[:num_prompts],
                 num_prefixes=num_prefixes,
                 num_continuations=num_continuations,
                 policy_version=update,

@@ -137,7 +137,7 @@ def _save_policy(
     *,
     ended: bool = False,
 ) -> Path:
-    prompts = [prompt.text for prompt in roles.prompts]
+    prompts = [prompt.text for prompt in roles.prompts.train]
     return save_policy(
         roles.actor_critic.policy,
         roles.tokenizer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from transformers import PreTrainedTokenizerBase
@@ -60,10 +60,7 @@ class Roles:
     Attributes:
         tokenizer: The policy's.
         stop_tokens: The tokens that end a response.
-        prompts: The prompts that the run trains on.
-        mixture: In which shares they are drawn from their sources; None for every prompt once per pass.
-        held_out: The prompts that policy and critic are tested on; empty for a run that tests neither.
-        judge: Compares the responses to them with the starting model's; None for no comparison.
+        prompts: The run's prompts.
         engine: Samples from the policy.
         actor_critic: Policy and critic, if any, trained.
         reference: The initial policy or `ppo.reference`, frozen; None if no KL is charged or logged.
@@ -77,10 +74,7 @@ class Roles:
 
     tokenizer: PreTrainedTokenizerBase
     stop_tokens: StopTokens
-    prompts: list[Prompt]
-    mixture: Mixture | None
-    held_out: list[Prompt]
-    judge: Judge | None
+    prompts: RunPrompts
     engine: Engine
     actor_critic: ActorCritic
     reference: LanguageModel | None
@@ -117,7 +111,7 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
     models = list(rewards.weighted_models.values())
     actor_critic, head = load_actor_critic(config, run, tokenizer, models, bases)
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
-    records = RunPrompts([], [], None)
+    records = RunPrompts()
     room = longest_prompt(config, actor_critic, rewards.weighted_models)
     if has_prompts:
         all_prompts = load_rows("prompts", config, run, tokenizer, room=room)
@@ -136,10 +130,7 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
     return Roles(
         tokenizer=tokenizer,
         stop_tokens=stop_tokens,
-        prompts=records.train,
-        mixture=records.mixture,
-        held_out=records.held_out,
-        judge=_checked_judge(config, run, tokenizer, rewards, records),
+        prompts=replace(records, judge=_checked_judge(config, run, tokenizer, rewards, records)),
         engine=choose_engine(config, run, actor_critic.policy, stop_tokens, pad_id=cast(int, tokenizer.pad_token_id)),
         actor_critic=actor_critic,
         reference=reference,
@@ -306,17 +297,19 @@ def _load_pretraining(
 
 @dataclass(frozen=True)
 class RunPrompts:
-    """The prompts of a run.
+    """The prompts of a run, and the judge of the responses to the held-out ones.
 
     Attributes:
         train: Prompts to train on.
-        held_out: Prompts to evaluate on; empty for a run that does not evaluate.
+        held_out: Prompts that policy and critic are tested on; empty for a run that tests neither.
         mixture: In which shares the first are drawn from their sources; None for every prompt once per pass.
+        judge: Compares responses with the starting model's; None for no comparison.
     """
 
-    train: list[Prompt]
-    held_out: list[Prompt]
-    mixture: Mixture | None
+    train: list[Prompt] = field(default_factory=list[Prompt])
+    held_out: list[Prompt] = field(default_factory=list[Prompt])
+    mixture: Mixture | None = None
+    judge: Judge | None = None
 
 
 def hold_out_prompts(
