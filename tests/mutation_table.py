@@ -208,9 +208,9 @@ MUTATIONS = (
     ),
     Mutation(
         "rounding-of-log-probabilities-for-that-of-logits",
-        "collect_experience",
-        "old_logprobs.abs() + LOGITS / models.temperature",
-        "old_logprobs.abs()",
+        "magnitude_of_rewards",
+        "logprobs.abs() + _LOGITS / temperature",
+        "logprobs.abs()",
         "tests/rollout/test_collect.py::test_equal_scores_of_a_policy_that_is_the_reference_move_nothing",
     ),
     Mutation(
@@ -536,7 +536,7 @@ MUTATIONS = (
     ),
     Mutation(
         "rewards-shifted-by-whitening",
-        "collect_experience",
+        "experience_from",
         "masked_whiten(rewards, reward_mask, shift_mean=False, magnitude=magnitude)",
         "masked_whiten(rewards, reward_mask, magnitude=magnitude)",
         f"{COLLECT}::test_whitened_rewards_keep_their_mean_and_their_padding",
@@ -579,7 +579,7 @@ MUTATIONS = (
     ),
     Mutation(
         "slot-of-the-score-counted-in-the-length",
-        "collect_experience",
+        "experience_from",
         '"actions": rollout.action_mask',
         '"actions": reward_mask',
         f"{COLLECT}::test_the_slot_of_the_score_does_not_make_a_response_longer",
@@ -621,7 +621,7 @@ MUTATIONS = (
     ),
     Mutation(
         "positive-examples-without-token-scores",
-        "collect_experience",
+        "experience_from",
         "positive=experience.total_scores >= use.positive_min_score",
         "positive=experience.scores >= use.positive_min_score",
         f"{COLLECT}::test_positive_examples_score_enough_token_scores_included",
@@ -692,7 +692,7 @@ MUTATIONS = (
     ),
     Mutation(
         "returns-from-whitened-advantages",
-        "collect_experience",
+        "experience_from",
         "advantages = masked_whiten(advantages, rollout.action_mask, magnitude=magnitude)",
         "advantages = masked_whiten(advantages, rollout.action_mask); returns = advantages + values",
         f"{UPDATE}::test_returns_keep_the_rewards_scale_while_advantages_are_whitened",
@@ -1110,7 +1110,7 @@ MUTATIONS = (
     ),
     Mutation(
         "cut-off-episode-ends-at-zero",
-        "collect_experience",
+        "experience_from",
         "credited = rewards + _value_at_cut(",
         "credited = rewards + 0 * _value_at_cut(",
         f"{PLAYER}::test_a_cut_off_episode_goes_on_in_the_critics_eyes[shared-last]",

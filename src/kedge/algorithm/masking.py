@@ -7,7 +7,7 @@ in the value and in the gradient.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,6 +20,8 @@ Aggregation = Literal["token", "sequence", "constant"]
 
 
 _ROUNDING_STEPS = 8
+_LOGITS = 10.0
+"""Size of the logits that a log probability is the difference of: their rounding is in it, however small it is."""
 
 
 class Averaging(TypedDict, total=False):
@@ -81,7 +83,7 @@ def masked_whiten(
         shift_mean: True shifts the mean to 0 (advantages); False keeps it (rewards, where the sign matters).
         correction: 0 for the population variance, 1 for Bessel's correction.
         magnitude: largest absolute value of what the entries are sums of, if it is larger than they are: small
-            differences of large numbers are rounding as well. See `rounding_of`.
+            differences of large numbers are rounding as well. See `rounding_of` and `magnitude_of`.
 
     Raises:
         ShapeError: when the shapes differ or at most `correction` entries count.
@@ -101,6 +103,41 @@ def masked_whiten(
     variance = torch.where(is_constant, 1.0, centered.square().sum() / (count - correction))
     whitened = torch.where(is_constant, 0.0, centered * variance.rsqrt())
     return whitened if shift_mean else keep_counted(whitened + mean, mask)
+
+
+def magnitude_of(*terms: Tensor | None) -> float:
+    """The largest absolute value in the tensors, for `masked_whiten`; None is ignored."""
+    return max((float(each.abs().max()) for each in terms if each is not None), default=0.0)
+
+
+def magnitude_of_rewards(
+    scores: Float[Tensor, " batch"],
+    token_scores: Float[Tensor, "batch time"] | None,
+    logprobs: Float[Tensor, "batch time"],
+    mask: Bool[Tensor, "batch time"],
+    *,
+    kl_coef: float,
+    temperature: float,
+    summed: bool,
+) -> float:
+    """The largest absolute value of what rewards with a KL penalty are sums of, for `masked_whiten`.
+
+    A KL is a difference of log probabilities, and these are differences of logits. A policy and an equal reference
+    differ by their rounding, at every token.
+
+    Args:
+        scores: one number per response.
+        token_scores: one number per action, from a process reward.
+        logprobs: of the actions, nats.
+        mask: True = counts.
+        kl_coef: β of the penalty.
+        temperature: of the log probabilities.
+        summed: True for the sums of a response's rewards, as advantages are; False for the rewards of tokens.
+    """
+    charged = kl_coef * keep_counted(logprobs.abs() + _LOGITS / temperature, mask)
+    if summed:
+        charged = cast(Tensor, charged.norm(dim=-1))  # pyright: ignore[reportUnknownMemberType] (torch gives no type)
+    return magnitude_of(scores, token_scores, charged)
 
 
 def aggregation_normalizer(mask: Bool[Tensor, "*batch time"], *, aggregation: Aggregation = "token") -> Tensor:

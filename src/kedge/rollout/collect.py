@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from kedge.algorithm.advantages import Advantage, AdvantageInputs
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
 from kedge.algorithm.logprobs import BandOf, truncated_importance_weights, within_ratio_band
-from kedge.algorithm.masking import keep_counted, masked_whiten
+from kedge.algorithm.masking import keep_counted, magnitude_of, magnitude_of_rewards, masked_whiten
 from kedge.algorithm.own import OwnAdvantage
 from kedge.algorithm.shaping import KLEstimator, KLScope, ScoreAt, shape_rewards
 from kedge.errors import ConfigError
@@ -24,8 +24,6 @@ from kedge.system.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_pa
 
 Evaluated = Literal["nothing", "critic", "all"]
 """The models that read a rollout for its experience: policy and critic, or the critic alone."""
-LOGITS = 10.0
-"""Size of the logits that a log probability is the difference of: their rounding is in it, however small it is."""
 
 
 class Scored(Protocol):
@@ -133,50 +131,86 @@ def still_to_evaluate(rollout: Rollout, models: Models, *, value_after_last: boo
     return "all" if actor_critic.critic is None else "critic"
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class RolloutOutputs:
+    """Outputs of the models for the actions of a rollout.
+
+    Attributes:
+        logprobs: Log probabilities under the policy, nats.
+        values: The critic's values; None without one.
+        ref_logprobs: Log probabilities under the reference, nats; None without one.
+    """
+
+    logprobs: Float[Tensor, "batch time"]
+    values: Float[Tensor, "batch slot"] | None
+    ref_logprobs: Float[Tensor, "batch time"] | None
+
+
 def collect_experience(
-    scored: Scored,
-    models: Models,
-    estimation: Estimation,
-    *,
-    first_pass: PolicyOutputs | None = None,
-    first_returns: Advantage | None = None,
+    scored: Scored, models: Models, estimation: Estimation, *, first_pass: PolicyOutputs | None = None
 ) -> Experience:
     """Evaluate responses under the current weights and compute rewards, advantages and returns.
+
+    Arguments and errors as in `evaluate_rollout` and `experience_from`.
+
+    Source: spec §4.17, §5, §6.25–26.
+    """
+    after_last = estimation.value_after_last
+    outputs = evaluate_rollout(scored.rollout, models, value_after_last=after_last, first_pass=first_pass)
+    return experience_from(scored, outputs, models, estimation)
+
+
+@torch.no_grad()
+def evaluate_rollout(
+    rollout: Rollout, models: Models, *, value_after_last: bool, first_pass: PolicyOutputs | None = None
+) -> RolloutOutputs:
+    """Evaluate responses under the current weights.
+
+    Args:
+        rollout: The responses.
+        models: Policy, critic and reference.
+        value_after_last: The state after the last action needs a value as well.
+        first_pass: The first epoch's forward pass over these rows, if it already ran; see `LanguageLearner`.
+
+    Raises:
+        ShapeError: The rollout's masks are invalid; see `check_masks`.
+    """
+    check_masks(rollout)
+    if first_pass is None:
+        logprobs, values = _old_outputs(rollout, models, value_after_last=value_after_last)
+    else:
+        logprobs = first_pass.logprobs.detach()
+        values = None if first_pass.values is None else first_pass.values.detach()
+    return RolloutOutputs(logprobs, values, reference_logprobs(rollout, models))
+
+
+@torch.no_grad()
+def experience_from(scored: Scored, outputs: RolloutOutputs, models: Models, estimation: Estimation) -> Experience:
+    """Compute rewards, advantages and returns.
 
     r_t = −β·(log π_old(a_t) − log π_ref(a_t)),  + score at the response's end;  A, returns = advantage(r, V)
 
     Args:
         scored: The responses and their scores.
+        outputs: The models' outputs for them.
         models: Policy, critic and reference.
         estimation: How rewards and advantages are computed.
-        first_pass: The first epoch's forward pass over these rows, if it already ran; see `LanguageLearner`.
-        first_returns: Estimates the returns that the values of a new critic start from; None for values as they are.
 
     Raises:
         ConfigError: The advantage needs a critic's values, but the policy has no critic.
-        ShapeError: The rollout's masks are invalid; see `check_masks`.
-
-    Source: spec §4.17, §5, §6.25–26.
     """
     rollout = scored.rollout
     use = estimation
-    check_masks(rollout)
-    if use.advantage.needs == "values" and not models.actor_critic.has_critic:
+    values = outputs.values
+    if use.advantage.needs == "values" and values is None:
         raise ConfigError(f"{type(use.advantage).__name__} needs a critic's values, and the policy has no critic")
-    if first_pass is None:
-        trainer_logprobs, values = _old_outputs(rollout, models, value_after_last=use.value_after_last)
-    else:
-        trainer_logprobs = first_pass.logprobs.detach()
-        values = None if first_pass.values is None else first_pass.values.detach()
-    old_logprobs = trainer_logprobs if use.old_from == "trainer" else rollout.logprobs
-    ref_logprobs = reference_logprobs(rollout, models)
-    importance_weights = _importance_weights(rollout, old_logprobs, trainer_logprobs, use)
+    old_logprobs = outputs.logprobs if use.old_from == "trainer" else rollout.logprobs
+    importance_weights = _importance_weights(rollout, old_logprobs, outputs.logprobs, use)
     shaped = partial(
         shape_rewards,
         scored.scores,
         old_logprobs,
-        ref_logprobs,
+        outputs.ref_logprobs,
         rollout.action_mask,
         kl_coef=use.kl_coef,
         kl_estimator=use.kl_estimator,
@@ -184,23 +218,24 @@ def collect_experience(
         score_at=use.score_at,
     )
     rewards, reward_mask = shaped(token_scores=scored.token_scores)
-    charged = use.kl_coef * keep_counted(old_logprobs.abs() + LOGITS / models.temperature, rollout.action_mask)
-    # An advantage is a sum over a response, in which the policy and an equal reference differ by rounding everywhere.
-    magnitude = _largest(scored.scores, scored.token_scores, charged if use.whiten_rewards else charged.norm(dim=-1))
+    magnitude = magnitude_of_rewards(
+        scored.scores,
+        scored.token_scores,
+        old_logprobs,
+        rollout.action_mask,
+        kl_coef=use.kl_coef,
+        temperature=models.temperature,
+        summed=not use.whiten_rewards,
+    )
     if use.whiten_rewards:
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False, magnitude=magnitude)
-        magnitude = _largest(rewards)
+        magnitude = magnitude_of(rewards)
     inputs: AdvantageInputs = {
         "values": values,
         "group": rollout.group,
         "baseline": scored.baseline,
         "actions": rollout.action_mask,
     }
-    if values is not None and first_returns is not None:
-        # Before the value of the state of a cut-off episode is read, and not from what such an episode paid so far.
-        _, returns = first_returns(rewards, mask=reward_mask, **inputs)
-        known = None if rollout.cut_off is None or rollout.cut_off.all() else ~rollout.cut_off
-        inputs["values"] = values = models.actor_critic.start_values(values, returns, reward_mask, rows=known)
     if scored.token_scores is None or use.process_advantage is None:
         credited = rewards
         if rollout.cut_off is not None and _reads_values(use.advantage, values):
@@ -211,13 +246,13 @@ def collect_experience(
         process = use.process_advantage(scored.token_scores, rollout.action_mask, group=rollout.group)
         advantages, returns = (one + other for one, other in zip(outcome, process, strict=True))
     if use.whiten_advantages:
-        magnitude = max(magnitude, _largest(values))
+        magnitude = max(magnitude, magnitude_of(values))
         advantages = masked_whiten(advantages, rollout.action_mask, magnitude=magnitude)
     experience = Experience(
         rollout=rollout,
         scores=scored.scores,
         old_logprobs=old_logprobs,
-        ref_logprobs=ref_logprobs,
+        ref_logprobs=outputs.ref_logprobs,
         values=values,
         rewards=rewards,
         reward_mask=reward_mask,
@@ -225,7 +260,7 @@ def collect_experience(
         returns=returns,
         token_scores=scored.token_scores,
         importance_weights=importance_weights,
-        recomputed_logprobs=None if use.old_from == "trainer" else trainer_logprobs,
+        recomputed_logprobs=None if use.old_from == "trainer" else outputs.logprobs,
     )
     if use.positive_min_score is None:
         return experience
@@ -286,11 +321,6 @@ def _value_at_cut(
     value = values[torch.arange(len(rows), device=mask.device), after]
     bonus[rows, torch.where(counts, after, after - 1)] = torch.where(counts, value, gamma * value)
     return bonus
-
-
-def _largest(*terms: Tensor | None) -> float:
-    """The largest absolute value of what rewards and advantages are sums of; its rounding is theirs."""
-    return max((float(each.abs().max()) for each in terms if each is not None), default=0.0)
 
 
 def _old_outputs(

@@ -198,13 +198,13 @@ def test_activations_that_are_computed_again_change_nothing_but_memory(tmp_path,
 
 @pytest.mark.parametrize(("precision", "exact"), [("fp32", True), ("bf16", False)])
 def test_what_the_sampler_noted_is_taken_over_where_it_is_exact(tmp_path, policy, monkeypatch, precision, exact):
-    reused, collect = [], ppo_trainer.collect_experience
+    reused, evaluate = [], ppo_trainer.evaluate_rollout
 
-    def spy(scored, models, estimation, **settings):
+    def spy(rollout, models, **settings):
         reused.append(models.reuse_sampled)
-        return collect(scored, models, estimation, **settings)
+        return evaluate(rollout, models, **settings)
 
-    monkeypatch.setattr(ppo_trainer, "collect_experience", spy)
+    monkeypatch.setattr(ppo_trainer, "evaluate_rollout", spy)
     run_ppo(configure(policy, tmp_path / "run", precision=precision), prompts=PROMPTS, reward=vowels)
     assert reused == [exact, exact]
 

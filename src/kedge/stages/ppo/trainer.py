@@ -20,7 +20,7 @@ from kedge.data import Prompt, encode_prompt
 from kedge.models import PolicyWeights
 from kedge.rewards import WeightedReward
 from kedge.rewards.score import ScoredRollout, score_rollout
-from kedge.rollout import Engine, Models, collect_experience, reference_logprobs
+from kedge.rollout import Engine, Models, RolloutOutputs, evaluate_rollout, experience_from, reference_logprobs
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.settings import PpoSettings, coefficients_of, value_warmup_of
@@ -203,12 +203,11 @@ class Trainer:
         if isinstance(budget, AdaptiveTokens) and not budget.is_found:
             learner.find_tokens(scored.rollout, self.roles.optimizer)
         started = self.roles.actor_critic.values_started
-        starts = takes_steps and started is not None and not started
-        experience = self._collect(
-            scored,
-            first_pass=learner.first_pass(scored.rollout) if takes_steps and not starts else None,
-            first_returns=RewardToGo(self.settings.ppo.gamma) if starts else None,
-        )
+        if takes_steps and started is not None and not started:
+            experience = self._estimated(scored, self._with_started_values(scored, self._evaluated(scored.rollout)))
+        else:
+            first_pass = learner.first_pass(scored.rollout) if takes_steps else None
+            experience = self._estimated(scored, self._evaluated(scored.rollout, first_pass))
         if self.guard is not None:
             self.guard.check_experience(experience)
         return experience
@@ -221,7 +220,7 @@ class Trainer:
                 returns.
             advantage: The estimator to use instead of `ppo.advantage`.
         """
-        return self._collect(scored, advantage=advantage)
+        return self._estimated(scored, self._evaluated(scored.rollout), advantage)
 
     def improve(self, experience: Experience, *, takes_steps: bool = True) -> UpdateResult:
         """Make the epochs of the update over the experience.
@@ -315,20 +314,28 @@ class Trainer:
             ranks=self.run.ranks,
         )
 
-    def _collect(
-        self,
-        scored: ScoredRollout,
-        *,
-        advantage: Advantage | None = None,
-        first_pass: PolicyOutputs | None = None,
-        first_returns: Advantage | None = None,
+    def _evaluated(self, rollout: Rollout, first_pass: PolicyOutputs | None = None) -> RolloutOutputs:
+        after_last = self.settings.estimation.value_after_last
+        return evaluate_rollout(rollout, self.models, value_after_last=after_last, first_pass=first_pass)
+
+    def _with_started_values(self, scored: ScoredRollout, outputs: RolloutOutputs) -> RolloutOutputs:
+        """Start a new critic's values from the first returns, and replace those that the outputs have."""
+        first = self._estimated(scored, outputs, RewardToGo(self.settings.ppo.gamma))
+        assert first.values is not None, "only a critic has values to start"
+        cut_off = scored.rollout.cut_off  # what such an episode paid so far is not its return
+        known = None if cut_off is None or cut_off.all() else ~cut_off
+        values = self.roles.actor_critic.start_values(first.values, first.returns, first.reward_mask, rows=known)
+        return replace(outputs, values=values)
+
+    def _estimated(
+        self, scored: ScoredRollout, outputs: RolloutOutputs, advantage: Advantage | None = None
     ) -> Experience:
         estimation = self.settings.estimation_with(self.coefficients)
         if advantage is not None:
             estimation = replace(estimation, advantage=advantage, process_advantage=None)
         if scored.baseline is None and self.settings.needs_baseline:
             scored = replace(scored, baseline=torch.zeros_like(scored.scores))
-        return collect_experience(scored, self.models, estimation, first_pass=first_pass, first_returns=first_returns)
+        return experience_from(scored, outputs, self.models, estimation)
 
     def _epochs(self, learner: LanguageLearner, experience: Experience) -> UpdateResult:
         settings = self.settings
