@@ -543,9 +543,9 @@ MUTATIONS = (
     ),
     Mutation(
         "controllers-adapt-to-a-frozen-policy",
-        "Updates._finish",
-        "if trainer.trains_policy and not event.result.refused:",
-        "if not event.result.refused:",
+        "observers_of",
+        "and trainer.trains_policy and not event.result.refused:",
+        "and not event.result.refused:",
         f"{WARMUP}::test_the_coefficients_first_adapt_after_an_update_of_the_policy",
     ),
     Mutation(
@@ -657,8 +657,8 @@ MUTATIONS = (
     ),
     Mutation(
         "end-of-the-warm-up-forgotten",
-        "opened_updates",
-        "is not None and warmup.ends_by_result:",
+        "Trainer.register",
+        "is not None and self.warmup.ends_by_result:",
         "is not None and False:",
         "tests/stages/test_resume.py::test_ppo_goes_on_to_the_bit[value_warmup_until=0.01]",
     ),

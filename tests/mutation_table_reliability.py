@@ -103,8 +103,8 @@ RELIABILITY = (
     ),
     Mutation(
         "patience-counts-the-warm-up",
-        "Updates._judge",
-        "if self.trainer.trains_policy:",
+        "observers_of",
+        "if trainer.trains_policy:",
         "if True:",
         "tests/stages/ppo/test_held_out.py::test_patience_begins_when_the_critics_warm_up_has_ended",
     ),

@@ -184,7 +184,7 @@ def test_a_reference_is_loaded_only_where_something_is_asked_of_it(
 @pytest.mark.parametrize("critic", ["shared", "separate"])
 def test_activations_that_are_computed_again_change_nothing_but_memory(tmp_path, policy, critic, monkeypatch):
     given_back = []
-    monkeypatch.setattr("kedge.stages.ppo.main.give_back", lambda: given_back.append(name))
+    monkeypatch.setattr("kedge.stages.ppo.trainer.give_back", lambda: given_back.append(name))
     for name, checkpointing in (("kept", False), ("again", True)):
         config = configure(policy, tmp_path / name, critic=critic, activation_checkpointing=checkpointing)
         run_ppo(config, prompts=PROMPTS, reward=vowels)

@@ -62,21 +62,21 @@ MAX_REFERENCE_ERROR = 0.01
 
 
 @dataclass(frozen=True)
-class Ended:
-    """An update that was made, or that the guard dropped.
+class Event:
+    """The end of an update, which was made, or dropped by the guard.
 
     Attributes:
-        update: Its number, from 1.
-        metrics: Its metrics; the measurements add theirs before the row is written.
+        update: The update's number, from 1.
+        metrics: Its row of `metrics.jsonl`.
     """
 
     update: int
-    metrics: dict[str, float]
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Event(Ended):
-    """An update that was made.
+class Made(Event):
+    """The end of an update that was made.
 
     Attributes:
         batch: The sampled responses.
@@ -159,12 +159,24 @@ class PpoLog:
         return without_scores(metrics) if trainer.roles.reward.is_empty else metrics
 
     def after_update(self, event: Event) -> None:
-        """Write an update to all logs."""
+        """Write an update to all logs; one that was dropped has a row of metrics alone."""
+        self.metrics.write(event.update, event.metrics)
+        if not self.trainer.run.ranks.is_first:  # only the first rank writes logs
+            return
+        if isinstance(event, Made):
+            self._write_responses(event)
+            self._warn_of_rounding(event.metrics.get("objective/reference_error", 0.0))
+            shown = {name: event.metrics[metric] for name, metric in SHOWN.items() if metric in event.metrics}
+            self.progress.update(event.update, shown)
+        self.doctor.see(event.update, event.metrics)
+        if self.says_missing_eos and isinstance(event, Made):
+            self.says_missing_eos = False
+            self._say_missing_eos(event.metrics["reward/missing_eos_score"])
+
+    def _write_responses(self, event: Made) -> None:
+        """Write the distributions of an update, and a few of its responses."""
         trainer = self.trainer
         experience = event.experience
-        self.metrics.write(event.update, event.metrics)
-        if not trainer.run.ranks.is_first:  # only the first rank writes logs
-            return
         passes = event.result.passes
         samples = describe_samples(
             experience,
@@ -186,19 +198,6 @@ class PpoLog:
         )
         self.details.append(event.update, figures)
         self.samples.write(event.update, samples)
-        self._warn_of_rounding(event.metrics.get("objective/reference_error", 0.0))
-        shown = {name: event.metrics[metric] for name, metric in SHOWN.items() if metric in event.metrics}
-        self.progress.update(event.update, shown)
-        self.doctor.see(event.update, event.metrics)
-        if self.says_missing_eos:
-            self.says_missing_eos = False
-            self._say_missing_eos(event.metrics["reward/missing_eos_score"])
-
-    def after_drop(self, event: Ended) -> None:
-        """Write the row of an update that the guard dropped."""
-        self.metrics.write(event.update, event.metrics)
-        if self.trainer.run.ranks.is_first:
-            self.doctor.see(event.update, event.metrics)
 
     def _say_missing_eos(self, score: float) -> None:
         """Print the score that `rollout.missing_eos_score=auto` has become."""

@@ -17,21 +17,20 @@ from kedge.config import Config
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, open_run
-from kedge.runs.training import Callback, running, stage_loop, watched
+from kedge.runs.training import Callback, running, stage_loop
 from kedge.stages.planning.report import MachinePlan, compared
 from kedge.stages.ppo.ahead import check_ahead, open_sampling, with_background
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.guarding import new_guard
-from kedge.stages.ppo.log import Ended, Event, PpoLog, ppo_log, write_roles
+from kedge.stages.ppo.log import Event, Made, PpoLog, ppo_log, write_roles
 from kedge.stages.ppo.measurements import Measurements
+from kedge.stages.ppo.observers import observers_of
 from kedge.stages.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.sampling import SampledBatch
 from kedge.stages.ppo.trainer import Trainer
-from kedge.system.memory import give_back
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
-from kedge.training.controllers import EarlyEnd
 from kedge.training.guard import Guard
 from kedge.training.runtime import Stopwatch
 
@@ -119,8 +118,7 @@ def train(
     """The PPO loop: each update samples, scores, estimates advantages, and improves policy and critic."""
     with opened_updates(config, run, roles, loop, callback=callback, on_update=on_update) as updates:
         sampling = open_sampling(config, updates.trainer, loop, say=updates.log.progress.say)
-        updates.restore()
-        for update in loop.steps(config.ppo.num_updates):
+        for update in updates.steps():
             updates.make(update, sampling.batch, Stopwatch(run.device))
 
 
@@ -134,38 +132,15 @@ def opened_updates(
     callback: Callback | None = None,
     on_update: Callable[[int, Roles], None] | None = None,
 ) -> Iterator[Updates]:
-    """The updates of a run, with its logs open. What is resumed is registered; `Updates.restore` comes next."""
+    """The updates of a run, with its logs open, and all of its state but the prompts registered with the loop."""
     trainer = Trainer.of(config, run, roles)
     with ppo_log(config, run, trainer, loop) as log:
         guard = trainer.guard = new_guard(config, run, roles, loop, warn=log.progress.say)
         measurements = Measurements(trainer, log, loop)
         loop.at_end = measurements.at_end
-        loop.register("coefficients", trainer.coefficients)
-        early_end = EarlyEnd(config.ppo.eval_patience, config.ppo.max_kl, loop)
-        if (missing_eos := roles.missing_eos) is not None and not missing_eos.is_known:
-            loop.register("missing EOS", missing_eos, optional=True)  # a score that is set is the configuration's
-        if (warmup := trainer.warmup) is not None and warmup.ends_by_result:
-            loop.register("value warm-up", warmup, optional=True)  # its length is not known from the start
-        callbacks = list(_callbacks(trainer, loop, callback=callback, on_update=on_update))
-        yield Updates(trainer, guard, log, measurements, loop, early_end, callbacks)
-
-
-def _callbacks(
-    trainer: Trainer,
-    loop: CheckpointedLoop,
-    *,
-    callback: Callback | None,
-    on_update: Callable[[int, Roles], None] | None,
-) -> Iterator[Callable[[Event], object]]:
-    """The user's functions as functions of an update."""
-    roles = trainer.roles
-    if callback is not None:
-        num_updates = trainer.run_settings.ppo.num_updates
-        policy = roles.actor_critic.policy.causal
-        show = watched(callback, trainer.run, loop, num_updates, model=policy, tokenizer=roles.tokenizer)
-        yield lambda event: show(event.update, event.metrics)
-    if on_update is not None:
-        yield lambda event: on_update(event.update, roles)
+        trainer.register(loop)
+        observers = observers_of(trainer, log, measurements, loop, callback=callback, on_update=on_update)
+        yield Updates(trainer, guard, log, measurements, loop, list(observers))
 
 
 @dataclass(frozen=True)
@@ -177,9 +152,8 @@ class Updates:
         guard: Watches every update.
         log: Describes and writes them.
         measurements: Measures policy and critic on other prompts.
-        loop: Keeps the best update.
-        early_end: Ends the run before its last update.
-        callbacks: The user's functions, called after each update that was made.
+        loop: Counts them, and keeps the best one.
+        observers: Called after each update, in order.
     """
 
     trainer: Trainer
@@ -187,14 +161,14 @@ class Updates:
     log: PpoLog
     measurements: Measurements
     loop: CheckpointedLoop
-    early_end: EarlyEnd
-    callbacks: Sequence[Callable[[Event], object]]
+    observers: Sequence[Callable[[Event], object]]
 
-    def restore(self) -> None:
-        """Restore a resumed run."""
+    def steps(self) -> Iterator[int]:
+        """Restore a resumed run, and yield the numbers of the updates that are still to be made, from 1."""
         roles = self.trainer.roles
         self.loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer))
         write_roles(self.trainer.run, roles)
+        yield from self.loop.steps(self.trainer.run_settings.ppo.num_updates)
 
     def make(
         self, update: int, sample: Callable[[int, Stopwatch], SampledBatch], clock: Stopwatch
@@ -217,49 +191,18 @@ class Updates:
                 batch, experience = batch.masked(estimated)
             with clock.phase("train"):
                 result = trainer.improve(experience, takes_steps=batch.takes_steps)
-                if trainer.run_settings.config.runtime.activation_checkpointing and trainer.run.device.type == "cpu":
-                    # Or the next responses begin among holes of this pass's sizes, and the process grows by a fifth.
-                    give_back()
         if self.guard.dropped:
-            dropped = Ended(update, {**self.guard.metrics(), "policy/optimizer_steps": 0})
-            self._finish_dropped(dropped)
-            return dropped.metrics
-        metrics = {
-            **self.log.describe(batch, estimated, result),  # scores and lengths are also of masked responses
-            **clock.metrics(num_tokens=batch.num_tokens),
-            **batch.costs,
-        }
-        self._finish(Event(update, metrics, batch, experience, result))
-        return metrics
-
-    def _finish(self, event: Event) -> None:
-        """Measure and log an update, and prepare the next one; the row that the log writes has the measurements.
-
-        The user's callbacks come last: they see a complete update, and may end the run.
-        """
-        trainer = self.trainer
-        if trainer.settings.rollout.engine != "builtin":  # another process samples with a copy of the weights
-            event.metrics.update(trainer.publish(event.update))
-        self.measurements.after_update(event)
-        self.log.after_update(event)
-        if trainer.trains_policy and not event.result.refused:
-            trainer.coefficients.adapt(event.metrics, num_responses=len(event.experience.scores))
-        self.measurements.sample_fixed(event)
-        self._judge(event)
-        if trainer.warmup is not None and (line := trainer.warmup.observe(event.update, event.metrics)):
-            self.log.progress.say(line)
-        for callback in self.callbacks:
-            callback(event)
-
-    def _finish_dropped(self, event: Ended) -> None:
-        """Measure and log an update that the guard dropped."""
-        self.measurements.after_update(event)
-        self.log.after_drop(event)
-        self.measurements.sample_fixed(event)
-        self._judge(event)
-
-    def _judge(self, event: Ended) -> None:
-        """Compare an update with the best one and with the limits that end the run."""
-        if self.trainer.trains_policy:  # until the critic's warm-up ends, the metrics are the start's
-            self.loop.observe(event.update, event.metrics)
-        self.early_end.observe(event.metrics)
+            metrics = {**self.guard.metrics(), "policy/optimizer_steps": 0, **self.measurements.metrics(update)}
+            event = Event(update, metrics)
+        else:
+            metrics = {
+                **self.log.describe(batch, estimated, result),  # scores and lengths are also of masked responses
+                **clock.metrics(num_tokens=batch.num_tokens),
+                **batch.costs,
+                **trainer.publish(update),
+                **self.measurements.metrics(update),
+            }
+            event = Made(update, metrics, batch, experience, result)
+        for observe in self.observers:
+            observe(event)
+        return event.metrics

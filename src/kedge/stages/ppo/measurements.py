@@ -35,7 +35,7 @@ from kedge.rewards import Responses
 from kedge.rewards.score import ScoredRollout, describe_responses
 from kedge.rollout.continuations import sample_continuations
 from kedge.stages.evaluation.judges import Judge, ScoredResponses
-from kedge.stages.ppo.log import Ended, PpoLog
+from kedge.stages.ppo.log import Event, PpoLog
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.generators import random_state, restore_random_state
 from kedge.system.intervals import score_interval
@@ -106,16 +106,15 @@ class Measurements:
                 if measured := {**evaluated, **self._checked(0)}:
                     self._log.metrics.show(0, measured)
 
-    def after_update(self, event: Ended) -> None:
-        """Add the measurements that are due to an update's metrics; they are also logged separately.
+    def metrics(self, update: int) -> dict[str, float]:
+        """Make the measurements that are due after an update; they are also logged separately.
 
         Raises:
             RewardError: A reward or the judge failed.
         """
-        if not self._is_start:
-            event.metrics.update({**self._evaluated(event.update), **self._checked(event.update)})
+        return {} if self._is_start else {**self._evaluated(update), **self._checked(update)}
 
-    def sample_fixed(self, event: Ended) -> None:
+    def after_update(self, event: Event) -> None:
         """Sample the fixed prompts if this is due."""
         if self._is_due(event.update, self._fixed_every):
             self._sample_fixed(event.update)

@@ -288,12 +288,11 @@ class PpoTrainer:
         self._say = self._updates.log.progress.say
         self._sampling = Sampling(None, self._trainer, check=self._updates.guard.check_rollout, say=self._say)
         self._published: Mapping[str, float] = {}
-        self._updates.restore()
         self._room = longest_prompt(config, roles.actor_critic, roles.reward.weighted_models)
         self._clock: Stopwatch | None = None
         self._num_sampled = 0
         self._num_generated = 1
-        self._steps = self._loop.steps(config.ppo.num_updates)
+        self._steps = self._updates.steps()
         self._next = next(self._steps, None)
 
     @property

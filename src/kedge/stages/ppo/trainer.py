@@ -24,7 +24,9 @@ from kedge.rollout import Engine, Models, RolloutOutputs, evaluate_rollout, expe
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.settings import PpoSettings, coefficients_of, value_warmup_of
+from kedge.system.memory import give_back
 from kedge.system.ranks import AdaptiveTokens, checksum
+from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.controllers import Coefficients, ValueWarmup
 from kedge.training.guard import Guard
 from kedge.training.learner import LanguageLearner
@@ -72,6 +74,14 @@ class Trainer:
         """The trainer at the start of a run."""
         settings = PpoSettings.of(config, exact=roles.engine.is_exact, own=roles.own)
         return cls(run, roles, settings, settings, coefficients_of(config), value_warmup_of(config))
+
+    def register(self, loop: CheckpointedLoop) -> None:
+        """Save and resume with a loop the coefficients, and what a run finds out instead of being configured with."""
+        loop.register("coefficients", self.coefficients)
+        if (missing_eos := self.roles.missing_eos) is not None and not missing_eos.is_known:
+            loop.register("missing EOS", missing_eos, optional=True)
+        if self.warmup is not None and self.warmup.ends_by_result:
+            loop.register("value warm-up", self.warmup, optional=True)
 
     def begin(self, update: int) -> None:
         """Start an update: scheduled settings and coefficients take their values."""
@@ -238,6 +248,8 @@ class Trainer:
         if settings.measures_distance:
             result.distance_moved = distance_moved(learner, experience)
         result.reused_first_pass = learner.reused_first_pass
+        if self.run_settings.config.runtime.activation_checkpointing and self.run.device.type == "cpu":
+            give_back()  # otherwise fragmentation left by these passes grows the process by a fifth
         return result
 
     @property
