@@ -458,6 +458,26 @@ def answers_of(scores: Sequence[Score]) -> list[str | None] | None:
     return None if all(answer is None for answer in answers) else answers
 
 
+@dataclass(frozen=True)
+class GivenScores:
+    """Scores that a caller has computed, in the place of a function's.
+
+    Attributes:
+        scores: One per response, as a function returns them.
+        name: Their name in metrics and messages.
+    """
+
+    scores: Sequence[object]
+    name: str = "scores"
+
+    def check(self, columns: Collection[str]) -> None:
+        """Do nothing: no column is read."""
+
+    def start(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], list[Score]]:
+        """See `FunctionReward.start`."""
+        return partial(checked_scores, self.scores, name=self.name, lengths=responses.lengths)
+
+
 class GuardedReward:
     """A reward function that retries failed calls, then handles them as the limits specify.
 
@@ -474,7 +494,7 @@ class GuardedReward:
 
     def __init__(
         self,
-        function: FunctionReward | RemoteFunction | None,
+        function: FunctionReward | RemoteFunction | GivenScores | None,
         limits: CallLimits,
         ranks: Ranks | None = None,
         *,
@@ -487,7 +507,7 @@ class GuardedReward:
         self.name = name or self._function.name
 
     @property
-    def _function(self) -> FunctionReward | RemoteFunction:
+    def _function(self) -> FunctionReward | RemoteFunction | GivenScores:
         assert self._loaded is not None, "the first rank has the function"
         return self._loaded
 

@@ -12,7 +12,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import NonfiniteScoreError, RewardError
-from kedge.rewards.function import CallResult, FunctionReward, GuardedReward, answers_of, reasons_of
+from kedge.rewards.function import (
+    CallLimits,
+    CallResult,
+    FunctionReward,
+    GivenScores,
+    GuardedReward,
+    answers_of,
+    reasons_of,
+)
 from kedge.rewards.source import Responses, RewardSource, Score, Scores
 from kedge.system.term_names import distinct_names
 
@@ -148,6 +156,11 @@ class WeightedReward:
         self.is_empty = not terms
         """A run learns from a teacher alone: every score is 0."""
         self.names = distinct_names([source.name for source in self.sources])
+
+    @classmethod
+    def of_scores(cls, scores: Sequence[object]) -> WeightedReward:
+        """The reward of responses that a caller has scored; the scores are checked like a function's."""
+        return cls([(GuardedReward(GivenScores(scores), CallLimits(retries=0)), 1.0)])
 
     @property
     def name(self) -> str:

@@ -604,7 +604,7 @@ def test_a_forked_child_leaves_the_run_to_its_parent(
         trainer.update(batch, scored(batch.responses))
         with monkeypatch.context() as child:
             child.setattr(os, "getpid", lambda: 1)
-            trainer.__del__()
+            trainer.close()
         assert not (tmp_path / "run" / "finished.json").exists()
     assert (tmp_path / "run" / "finished.json").exists()
 

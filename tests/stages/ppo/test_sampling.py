@@ -295,7 +295,7 @@ class Scripted:
         rollout = replace(make_rollout(fill=7), group=torch.tensor([0, 0, 1]))
         return make_rollout(fill=7).select(slice(0, 2)) if greedy else rollout
 
-    def score(self, rollout: Rollout, *_: Any) -> ScoredRollout:
+    def score(self, rollout: Rollout, *_: Any, scores: object = None) -> ScoredRollout:
         self._given = next(self._scores)
         prompts = [Prompt("Tell me") for _ in range(rollout.num_responses)]
         return score_rollout(rollout, prompts, self._reward, tiny_tokenizer(), max_new_tokens=5)

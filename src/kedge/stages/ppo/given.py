@@ -1,120 +1,240 @@
-"""Responses that were sampled elsewhere, as a rollout."""
+"""Batches of a caller's loop: their prompts and responses, and those that were sampled elsewhere as a rollout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Sized
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Rollout
 from kedge.data import Prompt, encode_prompt
+from kedge.data.fields import is_conversation
 from kedge.data.tokens import encode_completion
 from kedge.errors import DataError
+from kedge.rewards.score import describe_responses
 from kedge.rollout.responses import Responses
+from kedge.runs.inputs import given_prompts
 from kedge.stages.ppo.trainer import Trainer
+from kedge.system.workers.codec import own_copy
 
 
-def given_rollout(
-    trainer: Trainer,
-    prompts: Sequence[Any],
-    responses: Sequence[Any],
-    *,
-    read: Callable[[list[Any]], list[Prompt]],
-    room: int | None,
-    done: int,
-    say: Callable[[str], None],
-    logprobs: Sequence[Sequence[float]] | None = None,
-    stopped: Sequence[bool] | None = None,
-    groups: Sequence[int] | None = None,
-    policy_version: int | None = None,
-) -> tuple[Rollout, list[Prompt]]:
-    """Responses from elsewhere as padded tensors, and the prompt of each group; see `PpoTrainer.batch`.
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Responses to train on. Every list has one entry per response.
 
-    Args:
-        trainer: Its policy is trained on them.
-        prompts: One per response.
-        responses: Texts, token ids, or parts.
-        read: Reads prompts that are not token ids.
-        room: Longest prompt that the context allows.
-        done: Updates that the policy has completed.
-        say: Prints a line to the user.
-        logprobs: See `PpoTrainer.batch`, like the next three.
-        stopped: See `logprobs`.
-        groups: See `logprobs`.
-        policy_version: See `logprobs`.
-
-    Raises:
-        DataError: A prompt or response cannot be used.
+    Attributes:
+        prompts: The prompts as text; conversations as the chat template renders them.
+        responses: The responses as text, without the stop token.
+        columns: The other fields of the prompts' rows, each a list.
+        prompt_ids: The prompts in tokens.
+        response_ids: The responses in tokens, the stop token included.
+        masks: For each token of the response, True if the policy chose it and is trained on it.
+        logprobs: For each token its log probability (nats) when it was sampled; 0 where the mask is False.
+        values: For each token the critic's value of the state before it; None unless the sampler computes values, which
+            it does with a shared critic.
+        stopped: True if the response ended with a stop token, False if it was cut off.
+        groups: The number of the response's prompt.
+        rollout: The same as padded tensors.
     """
-    if not responses:
-        raise DataError("the batch has no responses")
-    for name, entries in {"prompts": prompts, "logprobs": logprobs, "stopped": stopped, "groups": groups}.items():
-        if entries is not None and not isinstance(entries, Sized):
-            raise DataError(f"{name} are a {type(entries).__name__}; expected one per response")
-        if entries is not None and len(entries) != len(responses):
-            raise DataError(f"{len(entries)} {name} for {len(responses)} responses; expected one per response")
-    version = done if policy_version is None else policy_version
-    if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= done:
-        raise DataError(f"policy_version is {version!r}; expected 0 to {done}, the updates that were made")
-    rows, prompt_ids = rows_and_ids(trainer, prompts, read, room)
-    encoded = [
-        _Response(trainer, place, response, None if stopped is None else stopped[place])
-        for place, response in enumerate(responses)
-    ]
-    numbers, firsts = _groups(rows, prompt_ids, groups)
-    table = Responses.empty(len(responses), trainer.settings.rollout.max_new_tokens, pad_id=trainer.pad_id)
-    for place, response in enumerate(encoded):
-        table.append(place, response.ids)
-        table.own[place, : len(response.own)] = torch.tensor(response.own)
-        if logprobs is not None:
-            table.logprobs[place, table.own[place]] = _logprobs(place, logprobs[place], sum(response.own))
-    rollout = table.rollout(
-        prompt_ids,
-        stop_tokens=trainer.roles.stop_tokens.ids,
-        groups=numbers,
-        policy_version=version,
-        device=trainer.run.device,
-    )
-    # As the caller says, whatever its last token is.
-    ended = torch.tensor([response.stopped for response in encoded], device=trainer.run.device)
-    rollout = replace(rollout, stopped=ended)
-    if logprobs is None:
-        say(
-            f"The log probabilities of {len(responses)} responses when they were sampled are not known; those of the "
-            "current weights take their place."
+
+    prompts: list[str]
+    responses: list[str]
+    columns: Mapping[str, list[Any]]
+    prompt_ids: list[list[int]]
+    response_ids: list[list[int]]
+    masks: list[list[bool]]
+    logprobs: list[list[float]]
+    values: list[list[float]] | None
+    stopped: list[bool]
+    groups: list[int]
+    rollout: Rollout
+    _rows: Sequence[Prompt]
+    _owner: object
+    _is_exact: bool
+    _trained: list[int] = field(default_factory=list[int])
+
+    @classmethod
+    def of(
+        cls,
+        rollout: Rollout,
+        rows: Sequence[Prompt],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        owner: object,
+        is_exact: bool,
+    ) -> Batch:
+        """The batch of a rollout.
+
+        Args:
+            rollout: The responses.
+            rows: The prompts, by group.
+            tokenizer: The policy's.
+            owner: The trainer that takes it.
+            is_exact: The weights that sampled it give exactly its log probabilities and values.
+        """
+        texts = describe_responses(rollout, [rows[group] for group in rollout.group.tolist()], tokenizer)
+        lengths = [len(ids) for ids in texts.response_ids]
+
+        def listed(table: Any) -> list[list[Any]]:
+            return [row[:length] for row, length in zip(table.tolist(), lengths, strict=True)]
+
+        return cls(
+            texts.prompts,
+            texts.completions,
+            own_copy(texts.columns),
+            texts.prompt_ids,
+            texts.response_ids,
+            listed(rollout.action_mask),
+            listed(rollout.logprobs),
+            None if rollout.values is None else listed(rollout.values),
+            texts.stopped,
+            rollout.group.tolist(),
+            rollout,
+            rows,
+            owner,
+            is_exact,
         )
-        rollout = replace(rollout, logprobs=trainer.logprobs(rollout))
-    return rollout, [rows[first] for first in firsts]
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+    def _is_of(self, version: int) -> bool:
+        """True if its log probabilities and values are exactly those of the weights after `version` updates."""
+        return self._is_exact and int(self.rollout.policy_version.min()) >= version
+
+    def __repr__(self) -> str:
+        return f"<Batch: {len(self)} responses to {len(self._rows)} prompts, {self.rollout.num_actions} tokens>"
 
 
-def rows_and_ids(
-    trainer: Trainer, prompts: Sequence[Any], read: Callable[[list[Any]], list[Prompt]], room: int | None
-) -> tuple[list[Prompt], list[list[int]]]:
-    """The prompts, and their tokens; arguments and errors as in `given_rollout`."""
-    if not prompts:
-        raise DataError("the list of prompts is empty; pass at least one")
-    tokenizer = trainer.roles.tokenizer
-    by_ids = [is_ids(prompt) for prompt in prompts]
-    texts = iter(
-        read([prompt for prompt, ids in zip(prompts, by_ids, strict=True) if not ids]) if not all(by_ids) else []
-    )
-    rows: list[Prompt] = []
-    encoded: list[list[int]] = []
-    for place, (prompt, ids) in enumerate(zip(prompts, by_ids, strict=True)):
-        if ids:
-            found = _checked(trainer, prompt, f"prompt {place}")
-            if room is not None and len(found) > room:
-                raise DataError(f"prompt {place} has {len(found)} tokens; the context leaves {room}")
-            rows.append(Prompt(str(tokenizer.decode(found))))
-            encoded.append(found)
-        else:
-            rows.append(next(texts))
-            encoded.append(encode_prompt(tokenizer, rows[-1].text))
-    return rows, encoded
+@dataclass(frozen=True)
+class Reader:
+    """Reads the prompts of a caller's loop, and responses that were sampled elsewhere.
+
+    Attributes:
+        trainer: Its policy is trained on them.
+        room: Longest prompt that the context allows.
+        say: Prints a line to the user.
+    """
+
+    trainer: Trainer
+    room: int | None
+    say: Callable[[str], None]
+
+    def prompts(self, prompts: Sequence[Any]) -> tuple[list[Prompt], list[list[int]]]:
+        """The prompts, and their tokens.
+
+        Args:
+            prompts: Texts, rows, conversations or token ids.
+
+        Raises:
+            DataError: A prompt cannot be used.
+        """
+        if not prompts:
+            raise DataError("the list of prompts is empty; pass at least one")
+        tokenizer = self.trainer.roles.tokenizer
+        by_ids = [is_ids(prompt) for prompt in prompts]
+        others = [prompt for prompt, ids in zip(prompts, by_ids, strict=True) if not ids]
+        texts = iter(self._read(others) if others else [])
+        rows: list[Prompt] = []
+        encoded: list[list[int]] = []
+        for place, (prompt, ids) in enumerate(zip(prompts, by_ids, strict=True)):
+            if ids:
+                found = _checked(self.trainer, prompt, f"prompt {place}")
+                if self.room is not None and len(found) > self.room:
+                    raise DataError(f"prompt {place} has {len(found)} tokens; the context leaves {self.room}")
+                rows.append(Prompt(str(tokenizer.decode(found))))
+                encoded.append(found)
+            else:
+                rows.append(next(texts))
+                encoded.append(encode_prompt(tokenizer, rows[-1].text))
+        return rows, encoded
+
+    def prompts_to_sample(self, prompts: Sequence[Any]) -> tuple[list[Prompt], list[list[int]]]:
+        """The same of prompts that responses are to be sampled to; an environment cannot open an episode with ids."""
+        if (player := self.trainer.roles.player) is not None:
+            for place, prompt in enumerate(prompts):
+                if is_ids(prompt):
+                    raise DataError(
+                        f"prompt {place} is token ids, and an episode of {player.environment.name} opens with a text, "
+                        "row or conversation; pass one of these"
+                    )
+        return self.prompts(prompts)
+
+    def _read(self, prompts: Sequence[Any]) -> list[Prompt]:
+        rows = [{"messages": each} if is_conversation(each) else each for each in prompts]
+        config = self.trainer.run_settings.config
+        return given_prompts(rows, config, self.trainer.roles.tokenizer, room=self.room)
+
+    def rollout(
+        self,
+        prompts: Sequence[Any],
+        responses: Sequence[Any],
+        *,
+        done: int,
+        logprobs: Sequence[Sequence[float]] | None = None,
+        stopped: Sequence[bool] | None = None,
+        groups: Sequence[int] | None = None,
+        policy_version: int | None = None,
+    ) -> tuple[Rollout, list[Prompt]]:
+        """Responses from elsewhere as padded tensors, and the prompt of each group; see `PpoTrainer.batch`.
+
+        Args:
+            prompts: One per response.
+            responses: Texts, token ids, or parts.
+            done: Updates that the policy has completed.
+            logprobs: See `PpoTrainer.batch`, like the next three.
+            stopped: See `logprobs`.
+            groups: See `logprobs`.
+            policy_version: See `logprobs`.
+
+        Raises:
+            DataError: A prompt or response cannot be used.
+        """
+        if not responses:
+            raise DataError("the batch has no responses")
+        for name, entries in {"prompts": prompts, "logprobs": logprobs, "stopped": stopped, "groups": groups}.items():
+            if entries is not None and not isinstance(entries, Sized):
+                raise DataError(f"{name} are a {type(entries).__name__}; expected one per response")
+            if entries is not None and len(entries) != len(responses):
+                raise DataError(f"{len(entries)} {name} for {len(responses)} responses; expected one per response")
+        version = done if policy_version is None else policy_version
+        if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= done:
+            raise DataError(f"policy_version is {version!r}; expected 0 to {done}, the updates that were made")
+        trainer = self.trainer
+        rows, prompt_ids = self.prompts(prompts)
+        encoded = [
+            _Response(trainer, place, response, None if stopped is None else stopped[place])
+            for place, response in enumerate(responses)
+        ]
+        numbers, firsts = _groups(rows, prompt_ids, groups)
+        table = Responses.empty(len(responses), trainer.settings.rollout.max_new_tokens, pad_id=trainer.pad_id)
+        for place, response in enumerate(encoded):
+            table.append(place, response.ids)
+            table.own[place, : len(response.own)] = torch.tensor(response.own)
+            if logprobs is not None:
+                table.logprobs[place, table.own[place]] = _logprobs(place, logprobs[place], sum(response.own))
+        rollout = table.rollout(
+            prompt_ids,
+            stop_tokens=trainer.roles.stop_tokens.ids,
+            groups=numbers,
+            policy_version=version,
+            device=trainer.run.device,
+        )
+        # As the caller says, whatever its last token is.
+        ended = torch.tensor([response.stopped for response in encoded], device=trainer.run.device)
+        rollout = replace(rollout, stopped=ended)
+        if logprobs is None:
+            self.say(
+                f"The log probabilities of {len(responses)} responses when they were sampled are not known; those of "
+                "the current weights take their place."
+            )
+            rollout = replace(rollout, logprobs=trainer.logprobs(rollout))
+        return rollout, [rows[first] for first in firsts]
 
 
 def _groups(

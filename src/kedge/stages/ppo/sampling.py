@@ -130,7 +130,7 @@ class Sampling:
     """Draws prompts, samples and scores responses, and chooses those to train on.
 
     Args:
-        prompts: What `batch` draws from; None if `sampled` alone is called. How many an update draws depends on the
+        prompts: What `batch` draws from; None if it is not called. How many an update draws depends on the
             scores.
         trainer: Samples and scores.
         check: Called with the responses of each round before they are scored.
@@ -168,20 +168,36 @@ class Sampling:
             costs = {**costs, "prompt/resting": resting}
         return replace(batch, costs=costs)
 
-    def sampled(
-        self,
-        trainer: Trainer,
-        clock: Stopwatch,
-        draw: Callable[[int], list[Prompt]],
-        existing: Rollout | None = None,
+    def given(
+        self, rollout: Rollout, prompts: Sequence[Prompt], clock: Stopwatch, *, scores: Sequence[object] | None = None
     ) -> SampledBatch:
+        """The trainer's current update on responses that exist.
+
+        Args:
+            rollout: The responses.
+            prompts: The prompts, indexed by the rollout's groups.
+            clock: Times the phases.
+            scores: One per response; None for those of the run's reward.
+
+        Raises:
+            RewardError: A reward failed, or scores are invalid.
+            UnscoredError: No response has a score.
+        """
+        trainer = self._trainer
+        rollouts = [rollout]
+        scored = self._score(trainer, rollouts, prompts, (), [], clock, scores=scores, is_given=True)
+        batch = SampledBatch(prompts, rollouts, rollout.num_responses, scored, scored)
+        if not trainer.trains_policy or trainer.settings.constant_groups == "keep":
+            return batch
+        return self._with_spread(batch, len(prompts), trainer.update)
+
+    def sampled(self, trainer: Trainer, clock: Stopwatch, draw: Callable[[int], list[Prompt]]) -> SampledBatch:
         """The responses of the trainer's current update.
 
         Args:
             trainer: Samples and scores.
             clock: Times the phases.
             draw: Returns as many prompts as a round needs.
-            existing: The responses to the prompts, however many are drawn; None to sample them.
 
         Raises:
             RewardError: A reward failed or returned invalid scores.
@@ -198,13 +214,9 @@ class Sampling:
             with clock.phase("rollout"):
                 drawn = draw(size)
                 names = ("resample", num_rounds) if num_rounds else ()
-                if existing is None:
-                    sampled = [trainer.sample(drawn, "rollout", trainer.update, *names)]
-                else:
-                    sampled = [existing]
-                    wanted = len(drawn)
+                sampled = [trainer.sample(drawn, "rollout", trainer.update, *names)]
             try:
-                scored = self._score(trainer, sampled, drawn, names, failures, clock, is_given=existing is not None)
+                scored = self._score(trainer, sampled, drawn, names, failures, clock)
                 parts.append(scored.renumbered(len(prompts)))
             except UnscoredError as error:
                 if not num_rounds:
@@ -234,14 +246,15 @@ class Sampling:
         failures: list[Mapping[str, float]],
         clock: Stopwatch,
         *,
-        is_given: bool,
+        scores: Sequence[object] | None = None,
+        is_given: bool = False,
     ) -> ScoredRollout:
         """Score a round's responses; if the advantage needs it, sample and score a greedy response to each prompt."""
         streams = ("rollout", trainer.update, *names)  # episodes start as those that they are compared with
         names = ("reward", trainer.update, *names)
         with clock.phase("reward"):
             self._check(sampled[0])
-            scored = trainer.score(sampled[0], prompts, *names)
+            scored = trainer.score(sampled[0], prompts, *names, scores=scores)
         if not trainer.settings.needs_baseline:
             return scored
         # Prompts of given responses may have other tokens than their texts, and the responses another limit.

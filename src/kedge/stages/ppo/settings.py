@@ -356,3 +356,29 @@ def _returns_unit(experience: Experience) -> float:
     if experience.values is not None:
         error = float((returns - experience.values[experience.reward_mask]).square().mean().sqrt())
     return max(spread_of_returns(returns), MIN_SHARE_OF_ERROR * error) or 1.0
+
+
+def check_own_loop(config: Config, *, has_prompts: bool, has_reward: bool) -> None:
+    """Refuse what cannot act in a loop that is not kedge's.
+
+    Raises:
+        ConfigError: One line with the setting and the reason.
+    """
+    ppo = config.ppo
+    if config.rollout.max_staleness:
+        raise ConfigError(
+            "rollout.max_staleness samples the next prompts ahead, which only the loop knows; use 0, or train on "
+            "batches of earlier updates"
+        )
+    if word(ppo.constant_groups) == "resample":
+        raise ConfigError("ppo.constant_groups=resample draws further prompts; use drop, or sample more in the loop")
+    if ppo.holds_out and not (has_prompts and has_reward):
+        name = "eval_every" if ppo.eval_every is not None else "critic_check"
+        raise ConfigError(f"ppo.{name} samples and scores held-out prompts: give the trainer prompts= and reward=")
+    if ppo.advantage == "remax" and not has_reward:
+        raise ConfigError("ppo.advantage=remax scores a greedy response to each prompt: give the trainer reward=")
+    if chosen := config.data.choice_by_scores:
+        raise ConfigError(f"{chosen[0]} chooses among prompts that the run draws; choose them in the loop")
+    for name, value in {"curriculum": config.data.curriculum, "mix": config.data.mix}.items():
+        if value and not has_prompts:
+            raise ConfigError(f"data.{name} orders the run's prompts: give the trainer prompts=")

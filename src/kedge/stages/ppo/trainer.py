@@ -178,22 +178,29 @@ class Trainer:
             [encoded[group] for group in groups], seeds=seeds, groups=groups, policy_version=policy_version
         )
 
-    def score(self, rollout: Rollout, prompts: Sequence[Prompt], *names: str | int) -> ScoredRollout:
+    def score(
+        self,
+        rollout: Rollout,
+        prompts: Sequence[Prompt],
+        *names: str | int,
+        scores: Sequence[object] | None = None,
+    ) -> ScoredRollout:
         """Score each response with the weighted sum of the rewards; drop responses without a score.
 
         Args:
             rollout: The responses.
             prompts: The prompts, indexed by the rollout's groups.
             names: The name of the random stream of the rewards; by default the current update's.
+            scores: One per response, in place of the rewards'.
 
         Raises:
-            RewardError: A reward failed or returned invalid scores.
+            RewardError: A reward failed, or scores are invalid.
             UnscoredError: No response has a score.
         """
         return score_rollout(
             rollout,
             [prompts[group] for group in rollout.group.tolist()],
-            self.roles.reward,
+            self.roles.reward if scores is None else WeightedReward.of_scores(scores),
             self.roles.tokenizer,
             max_new_tokens=self.settings.rollout.max_new_tokens,
             missing_eos=self.roles.missing_eos,
@@ -270,10 +277,6 @@ class Trainer:
         roles = replace(self.roles, engine=engine, tokenizer=tokenizer)
         settings = self.run_settings.at(update)
         return replace(self, roles=roles, settings=settings, guard=None, update=update, staleness=update - 1 - version)
-
-    def scored_by(self, reward: WeightedReward) -> Trainer:
-        """A trainer that scores this update's responses with another reward."""
-        return replace(self, roles=replace(self.roles, reward=reward))
 
     def measuring(self, *, exact: bool) -> Trainer:
         """A trainer for figures of responses that are not trained on; it sets nothing that training uses.
