@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
+from typing_extensions import Unpack
 
 from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel
 from kedge.models.adapters import shared_copy
-from kedge.rollout.engine import Engine
+from kedge.rollout.engine import Engine, GenerateOptions
 
 T = TypeVar("T")
 Tensors = list[tuple[str, Tensor]]
@@ -102,13 +103,13 @@ class BackgroundEngine:
         turns.works = [each for each in turns.works if not each.done()] + [future]
         return future
 
-    def generate(self, prompts: Sequence[Sequence[int]], **given: Any) -> Rollout:
+    def generate(self, prompts: Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> Rollout:
         """Sample with the policy's current weights, once no work is under way; see `Engine`."""
         wait(self._turns.works)
         # Published each time: the weights may have been restored from a checkpoint, or be half an update old.
         self.engine.publish(self._turns.current, self._turns.version or 0)
         self._turns.published = None
-        return self.engine.generate(prompts, **given)
+        return self.engine.generate(prompts, **options)
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
         """Note where the weights are read; the first time, send them, which starts the engine; see `Engine`."""

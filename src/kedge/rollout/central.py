@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from kedge.algorithm.experience import Rollout
-from kedge.rollout.engine import Engine
+from kedge.rollout.engine import Engine, GenerateOptions
 from kedge.system.ranks import Ranks
 
 
@@ -37,16 +38,16 @@ class CentralEngine:
         engine = self.engine.with_sampling(**limits)
         return replace(self, engine=engine)
 
-    def generate(self, prompts: Sequence[Sequence[int]], **given: Any) -> Rollout:
+    def generate(self, prompts: Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> Rollout:
         """See `Engine`."""
         sampled: dict[str, Tensor] = {}
 
         def generate() -> dict[str, tuple[str, list[int]]]:
             assert self.engine is not None, "the first rank has the engine"
-            sampled.update(self.engine.generate(prompts, **given).tensors())
+            sampled.update(self.engine.generate(prompts, **options).tensors())
             return {name: (str(table.dtype).removeprefix("torch."), [*table.shape]) for name, table in sampled.items()}
 
-        own = torch.full((len(given["seeds"]),), self.ranks.is_first, dtype=torch.bool, device=self.device)
+        own = torch.full((len(options["seeds"]),), self.ranks.is_first, dtype=torch.bool, device=self.device)
         for name, (dtype, shape) in self.ranks.first(generate).items():
             if name not in sampled:
                 sampled[name] = torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
+from typing_extensions import Required, TypedDict, Unpack
 
 from kedge.algorithm.experience import Rollout
 
@@ -39,6 +40,22 @@ class Dialogue(Protocol):
         ...
 
 
+class GenerateOptions(TypedDict, total=False):
+    """The arguments of `Engine.generate` besides the prompts.
+
+    Attributes:
+        seeds: One per row, so that a row's tokens do not depend on the other rows.
+        groups: Number of each row's prompt; None gives each row its own.
+        policy_version: Number of updates that the policy has completed.
+        dialogue: Answers the policy, so that a response is what both say in turn; None for a single turn.
+    """
+
+    seeds: Required[Sequence[int]]
+    groups: Sequence[int] | None
+    policy_version: int
+    dialogue: Dialogue | None
+
+
 class Engine(Protocol):
     """Samples one response per prompt from the current policy, at temperature τ, without top-k or top-p."""
 
@@ -60,23 +77,12 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        seeds: Sequence[int],
-        groups: Sequence[int] | None = None,
-        policy_version: int = 0,
-        dialogue: Dialogue | None = None,
-    ) -> Rollout:
+    def generate(self, prompts: Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> Rollout:
         """Sample a response for every prompt.
 
         Args:
             prompts: Token ids, at least one token each; none with a dialogue, which opens with them.
-            seeds: One per row, so that a row's tokens do not depend on the other rows.
-            groups: Number of each row's prompt; None gives each row its own.
-            policy_version: Number of updates that the policy has completed.
-            dialogue: Answers the policy, so that a response is what both say in turn; None for a single turn.
+            **options: See `GenerateOptions`.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The table of responses that an engine fills while it samples, and the rollout made of it."""
+"""The rows that an engine is asked for, the table of responses that it fills, and the rollout made of both."""
 
 from __future__ import annotations
 
@@ -8,9 +8,39 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from typing_extensions import Unpack
 
 from kedge.algorithm.experience import Rollout
 from kedge.data.tokens import pad_left
+from kedge.rollout.engine import Dialogue, GenerateOptions
+
+
+@dataclass(frozen=True)
+class Request:
+    """The rows that a call of `Engine.generate` asks for; attributes as its arguments.
+
+    Attributes:
+        prompts: The prompt of each row; of a conversation, what it opened with.
+        seeds: See `GenerateOptions`, like the attributes below.
+        groups: See `GenerateOptions`.
+        policy_version: See `GenerateOptions`.
+        dialogue: See `GenerateOptions`.
+    """
+
+    prompts: list[Sequence[int]]
+    seeds: Sequence[int]
+    groups: Sequence[int] | None = None
+    policy_version: int = 0
+    dialogue: Dialogue | None = None
+
+    @classmethod
+    def of(cls, prompts: Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> Request:
+        """Take the arguments of `Engine.generate`, and open the conversations."""
+        dialogue = options.get("dialogue")
+        rows = range(len(options["seeds"]))
+        opened = prompts if dialogue is None else dialogue.open(rows)
+        assert len(opened) == len(rows), "one seed per prompt"
+        return cls([*opened], **options)
 
 
 @dataclass(frozen=True)
@@ -85,29 +115,20 @@ class Responses:
         """The tokens of a row from a place on."""
         return self.ids[row, start : int(self.lengths[row])].tolist()
 
-    def rollout(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        stop_tokens: Sequence[int],
-        groups: Sequence[int] | None,
-        policy_version: int,
-        device: torch.device,
-    ) -> Rollout:
+    def rollout(self, request: Request, *, stop_tokens: Sequence[int], device: torch.device) -> Rollout:
         """The rollout of these responses, none of which is empty.
 
         Args:
-            prompts: Token ids.
+            request: What they respond to.
             stop_tokens: The tokens that end a response.
-            groups: Number of each row's prompt; None gives each row its own.
-            policy_version: Number of updates that the policy has completed.
             device: The device of the rollout.
         """
         slots = torch.arange(self.ids.shape[1], device=self.ids.device)
         last = self.ids.gather(1, self.lengths[:, None] - 1)[:, 0]
         stops = torch.tensor(stop_tokens, dtype=torch.long, device=self.ids.device)
-        prompt_ids, prompt_mask = pad_left(prompts, self.pad_id)
-        return Rollout(
+        prompt_ids, prompt_mask = pad_left(request.prompts, self.pad_id)
+        groups = range(len(last)) if request.groups is None else request.groups
+        rollout = Rollout(
             prompt_ids=prompt_ids.to(device),
             prompt_mask=prompt_mask.to(device),
             response_ids=self.ids.to(device),
@@ -116,6 +137,7 @@ class Responses:
             logprobs=self.logprobs.to(device),
             values=None if self.values is None else self.values.to(device),
             stopped=torch.isin(last, stops).to(device),
-            group=torch.tensor(range(len(prompts)) if groups is None else groups, device=device),
-            policy_version=torch.full((len(prompts),), policy_version, device=device),
+            group=torch.tensor(groups, device=device),
+            policy_version=torch.full((len(last),), request.policy_version, device=device),
         )
+        return rollout if request.dialogue is None else request.dialogue.finished(rollout)

@@ -9,12 +9,13 @@ from functools import cached_property
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import Unpack
 
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs
 from kedge.models import Decoder, LanguageModel, PackedDecoder, Precision, autocast, prepacked, read_values
-from kedge.rollout.engine import Dialogue
-from kedge.rollout.responses import Responses
+from kedge.rollout.engine import Dialogue, GenerateOptions
+from kedge.rollout.responses import Request, Responses
 from kedge.system.memory import is_out_of_memory, note_exhaustion, release
 from kedge.system.ranks import AdaptiveTokens
 
@@ -30,18 +31,14 @@ class _Rows:
     """The rows that a call of `generate` samples.
 
     Attributes:
-        prompts: Their prompts; of a conversation, what it opened with.
+        request: Their prompts and seeds.
         draws: A uniform random number for each of their tokens.
         responses: Their responses so far.
-        on_token: See `Sampler.generate`.
-        dialogue: See `Engine.generate`.
     """
 
-    prompts: list[Sequence[int]]
+    request: Request
     draws: Float[Tensor, "rows time"]
     responses: Responses
-    on_token: Callable[[int, int], None] | None
-    dialogue: Dialogue | None
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,8 @@ class Sampler:
         batch_size: Rows sampled at a time; None samples all at once.
         adaptive: The rows sampled at a time if `batch_size` is None; it gets smaller when memory runs out.
         is_copy: The model is a copy of the policy, with the weights that were published last.
+        on_token: Called with the row and the id of each token as soon as it is sampled. An exception that it raises
+            ends the sampling.
 
     Source: spec §4.13–15.
     """
@@ -77,6 +76,7 @@ class Sampler:
     batch_size: int | None = None
     adaptive: AdaptiveTokens | None = None
     is_copy: bool = False
+    on_token: Callable[[int, int], None] | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -93,50 +93,26 @@ class Sampler:
         return replace(self, max_new_tokens=max_new_tokens, temperature=temperature)
 
     @torch.no_grad()
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        seeds: Sequence[int],
-        groups: Sequence[int] | None = None,
-        policy_version: int = 0,
-        dialogue: Dialogue | None = None,
-        on_token: Callable[[int, int], None] | None = None,
-    ) -> Rollout:
-        """Sample a response for every prompt; see `Engine`.
-
-        Args:
-            prompts: See `Engine`, like the arguments not listed here.
-            seeds: See `Engine`.
-            groups: See `Engine`.
-            policy_version: See `Engine`.
-            dialogue: See `Engine`.
-            on_token: Called with the row and the id of each token as soon as it is sampled. An exception that it raises
-                ends the sampling.
-        """
-        if dialogue is not None:
-            prompts = dialogue.open(range(len(seeds)))
-        assert len(prompts) == len(seeds), "one seed per prompt"
+    def generate(self, prompts: Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> Rollout:
+        """Sample a response for every prompt; see `Engine`."""
+        request = Request.of(prompts, **options)
         device = self.model.device
-        draws = _uniform_draws(seeds, self.max_new_tokens).to(device, _draw_dtype(device))
+        draws = _uniform_draws(request.seeds, self.max_new_tokens).to(device, _draw_dtype(device))
         responses = Responses.empty(
-            len(prompts),
+            len(request.prompts),
             self.max_new_tokens,
             pad_id=self.pad_id,
             device=device,
             with_values=self.model.value_head is not None,
         )
-        table = _Rows(list(prompts), draws, responses, on_token, dialogue)
+        table = _Rows(request, draws, responses)
         try:
-            for rows in self._batches(table.prompts):
+            for rows in self._batches(request.prompts):
                 self._sample_batch(table, rows)
         except Exception as error:
             note_exhaustion(error, "sampling")
             raise
-        rollout = responses.rollout(
-            table.prompts, stop_tokens=self.stop_tokens, groups=groups, policy_version=policy_version, device=device
-        )
-        return rollout if dialogue is None else dialogue.finished(rollout)
+        return responses.rollout(request, stop_tokens=self.stop_tokens, device=device)
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
         """Copy the weights that change into a copy; the policy itself has them. See `Engine`."""
@@ -166,9 +142,10 @@ class Sampler:
             self.adaptive.halve_rows(-(-len(rows) // 2), error)
             release(error)
         table.responses.clear(rows)
-        if table.dialogue is not None:
-            for row, prompt in zip(rows, table.dialogue.open(rows), strict=True):
-                table.prompts[row] = prompt  # an environment may open in another way the second time
+        request = table.request
+        if request.dialogue is not None:
+            for row, prompt in zip(rows, request.dialogue.open(rows), strict=True):
+                request.prompts[row] = prompt  # an environment may open in another way the second time
         while rows:
             at_once = self.adaptive.rows  # which the last batch may have halved again
             self._sample_batch(table, rows[:at_once])
@@ -176,13 +153,14 @@ class Sampler:
 
     def _sample_at_once(self, table: _Rows, rows: Sequence[int]) -> None:
         device = table.draws.device
-        texts = [table.prompts[row] for row in rows]
+        texts = [table.request.prompts[row] for row in rows]
+        dialogue = table.request.dialogue
         with autocast(self.precision, device), prepacked(self.model, self.precision):
             decoder = self.model.trunk.decoder(texts, max_new_tokens=self.max_new_tokens, pad_id=self.pad_id)
-            if table.dialogue is None:
+            if dialogue is None:
                 self._sample(table, torch.tensor(rows, device=device), decoder)
             else:
-                self._talk(table, list(rows), decoder, table.dialogue)
+                self._talk(table, list(rows), decoder, dialogue)
 
     def _talk(self, table: _Rows, rows: list[int], decoder: Decoder, dialogue: Dialogue) -> None:
         """Fill in conversations; rows whose turn has ended wait until they are enough, and are answered together.
@@ -191,7 +169,7 @@ class Sampler:
         that still speak.
         """
         device = self.model.device
-        prompts = table.prompts
+        prompts = table.request.prompts
         responses = table.responses
         index = torch.tensor(rows, device=device)
         speaks = torch.ones_like(index, dtype=torch.bool)
@@ -266,9 +244,9 @@ class Sampler:
         hidden: Float[Tensor, "rows dim"],
     ) -> None:
         """Add a sampled token to each of some rows."""
-        if table.on_token is not None:
+        if self.on_token is not None:
             for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
-                table.on_token(row, token)
+                self.on_token(row, token)
         head = self.model.value_head
         values = None if head is None else read_values(head, hidden).values
         table.responses.write(rows, places, tokens, logprobs, values)

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from kedge.algorithm.experience import Rollout
 from kedge.data.tokens import pad_left
-from kedge.rollout.engine import Dialogue, Engine
+from kedge.rollout.engine import Engine, GenerateOptions
 from kedge.system.ranks import Ranks
 from kedge.system.ranks.sharding import whole_weights
 
@@ -53,29 +54,22 @@ class SharedEngine:
         """See `Engine`."""
         self.engine.close()
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        seeds: Sequence[int],
-        groups: Sequence[int] | None = None,
-        policy_version: int = 0,
-        dialogue: Dialogue | None = None,
-    ) -> Rollout:
+    def generate(self, prompts: Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> Rollout:
         """See `Engine`."""
-        total = len(seeds)
+        groups = options.get("groups")
+        dialogue = options.get("dialogue")
+        total = len(options["seeds"])
         count = self.ranks.count
         number = self.ranks.number
         rows = list(range(total * number // count, total * (number + 1) // count))
         sampled = rows or [0]  # a rank without rows learns the tensors' shapes
         with whole_weights(self.weights):
-            part = self.engine.generate(
-                [prompts[row] for row in sampled] if dialogue is None else (),
-                seeds=[seeds[row] for row in sampled],
-                groups=[row if groups is None else groups[row] for row in sampled],
-                policy_version=policy_version,
-                dialogue=None if dialogue is None else dialogue.among(sampled),
-            )
+            options |= {
+                "seeds": [options["seeds"][row] for row in sampled],
+                "groups": [row if groups is None else groups[row] for row in sampled],
+                "dialogue": None if dialogue is None else dialogue.among(sampled),
+            }
+            part = self.engine.generate([prompts[row] for row in sampled] if dialogue is None else (), **options)
         device = part.response_ids.device
         own = torch.zeros(total, dtype=torch.bool, device=device)
         own[rows] = True

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from kedge.algorithm.experience import Rollout
 from kedge.errors import EngineError
-from kedge.rollout.engine import Dialogue
-from kedge.rollout.responses import Responses
+from kedge.rollout.engine import Dialogue, GenerateOptions
+from kedge.rollout.responses import Request, Responses
 from kedge.rollout.vllm.fleet import Fleet
 
 GENERATE = "inference/v1/generate"
@@ -137,36 +138,29 @@ class VllmEngine:
         settings = replace(self.settings, max_new_tokens=max_new_tokens, temperature=temperature)
         return replace(self, settings=settings)
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        seeds: Sequence[int],
-        groups: Sequence[int] | None = None,
-        policy_version: int = 0,
-        dialogue: Dialogue | None = None,
-    ) -> Rollout:
+    def generate(self, prompts: Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> Rollout:
         """Sample a response for every prompt; see `Engine`. The server has read the earlier turns of a dialogue.
 
         Raises:
             EngineError: A server is gone for good, or gave an unusable answer.
         """
-        if dialogue is not None:
-            prompts = dialogue.open(range(len(seeds)))
-        assert len(prompts) == len(seeds), "one seed per prompt"
+        request = Request.of(prompts, **options)
+        dialogue = request.dialogue
         assert self._state, "the weights are published before the first rollout"
         version = self._name(**self._state)
-        numbers = range(len(prompts)) if groups is None else groups
-        responses = Responses.empty(len(prompts), self.settings.max_new_tokens, pad_id=self.pad_id)
-        rows = list(range(len(prompts)))
+        rows = list(range(len(request.prompts)))
+        groups = rows if request.groups is None else request.groups
+        responses = Responses.empty(len(rows), self.settings.max_new_tokens, pad_id=self.pad_id)
         for turn in itertools.count():
             limits = [self._up_to(int(responses.lengths[row]), dialogue) for row in rows]
             # The cache of prefixes is per publication: a prompt that was read by other weights is read again.
             bodies = [
-                limit.request([*prompts[row], *responses.since(row, 0)], seed=seeds[row] + turn, salt=version)
+                limit.request(
+                    [*request.prompts[row], *responses.since(row, 0)], seed=request.seeds[row] + turn, salt=version
+                )
                 for row, limit in zip(rows, limits, strict=True)
             ]
-            found = self.fleet.ask(GENERATE, bodies, [numbers[row] for row in rows])
+            found = self.fleet.ask(GENERATE, bodies, [groups[row] for row in rows])
             answers = {
                 row: read_answer(each, limit, version=version)
                 for row, each, limit in zip(rows, found, limits, strict=True)
@@ -181,14 +175,7 @@ class VllmEngine:
                 responses.append(row, replies[row] or ())
             if not rows:
                 break
-        rollout = responses.rollout(
-            prompts,
-            stop_tokens=self.settings.stop_tokens,
-            groups=groups,
-            policy_version=policy_version,
-            device=self.device,
-        )
-        return rollout if dialogue is None else dialogue.finished(rollout)
+        return responses.rollout(request, stop_tokens=self.settings.stop_tokens, device=self.device)
 
     def _up_to(self, length: int, dialogue: Dialogue | None) -> SamplingSettings:
         """The settings for the next turn of a conversation of this length, with its length limit."""

@@ -280,9 +280,8 @@ class Chat:
         prompt_ids = encode_prompt(policy.tokenizer, prompt.text)
         stream = TextStream(policy.tokenizer, prompt_ids, policy.stop_tokens.ids, write)
         try:
-            rollout = policy.sampler(sampling).generate(
-                [prompt_ids], seeds=[sampling.seed], on_token=lambda row, token: stream.add(token)
-            )
+            sampler = replace(policy.sampler(sampling), on_token=lambda row, token: stream.add(token))
+            rollout = sampler.generate([prompt_ids], seeds=[sampling.seed])
             most = sampling.max_new_tokens
             seed = stream_seed(sampling.seed, "reward")
             responses = describe_responses(rollout, [prompt], policy.tokenizer, max_new_tokens=most, seed=seed)

@@ -14,7 +14,7 @@ from kedge.algorithm.experience import Rollout
 from kedge.data import Prompt, encode_prompt
 from kedge.data.tokens import encode_completion
 from kedge.errors import DataError
-from kedge.rollout.responses import Responses
+from kedge.rollout.responses import Request, Responses
 from kedge.stages.ppo.trainer import Trainer
 
 
@@ -72,13 +72,8 @@ def given_rollout(
         table.own[place, : len(response.own)] = torch.tensor(response.own)
         if logprobs is not None:
             table.logprobs[place, table.own[place]] = _logprobs(place, logprobs[place], sum(response.own))
-    rollout = table.rollout(
-        prompt_ids,
-        stop_tokens=trainer.roles.stop_tokens.ids,
-        groups=numbers,
-        policy_version=version,
-        device=trainer.run.device,
-    )
+    request = Request([*prompt_ids], seeds=(), groups=numbers, policy_version=version)
+    rollout = table.rollout(request, stop_tokens=trainer.roles.stop_tokens.ids, device=trainer.run.device)
     # As the caller says, whatever its last token is.
     ended = torch.tensor([response.stopped for response in encoded], device=trainer.run.device)
     rollout = replace(rollout, stopped=ended)
