@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kedge.errors import ConfigError
@@ -215,7 +216,12 @@ def _check_trained_critic(config: Config) -> None:
         )
 
 
-SFT = Stage(
+language_stage = partial(Stage, starts_from=("model",), is_ranked=True)
+"""A stage on a language model, on one rank or several."""
+training_stage = partial(language_stage, is_swept=True, adapts=True, plan=PLAN)
+"""A stage that trains it in a single run."""
+
+SFT = training_stage(
     "sft",
     help="Fine-tune a language model on demonstrations.",
     title="Fine-tuning",
@@ -225,19 +231,14 @@ SFT = Stage(
     needs={**NEEDS_MODEL, "data.demonstrations": "--data"},
     flags=(MODEL, _data(DEMONSTRATIONS)),
     arguments={"demonstrations": "data.demonstrations"},
-    starts_from=("model",),
-    is_ranked=True,
-    is_swept=True,
-    adapts=True,
     trains=("sft",),
-    plan=PLAN,
     next_calls="kedge.runs.calls:after_sft",
     length="sft.num_epochs",
     best_metrics={**SUPERVISED_BEST, "eval/token_accuracy": HIGHER, "token_accuracy": HIGHER},
     evaluations="data.eval_fraction",
 )
 
-REWARD_MODEL = Stage(
+REWARD_MODEL = training_stage(
     "reward",
     help="Train a reward model on comparisons. Its mean score on the demonstrations, if given, is set to 0.",
     title="Reward model training",
@@ -248,18 +249,14 @@ REWARD_MODEL = Stage(
     flags=(MODEL, _data(COMPARISONS), DEMONSTRATIONS),
     arguments={"comparisons": "data.comparisons", "demonstrations": "data.demonstrations"},
     starts_from=("reward_model.base", "model"),
-    is_ranked=True,
-    is_swept=True,
-    adapts=True,
     trains=("reward_model",),
-    plan=PLAN,
     next_calls="kedge.runs.calls:after_reward",
     length="reward_model.num_epochs",
     best_metrics={**SUPERVISED_BEST, "eval/accuracy": HIGHER, "accuracy": HIGHER},
     evaluations="data.eval_fraction",
 )
 
-CRITIC = Stage(
+CRITIC = training_stage(
     "critic",
     help="Train a critic for PPO on the returns of the policy's responses, so that PPO need not begin without one.",
     title="The training of the critic",
@@ -274,13 +271,8 @@ CRITIC = Stage(
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS, **NEEDS_REWARD},
     flags=(MODEL, PROMPTS, REWARD),
     arguments={"prompts": "data.prompts", "eval_prompts": "data.eval_prompts", "reward": "reward"},
-    starts_from=("model",),
-    is_ranked=True,
-    is_swept=True,
-    adapts=True,
     samples=True,
     trains=("critic",),
-    plan=PLAN,
     next_calls="kedge.runs.calls:after_critic",
     length="critic.num_epochs",
     best_metrics={**SUPERVISED_BEST, "eval/explained_variance": HIGHER, "explained_variance": HIGHER},
@@ -288,7 +280,7 @@ CRITIC = Stage(
     check=_check_critic,
 )
 
-PPO = Stage(
+PPO = training_stage(
     "ppo",
     help="Train a policy with PPO on one or more rewards: reward models and functions.",
     title="PPO",
@@ -328,14 +320,9 @@ PPO = Stage(
         "advantage": "ppo.advantage",
         "surrogate": "ppo.policy_loss",
     },
-    starts_from=("model",),
-    is_ranked=True,
-    is_swept=True,
-    adapts=True,
     samples=True,
     trains=("ppo",),
     unit="update",
-    plan=PLAN,
     next_calls="kedge.runs.calls:after_policy",
     length="ppo.num_updates",
     bounds=("ppo.eval_patience", "ppo.max_kl"),
@@ -345,7 +332,7 @@ PPO = Stage(
     check=_check_ppo,
 )
 
-RLHF = Stage(
+RLHF = language_stage(
     "rlhf",
     help="Run SFT, reward modeling and PPO, once or in rounds. Each --reward is added to the reward model's score.\n\n"
     "rlhf.train_critic=true trains a critic before PPO.",
@@ -366,8 +353,6 @@ RLHF = Stage(
         "labeler": "rlhf.labeler",
         "reward": "reward",
     },
-    starts_from=("model",),
-    is_ranked=True,
     adapts=True,
     samples=True,
     trains=("sft", "reward_model", "critic", "ppo"),
@@ -377,7 +362,7 @@ RLHF = Stage(
     check=_check_rlhf,
 )
 
-GENERATE = Stage(
+GENERATE = language_stage(
     "generate",
     help="Write a model's responses to prompts, with their scores if a reward is given.",
     title="Generation",
@@ -398,13 +383,11 @@ GENERATE = Stage(
         ),
     ),
     arguments={"prompts": "data.prompts", "reward": "reward", "environment": "environment.source"},
-    starts_from=("model",),
     makes_model=False,
     resumes=False,
-    is_ranked=True,
 )
 
-EVALUATE = Stage(
+EVALUATE = language_stage(
     "evaluate",
     help="Measure the win rate of a policy against another policy or the references; how many prompts it solves "
     "(--samples); or check a critic (--critic).",
@@ -453,10 +436,8 @@ EVALUATE = Stage(
         "judge": "evaluate.judge",
         "environment": "environment.source",
     },
-    starts_from=("model",),
     makes_model=False,
     resumes=False,
-    is_ranked=True,
 )
 
 OWN = (SFT, REWARD_MODEL, CRITIC, PPO, RLHF, GENERATE, EVALUATE)
