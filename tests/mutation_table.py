@@ -586,9 +586,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a-stop-of-the-policy-ends-the-critics-pass",
-        "_policy_pass",
-        "return minibatches[number:]",
-        "return ()",
+        "Steps.policy_pass",
+        "result.stopped_early = True\n                return minibatches[number:]",
+        "result.stopped_early = True\n                return ()",
         "tests/training/test_critic_steps.py::test_a_stop_of_the_policy_is_none_of_a_separate_critic",
     ),
     Mutation(
@@ -834,9 +834,9 @@ MUTATIONS = (
     ),
     Mutation(
         "micro-batches-weighted-alike",
-        "_gradients",
-        "terms = objective(outputs, part, divisors)",
-        "terms = objective(outputs, part, objective.divisors(part))",
+        "Steps._terms",
+        "self.objective(outputs, part, divisors)",
+        "self.objective(outputs, part, self.objective.divisors(part))",
         f"{UPDATE}::test_the_gradient_does_not_depend_on_the_split_into_micro_batches[token-shared]",
     ),
     Mutation(

@@ -24,8 +24,8 @@ from kedge.training.optimizer import parameters_of
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.update import (
     MetricTotals,
+    Steps,
     UpdateResult,
-    critic_pass,
     minibatches_of,
     reduce_steps,
     search_minibatch,
@@ -98,20 +98,12 @@ def trpo_update(
 
     Source: TRPO (arXiv 1502.05477) eq. 14 and appendix C.
     """
-    result = UpdateResult()
-    _policy_step(learner, optimizer, objective.prepared(experience), objective, region, result, check_step)
+    steps = Steps(learner, optimizer, experience, objective, max_grad_norm=max_grad_norm, check_step=check_step)
+    result = steps.result
+    _policy_step(steps, region)
     for _ in range(num_epochs):
         if not result.refused:
-            critic_pass(
-                learner,
-                optimizer,
-                experience,
-                objective,
-                minibatches_of(len(experience.old_logprobs), num_minibatches, generator),
-                result,
-                max_grad_norm=max_grad_norm,
-                check_step=check_step,
-            )
+            steps.critic_pass(minibatches_of(len(experience.old_logprobs), num_minibatches, generator))
     # All of the critic's training is in these passes: its metrics have the names that they have in PPO.
     critic = reduce_steps(result.critic_steps, {})
     result.steps = [{**each, **critic} for each in result.steps]
@@ -119,23 +111,19 @@ def trpo_update(
     return result
 
 
-def _policy_step(
-    learner: Learner[B],
-    optimizer: Optimizer,
-    experience: B,
-    objective: Objective,
-    region: TrustRegion,
-    result: UpdateResult,
-    check_step: StepCheck,
-) -> None:
+def _policy_step(steps: Steps[B], region: TrustRegion) -> None:
     """Take the policy's step, if one is accepted, and record it."""
-    parameters = [each for each in parameters_of(optimizer, critic=False) if each.requires_grad]
+    learner = steps.learner
+    objective = steps.objective
+    result = steps.result
+    experience = objective.prepared(steps.experience)
+    parameters = [each for each in parameters_of(steps.optimizer, critic=False) if each.requires_grad]
     gradient, totals = _gradient(learner, experience, objective, parameters)
     before = {**totals.values(), "policy/grad_norm": float(gradient.norm())}
     result.num_gradients = 1
     result.reductions = totals.reductions
     search = partial(search_minibatch, learner, objective, experience, range(len(experience.old_logprobs)), parameters)
-    if not check_step(0, before, search):
+    if not steps.check_step(0, before, search):
         result.refused = True
         return
     product = _product(learner, experience, parameters)

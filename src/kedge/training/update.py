@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Generic
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,12 +17,15 @@ from kedge.errors import ConfigError
 from kedge.system.ranks import ALONE, Ranks
 from kedge.training.guard import BadValue, StepCheck, first_nonfinite, largest_ratio, refuse_nonfinite
 from kedge.training.learner import B, Batch, Learner
-from kedge.training.objective import Metric, Objective, Reduction
+from kedge.training.objective import Divisors, Metric, Objective, Reduction, Terms
 from kedge.training.optimizer import all_parameters, clip_by_owner, clip_gradients, scale_output_gradients
 from kedge.training.optimizer_kinds import Optimizer
 
 ExtraLoss = Iterator[Callable[[], Iterable[Tensor]]]
 """An additional loss for each step (ptx mixing), in parts that add up; each part is freed before the next."""
+
+Rows = Int[Tensor, " _"]
+"""Numbers of rows of a batch."""
 
 # As in SB3 and Spinning Up, where, as here, only the policy's steps end; spec §6.31.
 EARLY_STOP_MARGIN = 1.5
@@ -87,7 +91,7 @@ class EpochPass:
         tables = (torch.full_like(batch.old_logprobs, torch.nan) for _ in range(2))
         return cls(*tables, visited=torch.zeros_like(batch.old_logprobs[:, 0], dtype=torch.bool))
 
-    def record(self, rows: Int[Tensor, " rows"], outputs: PolicyOutputs) -> None:
+    def record(self, rows: Rows, outputs: PolicyOutputs) -> None:
         """Fill in the rows of a micro-batch; none if it had no effect."""
         if len(rows):
             self.logprobs[rows] = outputs.logprobs.detach()
@@ -176,7 +180,7 @@ def ppo_update(
         generator: Random generator of the shuffles.
         max_grad_norm: Maximum gradient norm, of the policy and, apart from it, of a critic that shares no gradient;
             None or 0 disables clipping.
-        num_critic_epochs: C ≥ 1, the critic's passes per epoch; see `critic_pass`.
+        num_critic_epochs: C ≥ 1, the critic's passes per epoch; see `Steps.critic_pass`.
         critic_generator: Random generator of their shuffles; None for `generator`.
         early_stop_kl: Target d of the approximate KL, nats per action; above 1.5·d the policy's remaining steps are
             skipped. The critic's are taken: they do not move the policy.
@@ -191,23 +195,13 @@ def ppo_update(
     """
     if not (objective.train_policy or learner.needs_values):
         raise ConfigError("there is no critic to warm up: the policy has none")
-    result = UpdateResult()
+    steps = Steps(learner, optimizer, experience, objective, max_grad_norm=max_grad_norm, check_step=check_step)
+    result = steps.result
     num_rows = len(experience.old_logprobs)
     for _ in range(num_epochs):
         minibatches = minibatches_of(num_rows, num_minibatches, generator)
         if not result.stopped_early:
-            minibatches = _policy_pass(
-                learner,
-                optimizer,
-                experience,
-                objective,
-                minibatches,
-                result,
-                max_grad_norm=max_grad_norm,
-                early_stop_kl=early_stop_kl,
-                extra_loss=extra_loss,
-                check_step=check_step,
-            )
+            minibatches = steps.policy_pass(minibatches, early_stop_kl=early_stop_kl, extra_loss=extra_loss)
             visited = result.passes[-1]
             learner.ranks.fill_in(visited.visited, visited.logprobs, visited.entropies)
             if result.refused or (result.stopped_early and not learner.needs_values):
@@ -215,148 +209,132 @@ def ppo_update(
         for number in range(num_critic_epochs):
             if number:
                 minibatches = minibatches_of(num_rows, num_minibatches, critic_generator or generator)
-            critic_pass(
-                learner,
-                optimizer,
-                experience,
-                objective,
-                minibatches,
-                result,
-                max_grad_norm=max_grad_norm,
-                check_step=check_step,
-            )
+            steps.critic_pass(minibatches)
             if result.refused:
                 return result
     return result
 
 
-def _policy_pass(
-    learner: Learner[B],
-    optimizer: Optimizer,
-    experience: B,
-    objective: Objective,
-    minibatches: Sequence[Int[Tensor, " rows"]],
-    result: UpdateResult,
-    *,
-    max_grad_norm: float | None,
-    early_stop_kl: float | None,
-    extra_loss: ExtraLoss | None,
-    check_step: StepCheck,
-) -> Sequence[Int[Tensor, " rows"]]:
-    """Take a step on the total loss for each minibatch and record it; return the minibatches that were skipped."""
-    parameters = all_parameters(optimizer)
-    result.passes.append(EpochPass.empty(experience))
-    for number, rows in enumerate(each.to(experience.old_logprobs.device) for each in minibatches):
-        minibatch = experience if len(minibatches) == 1 else experience.select(rows)
-        if objective.whitens_minibatches:
-            minibatch = objective.prepared(minibatch)
-        more = next(extra_loss) if extra_loss else tuple
-        passes = partial(_gradients, learner, optimizer, objective, minibatch, rows, result.passes[-1], more)
-        totals = learner.repeated(minibatch, passes)
-        learner.ranks.sum_gradients(parameters)
-        metrics = {**totals.values(learner.ranks), **clip_by_owner(optimizer, max_grad_norm, learner.ranks)}
-        result.num_gradients += 1
-        result.reductions.update(totals.reductions)
-        search = partial(search_minibatch, learner, objective, minibatch, rows.tolist(), parameters)
-        if not check_step(result.num_steps, metrics, search):
-            result.refused = True
-        elif early_stop_kl is not None and metrics["policy/approx_kl"] > EARLY_STOP_MARGIN * early_stop_kl:
-            result.steps.append(metrics)
-            result.stopped_early = True
-        if result.refused or result.stopped_early:
-            return minibatches[number:]
-        optimizer.step()
-        result.steps.append(metrics)
-        result.num_steps += 1
-    return ()
+@dataclass(frozen=True)
+class Steps(Generic[B]):
+    """Takes the optimizer steps of an update, and records them.
 
-
-def _gradients(
-    learner: Learner[B],
-    optimizer: Optimizer,
-    objective: Objective,
-    minibatch: B,
-    rows: Int[Tensor, " rows"],
-    epoch: EpochPass,
-    more: Callable[[], Iterable[Tensor]],
-) -> MetricTotals:
-    """The gradients of this rank's micro-batches and of the additional loss; note its rows in the epoch."""
-    optimizer.zero_grad(set_to_none=True)
-    divisors = objective.divisors(minibatch)
-    totals = MetricTotals()
-    for part_rows, part in learner.micro_batches(minibatch):
-        outputs = learner.evaluate(part)
-        terms = objective(outputs, part, divisors)
-        terms = terms if len(part_rows) else terms.without_effect()
-        terms.loss.backward()
-        totals.add(terms.metrics)
-        epoch.record(rows[part_rows], outputs)
-    for share in more():
-        share.backward()
-        totals.add({"loss/ptx": Metric(share.detach())})
-    return totals
-
-
-def critic_pass(
-    learner: Learner[B],
-    optimizer: Optimizer,
-    experience: B,
-    objective: Objective,
-    minibatches: Iterable[Int[Tensor, " rows"]],
-    result: UpdateResult,
-    *,
-    max_grad_norm: float | None,
-    check_step: StepCheck,
-) -> None:
-    """Take one step on the value term per minibatch, on the parameters that only the critic has, and record it.
-
-    The policy is not evaluated, and no gradient reaches it: of a shared trunk only the forward pass is computed. Its
-    weights, moments and step counts stay as they are.
-
-    Args:
-        learner: Evaluates the critic.
+    Attributes:
+        learner: Evaluates the policy and the critic.
         optimizer: Of the learner's parameters.
         experience: The batch.
-        objective: The total loss; only the value term is used.
-        minibatches: The rows of each step.
-        result: Of the update so far; it gets the critic's steps.
-        max_grad_norm: Maximum norm of the critic's gradient; None or 0 disables clipping.
+        objective: The total loss.
+        max_grad_norm: Maximum gradient norm; see `ppo_update`.
         check_step: Called before each step; False refuses the step and ends the pass.
-
-    Source: SAO (arXiv 2607.07508) §3.2: two passes. Open-Reasoner-Zero (arXiv 2503.24290) takes 12 critic steps for
-        each one of the policy, on the minibatches of one pass. Spec §6.31.
+        result: The steps so far.
     """
-    parameters = all_parameters(optimizer)
-    alone = replace(objective, train_policy=False)
-    for rows in (each.to(experience.old_logprobs.device) for each in minibatches):
-        minibatch = experience.select(rows)
-        totals = learner.repeated(minibatch, partial(_critic_gradients, learner, optimizer, objective, minibatch))
-        learner.ranks.sum_gradients(parameters)
-        scale_output_gradients(optimizer)
-        metrics = {
-            **totals.values(learner.ranks),
-            "value/grad_norm": clip_gradients(parameters, max_grad_norm, learner.ranks),
-        }
-        result.num_critic_gradients += 1
-        search = partial(search_minibatch, learner, alone, minibatch, rows.tolist(), parameters)
-        if not check_step(result.num_steps + len(result.critic_steps), metrics, search):
-            result.refused = True
-            return
-        optimizer.step()
-        result.critic_steps.append(metrics)
 
+    learner: Learner[B]
+    optimizer: Optimizer
+    experience: B
+    objective: Objective
+    max_grad_norm: float | None
+    check_step: StepCheck
+    result: UpdateResult = field(default_factory=UpdateResult)
 
-def _critic_gradients(learner: Learner[B], optimizer: Optimizer, objective: Objective, minibatch: B) -> MetricTotals:
-    """The critic's gradients of this rank's micro-batches."""
-    divisors = objective.divisors(minibatch)
-    totals = MetricTotals()
-    optimizer.zero_grad(set_to_none=True)
-    for part_rows, part in learner.micro_batches(minibatch):
-        terms = objective.critic_terms(learner.evaluate_critic(part), part, divisors)
-        terms = terms if len(part_rows) else terms.without_effect()
-        terms.loss.backward()
-        totals.add(terms.metrics)
-    return totals
+    def policy_pass(
+        self, minibatches: Sequence[Rows], *, early_stop_kl: float | None, extra_loss: ExtraLoss | None
+    ) -> Sequence[Rows]:
+        """Take a step on the total loss for each minibatch; return the minibatches that were skipped.
+
+        Args:
+            minibatches: The rows of each step.
+            early_stop_kl: See `ppo_update`.
+            extra_loss: See `ppo_update`.
+        """
+        result = self.result
+        ranks = self.learner.ranks
+        epoch = EpochPass.empty(self.experience)
+        result.passes.append(epoch)
+        for number, rows in enumerate(each.to(self.experience.old_logprobs.device) for each in minibatches):
+            whole = self.experience if len(minibatches) == 1 else self.experience.select(rows)
+            minibatch = self.objective.prepared(whole)
+            terms = partial(self._terms, self.objective.divisors(minibatch), epoch, rows)
+            totals = self._gradients(minibatch, terms, next(extra_loss) if extra_loss else tuple)
+            metrics = {**totals.values(ranks), **clip_by_owner(self.optimizer, self.max_grad_norm, ranks)}
+            result.num_gradients += 1
+            result.reductions.update(totals.reductions)
+            if not self._is_allowed(result.num_steps, metrics, self.objective, minibatch, rows):
+                return minibatches[number:]
+            result.steps.append(metrics)
+            if early_stop_kl is not None and metrics["policy/approx_kl"] > EARLY_STOP_MARGIN * early_stop_kl:
+                result.stopped_early = True
+                return minibatches[number:]
+            self.optimizer.step()
+            result.num_steps += 1
+        return ()
+
+    def critic_pass(self, minibatches: Iterable[Rows]) -> None:
+        """Take a step on the value term for each minibatch, on the parameters that only the critic has.
+
+        The policy is not evaluated, and no gradient reaches it: of a shared trunk only the forward pass is computed.
+        Its weights, moments and step counts stay as they are.
+
+        Args:
+            minibatches: The rows of each step.
+
+        Source: SAO (arXiv 2607.07508) §3.2: two passes. Open-Reasoner-Zero (arXiv 2503.24290) takes 12 critic steps for
+            each one of the policy, on the minibatches of one pass. Spec §6.31.
+        """
+        result = self.result
+        ranks = self.learner.ranks
+        alone = replace(self.objective, train_policy=False)
+        for rows in (each.to(self.experience.old_logprobs.device) for each in minibatches):
+            minibatch = self.experience.select(rows)
+            totals = self._gradients(minibatch, partial(self._critic_terms, self.objective.divisors(minibatch)))
+            scale_output_gradients(self.optimizer)
+            norm = clip_gradients(all_parameters(self.optimizer), self.max_grad_norm, ranks)
+            metrics = {**totals.values(ranks), "value/grad_norm": norm}
+            result.num_critic_gradients += 1
+            if not self._is_allowed(result.num_steps + len(result.critic_steps), metrics, alone, minibatch, rows):
+                return
+            self.optimizer.step()
+            result.critic_steps.append(metrics)
+
+    def _gradients(
+        self, minibatch: B, terms_of: Callable[[Rows, B], Terms], extra_loss: Callable[[], Iterable[Tensor]] = tuple
+    ) -> MetricTotals:
+        """The gradients of all ranks' micro-batches and of the additional loss; return this rank's metrics."""
+
+        def backward() -> MetricTotals:
+            self.optimizer.zero_grad(set_to_none=True)
+            totals = MetricTotals()
+            for rows, part in self.learner.micro_batches(minibatch):
+                terms = terms_of(rows, part)
+                terms = terms if len(rows) else terms.without_effect()
+                terms.loss.backward()
+                totals.add(terms.metrics)
+            for share in extra_loss():
+                share.backward()
+                totals.add({"loss/ptx": Metric(share.detach())})
+            return totals
+
+        totals = self.learner.repeated(minibatch, backward)
+        self.learner.ranks.sum_gradients(all_parameters(self.optimizer))
+        return totals
+
+    def _terms(self, divisors: Divisors, epoch: EpochPass, rows: Rows, part_rows: Rows, part: B) -> Terms:
+        """The total loss of a micro-batch; note its rows in the epoch."""
+        outputs = self.learner.evaluate(part)
+        epoch.record(rows[part_rows], outputs)
+        return self.objective(outputs, part, divisors)
+
+    def _critic_terms(self, divisors: Divisors, rows: Rows, part: B) -> Terms:
+        return self.objective.critic_terms(self.learner.evaluate_critic(part), part, divisors)
+
+    def _is_allowed(
+        self, number: int, metrics: dict[str, float], objective: Objective, minibatch: B, rows: Rows
+    ) -> bool:
+        """True if `check_step` allows a step; else the update ends."""
+        parameters = all_parameters(self.optimizer)
+        search = partial(search_minibatch, self.learner, objective, minibatch, rows.tolist(), parameters)
+        self.result.refused = not self.check_step(number, metrics, search)
+        return not self.result.refused
 
 
 def search_minibatch(
@@ -434,7 +412,7 @@ def distance_moved(learner: Learner[B], experience: B) -> float:
     return learner.ranks.sums([learner.repeated(experience, summed)])[0] / int(experience.action_mask.sum())
 
 
-def minibatches_of(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:
+def minibatches_of(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Rows]:
     """All rows in random order, in M parts that differ by at most one row in size; with a single part, in order."""
     if num_minibatches == 1:
         return [torch.arange(num_rows)]
