@@ -10,7 +10,6 @@ import inspect
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
@@ -24,10 +23,11 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from kedge.errors import ModelError
 
-ATTENTION_NAME = "kedge_layout"
-MIN_FILL = 0.7
+ATTENTION_NAME: Final = "kedge_layout"
+UNSUPPORTED: Final = ("softcap", "s_aux", "position_bias")
+"""Arguments of transformers' attention that change its result, which no layout computes."""
+MIN_FILL: Final = 0.7
 """Smallest share of its rectangle's width that a row may fill; below it, padding costs more than a second call."""
-UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 MOST_SEEN: Final = 2**26
 """Elements of a mask that rows of several prompts share on an accelerator."""
 MASK_STEP: Final = 16
@@ -35,8 +35,7 @@ MASK_STEP: Final = 16
 LEAST_SHARED: Final = 0.1
 """Of the longest text's rest: below it, reading the common start once saves less than attention to it costs more."""
 
-_on_accelerator: ContextVar[bool] = ContextVar("on_accelerator", default=False)
-MIN_GROWTH = 32
+MIN_GROWTH: Final = 32
 """Minimum number of columns that a key–value cache grows by, because growing copies it."""
 CACHE_NAMES: Final = ("cache", "cache_params", "past_key_values")
 """Names of a trunk's argument for its cache; the first one from transformers 5.24 on."""
@@ -134,19 +133,9 @@ class TokenRows:
         return sorted(range(len(self.lengths)), key=lambda row: -self.lengths[row])
 
 
-@contextmanager
-def attention_of_accelerator() -> Iterator[None]:
-    """Within this context, passes are arranged as on an accelerator on every device, to plan their memory."""
-    token = _on_accelerator.set(True)
-    try:
-        yield
-    finally:
-        _on_accelerator.reset(token)
-
-
-def on_accelerator(device: torch.device) -> bool:
+def on_accelerator(device: str) -> bool:
     """True where few large operations are faster than many small ones: starting one takes longer than it runs."""
-    return _on_accelerator.get() or device.type == "cuda"
+    return device == "cuda"
 
 
 class UnsupportedAttention(Exception):
@@ -180,9 +169,14 @@ class Packed:
 
     Rows are sorted by length, longest first; adjacent rows of similar length share a rectangle. After them come the
     rests of rows whose prompt is a separate row, prompt by prompt: they also attend to it.
+
+    Attributes:
+        groups: The rectangles.
+        device: The kind of device that they are arranged for.
     """
 
     groups: tuple[_Group, ...]
+    device: str
 
     @classmethod
     def of(
@@ -190,6 +184,7 @@ class Packed:
         rows: TokenRows,
         rests: Sequence[tuple[slice, tuple[int, ...]]] = (),
         dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
     ) -> Packed:
         """The layout of rows sorted by length.
 
@@ -197,23 +192,25 @@ class Packed:
             rows: The rows.
             rests: For each prompt that several rows continue, its tokens in the pass, and the lengths of the rests.
             dtype: Number format of the attention.
+            device: The kind of device to arrange them for.
         """
         assert list(rows.lengths) == sorted(rows.lengths, reverse=True), "rows must be sorted by length, longest first"
-        device = rows.ids.device
-        groups = [_group(lengths, device) for lengths in group_by_length(rows.lengths)]
+        place = rows.ids.device
+        groups = [_group(lengths, place) for lengths in group_by_length(rows.lengths)]
         parts = [(part, prompt) for prompt, lengths in rests for part in group_by_length(lengths)]
         if on_accelerator(device) and len(several := list(_by_size(rests))) < len(parts):
-            groups += [_group_of_several(each, device, dtype) for each in several]
+            groups += [_group_of_several(each, place, dtype) for each in several]
         else:
-            groups += [_group(part, device, prompt) for part, prompt in parts]
-        return cls(tuple(groups))
+            groups += [_group(part, place, prompt) for part, prompt in parts]
+        return cls(tuple(groups), device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """Softmax attention; `[1, heads, tokens, dim]` to `[1, tokens, heads, dim]`, as transformers expects."""
         sizes = [group.num_tokens for group in self.groups]
         whole = [states[0].transpose(0, 1) for states in (query, key, value)]
         parts = zip(self.groups, *(states.split(sizes) for states in whole), strict=True)
-        return torch.cat([_attend_group(*part, before=whole[1:], scaling=scaling) for part in parts])[None]
+        attended = partial(_attend_group, before=whole[1:], scaling=scaling, device=self.device)
+        return torch.cat([attended(*part) for part in parts])[None]
 
 
 def group_by_length(lengths: tuple[int, ...]) -> Iterator[list[int]]:
@@ -279,6 +276,7 @@ def _attend_group(
     *,
     before: Sequence[Tensor],
     scaling: float | None,
+    device: str,
 ) -> Tensor:
     """Attention over `[tokens, heads, dim]`; padding comes after every real token, so the causal mask suffices.
 
@@ -289,6 +287,7 @@ def _attend_group(
         value: Their values.
         before: Keys and values of the whole pass, with those of the prompt.
         scaling: Factor of the products.
+        device: The kind of device that they are arranged for.
     """
 
     def rectangle(states: Tensor) -> Tensor:
@@ -298,25 +297,25 @@ def _attend_group(
         return states.reshape(group.num_rows, group.longest, *states.shape[1:]).transpose(1, 2)
 
     own = [rectangle(key), rectangle(value)]
-    if group.prompt is None:
-        outputs = attend(rectangle(query), *own, scaling=scaling, is_causal=True)
+    if (prompt := group.prompt) is None:
+        outputs = attend(rectangle(query), *own, scaling=scaling, is_causal=True, device=device)
     else:
-        keys, values = (_after_prompt(each, group.prompt, states) for each, states in zip(before, own, strict=True))
-        outputs = attend(rectangle(query), keys, values, scaling=scaling, mask=group.mask)
+        keys, values = (_after_prompt(each, prompt, states, device) for each, states in zip(before, own, strict=True))
+        outputs = attend(rectangle(query), keys, values, scaling=scaling, mask=group.mask, device=device)
     outputs = outputs.transpose(1, 2).flatten(0, 1)
     return outputs if group.slots is None else Gather.apply(outputs, group.slots)
 
 
-def _after_prompt(whole: Tensor, prompt: slice | Tensor, states: Tensor) -> Tensor:
+def _after_prompt(whole: Tensor, prompt: slice | Tensor, states: Tensor, device: str) -> Tensor:
     """The prompts' states before those of each row that continues one.
 
     They are cast before they are repeated, so that the gradients of the rows are added up in the attention's format.
     """
+    dtype = attention_dtype(whole, device)
     if isinstance(prompt, slice):
-        once = whole[prompt]
-        repeated = once.to(attention_dtype(once)).transpose(0, 1).expand(len(states), -1, -1, -1)
+        repeated = whole[prompt].to(dtype).transpose(0, 1).expand(len(states), -1, -1, -1)
     else:
-        chosen = whole.to(attention_dtype(whole)).index_select(0, prompt.flatten())
+        chosen = whole.to(dtype).index_select(0, prompt.flatten())
         repeated = chosen.unflatten(0, prompt.shape).transpose(1, 2)
     return torch.cat([repeated, states], dim=2)
 
@@ -327,16 +326,16 @@ def attend(
     value: Tensor,
     *,
     scaling: float | None,
+    device: str,
     is_causal: bool = False,
     mask: Tensor | None = None,
 ) -> Tensor:
     """Scaled dot-product attention, with grouped queries if there are fewer key heads than query heads."""
-    device = query.device
-    dtype = attention_dtype(query)
+    dtype = attention_dtype(query, device)
     query, key, value = (each.to(dtype) for each in (query, key, value))
     shared = query.shape[1] // key.shape[1]
     call = partial(nn.functional.scaled_dot_product_attention, attn_mask=mask, is_causal=is_causal, scale=scaling)
-    with torch.autocast(device.type, enabled=False):
+    with torch.autocast(query.device.type, enabled=False):
         if mask is None or shared == 1 or not on_accelerator(device):
             return call(query, key, value, enable_gqa=shared > 1)
         # CUDA has no fast kernel for a mask and fewer key heads.
@@ -344,14 +343,12 @@ def attend(
         return torch.stack([call(part, key, value) for part in parts], dim=2).flatten(1, 2)
 
 
-def attention_dtype(states: Tensor) -> torch.dtype:
+def attention_dtype(states: Tensor, device: str) -> torch.dtype:
     """Number format of the attention: autocast's, but never bf16 on a CPU, where that kernel is slower."""
-    device = states.device.type
-    if _on_accelerator.get():
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
-    if device != "cpu" and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return torch.promote_types(states.dtype, torch.float32) if device == "cpu" else states.dtype
+    if device == "cpu":
+        return torch.promote_types(states.dtype, torch.float32)
+    real = states.device.type
+    return torch.get_autocast_dtype(real) if torch.is_autocast_enabled(real) else states.dtype
 
 
 class Gather(torch.autograd.Function):
@@ -450,9 +447,9 @@ def _arrange(row_lengths: Sequence[int], row_prompts: Sequence[tuple[int, int]])
     read = [starts[row] + place for length, row in heads for place in range(length)]
     places = [0] * starts[-1]
     for row, length in enumerate(row_lengths):
-        head = first.get(row, row)
-        length = prompts.get(row, length)
-        places[starts[row] : starts[row] + length] = range(begins[head], begins[head] + length)
+        begin = begins[first.get(row, row)]
+        read_there = prompts.get(row, length)
+        places[starts[row] : starts[row] + read_there] = range(begin, begin + read_there)
     rests: list[tuple[slice, tuple[int, ...]]] = []
     for members in shared:
         prompt = prompts[members[0]]
@@ -476,21 +473,30 @@ def _rows_per_shared_prompt(row_prompts: Sequence[tuple[int, int]]) -> list[list
     return [each for each in found.values() if len(each) > 1]
 
 
-def packed_states(model: PreTrainedModel, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
-    """The states of rows sorted by length, longest first, in one packed pass of a trunk."""
+def packed_states(
+    model: PreTrainedModel, rows: TokenRows, arranged_for: str | None = None
+) -> Float[Tensor, "tokens dim"]:
+    """The states of rows sorted by length, longest first, in one packed pass of a trunk.
+
+    Args:
+        model: The trunk.
+        rows: The rows.
+        arranged_for: The kind of device that the pass is arranged for, to plan its memory; None for that of the rows.
+    """
+    device = arranged_for or rows.ids.device.type
     arranged = _arrange(rows.lengths, rows.prompts) if rows.prompts else None
     if arranged is None:
-        return _pass(model, rows.ids, rows.positions, Packed.of(rows))
-    read, places, layout = _shared(model, rows, arranged)
+        return _pass(model, rows.ids, rows.positions, Packed.of(rows, device=device))
+    read, places, layout = _shared(model, rows, arranged, device)
     # Not [places]: threads would add the gradients of a shared token in any order, and no run would be like another.
     return _pass(model, rows.ids[read], rows.positions[read], layout).index_select(0, places)
 
 
-def _shared(model: PreTrainedModel, rows: TokenRows, arranged: _Arranged) -> tuple[Tensor, Tensor, Packed]:
+def _shared(model: PreTrainedModel, rows: TokenRows, arranged: _Arranged, device: str) -> tuple[Tensor, Tensor, Packed]:
     """Arrange rows with shared prompts: the tokens a pass reads, where each token is among them, and the layout."""
     read, places = (torch.tensor(each, device=rows.ids.device) for each in (arranged.read, arranged.places))
-    dtype = attention_dtype(next(model.parameters()))
-    return read, places, Packed.of(TokenRows(rows.ids, arranged.lengths), arranged.rests, dtype)
+    dtype = attention_dtype(next(model.parameters()), device)
+    return read, places, Packed.of(TokenRows(rows.ids, arranged.lengths), arranged.rests, dtype, device)
 
 
 def _pass(
@@ -546,9 +552,11 @@ class KeyValues:
         columns: For each row, the indices of its prompt's tokens among the tokens read, `[rows, width]`; −1 in the
             padding of shorter prompts.
         max_columns: Maximum width: the longest prompt plus its response.
+        device: The kind of device that the attention is computed for.
     """
 
-    def __init__(self, columns: Int[Tensor, "rows width"], max_columns: int) -> None:
+    def __init__(self, columns: Int[Tensor, "rows width"], max_columns: int, device: str) -> None:
+        self.device = device
         self.length = columns.shape[1]
         self.max_columns = max_columns
         self._columns: Tensor | None = columns.clamp(min=0)
@@ -613,7 +621,7 @@ class KeyValues:
         """Attention of the new tokens of each row over its row, shaped as in `Packed.attend`."""
         if (block := self._block) is None:
             if self._mask is not None:
-                self._mask = self._mask.to(attention_dtype(query))
+                self._mask = self._mask.to(attention_dtype(query, self.device))
             mask = None if self._mask is None else self._mask[..., : self.length]
             return self._attend_one(query, key, value, mask, scaling)
         _, heads, _, dim = query.shape
@@ -623,7 +631,7 @@ class KeyValues:
         if block.seen.shape[2] == 1:
             outputs = self._attend_one(queries, key, value, block.seen, scaling)
         else:
-            outputs = attend(queries, key, value, scaling=scaling, mask=block.seen).transpose(1, 2)
+            outputs = attend(queries, key, value, scaling=scaling, mask=block.seen, device=self.device).transpose(1, 2)
         return outputs[block.rows, block.places][None]
 
     def _attend_one(
@@ -635,7 +643,8 @@ class KeyValues:
         """
         rows, heads, _, dim = query.shape
         grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], dim)
-        return attend(grouped, key, value, scaling=scaling, mask=mask).reshape(rows, 1, heads, value.shape[-1])
+        attended = attend(grouped, key, value, scaling=scaling, mask=mask, device=self.device)
+        return attended.reshape(rows, 1, heads, value.shape[-1])
 
     def _read_prompts(self, states: Tensor) -> Tensor:
         """From `[1, heads, tokens, dim]` to `[rows, heads, columns, dim]`, with room for the start of the response."""
@@ -644,7 +653,7 @@ class KeyValues:
         rows = self._columns.shape[0]
         heads = states.shape[1]
         dim = states.shape[-1]
-        buffer = states.new_zeros(rows, heads, capacity, dim, dtype=attention_dtype(states))
+        buffer = states.new_zeros(rows, heads, capacity, dim, dtype=attention_dtype(states, self.device))
         buffer[:, :, : self.length] = states[0][:, self._columns].transpose(0, 1)
         return buffer
 
@@ -696,15 +705,23 @@ class PackedDecoder:
         prompts: One per row.
         max_new_tokens: Maximum number of steps.
         shares: Read what all prompts begin with, as the system prompt of a chat template, once for all of them.
+        arranged_for: See `packed_states`.
     """
 
     def __init__(
-        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, shares: bool = False
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        shares: bool = False,
+        arranged_for: str | None = None,
     ) -> None:
         self._model = model
         self._cache_name = cache_name_of(model)
         self.can_drop_rows = True
         device = next(model.parameters()).device
+        kind = arranged_for or device.type
         distinct = {tuple(prompt): None for prompt in sorted(prompts, key=len, reverse=True)}
         places = {prompt: place for place, prompt in enumerate(distinct)}
         rows = TokenRows.of(list(distinct), device)
@@ -717,13 +734,13 @@ class PackedDecoder:
         if common < LEAST_SHARED * (rows.longest - common):
             common = 0
         if (arranged := _arrange(rows.lengths, ((0, common),) * len(distinct))) is None:
-            layout = Packed.of(rows)
+            layout = Packed.of(rows, device=kind)
         else:
-            read, places, layout = _shared(model, rows, arranged)
+            read, places, layout = _shared(model, rows, arranged, kind)
             ids, positions = ids[read], positions[read]
             columns, last = columns.where(columns < 0, places[columns]), places[last]
         self._positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        self._cache = KeyValues(columns, max_columns=width + max_new_tokens)
+        self._cache = KeyValues(columns, width + max_new_tokens, kind)
         self.hidden = self._run(ids[None], positions[None], layout=layout)[0, last]
 
     def step(self, tokens: Tensor, running: Tensor | None = None) -> Tensor:

@@ -61,12 +61,16 @@ class Trunk:
         model: A transformers model without its head (`base_model`).
         ranks: If they shard their models, the first finds it out for all.
 
+    Attributes:
+        arranged_for: The kind of device that passes are arranged for, to plan their memory; None for the model's own.
+
     Raises:
         ModelError: No way to run the model is right.
     """
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE) -> None:
         self.model = model
+        self.arranged_for: str | None = None
         self._checkpointed: list[GradientCheckpointingLayer] = []
         self._findings = Findings(model, ranks)
         config = model.config.get_text_config()
@@ -159,7 +163,13 @@ class Trunk:
             )
         if self.packs(longest) and self._packed_decoding:
             shares = longest <= self.shares_up_to
-            return PackedDecoder(self.model, prompts, max_new_tokens=max_new_tokens, shares=shares)
+            return PackedDecoder(
+                self.model,
+                prompts,
+                max_new_tokens=max_new_tokens,
+                shares=shares,
+                arranged_for=self.arranged_for,
+            )
         kind, can_drop_rows = self._padded_decoding()
         return self._start(kind, prompts, pad_id=pad_id, can_drop_rows=can_drop_rows)
 
@@ -177,7 +187,7 @@ class Trunk:
         if rows.prompts and max(rows.lengths) > self.shares_up_to:
             rows = replace(rows, prompts=())
         with self._in_mode():
-            return packed_states(self.model, rows)
+            return packed_states(self.model, rows, self.arranged_for)
 
     def _shared(self, rows: TokenRows) -> Tensor:
         """The states of rows that are read twice with half of them in common: that half, and the rest of the second."""

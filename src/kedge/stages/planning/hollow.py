@@ -150,6 +150,7 @@ class HollowModels:
         blueprints: Of each role.
         layers: Blocks of each role.
         counter: Counts their memory.
+        device: The kind of device that their passes are arranged for.
         sizes: `parameters`, `trained` and `resting` of the roles; see `Figures`.
         kept: All models; a run holds them until it finishes.
     """
@@ -159,6 +160,7 @@ class HollowModels:
     blueprints: Mapping[str, Blueprint]
     layers: Mapping[str, int]
     counter: LiveBytes
+    device: str
     sizes: dict[tuple[str, ...], float] = field(default_factory=dict[tuple[str, ...], float])
     kept: list[nn.Module] = field(default_factory=list[nn.Module])
 
@@ -208,6 +210,8 @@ class HollowModels:
         """
         _empty(model)
         self.kept.append(model)
+        if model.trunk is not None:
+            model.trunk.arranged_for = self.device
         blueprint = self.blueprints[role if role in self.blueprints else "policy"]
         dtype = self.config.runtime.frozen_dtype if frozen else self.config.adapter.base_dtype
         self.sizes["parameters", role] = float(sum(each.numel() for each in model.parameters()))

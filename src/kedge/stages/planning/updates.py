@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
@@ -19,7 +18,7 @@ from kedge.data import EncodedExample
 from kedge.errors import ModelError
 from kedge.models import ActorCritic, LanguageModel, PolicyWeights, Precision, ScalarModel, TokenRows, autocast
 from kedge.models.live_bytes import Hollow, LiveBytes
-from kedge.models.packing.packed import PackedDecoder, attention_of_accelerator
+from kedge.models.packing.packed import PackedDecoder
 from kedge.models.pretrained import inner_matrices
 from kedge.rewards.score import ScoredRollout
 from kedge.rollout import Evaluated, Sampler, still_to_evaluate
@@ -125,9 +124,10 @@ class Subject:
 
     def _measured(self, layers: Mapping[str, int]) -> Figures:
         counter = LiveBytes()
-        models = HollowModels(self.config, self.precision, self.blueprints, layers, counter)
+        device = "cuda" if self.accelerator else "cpu"
+        models = HollowModels(self.config, self.precision, self.blueprints, layers, counter, device)
         phases = Phases(counter)
-        with attention_of_accelerator() if self.accelerator else nullcontext(), counter:
+        with counter:
             self.work.make(self, models, phases)
         return {**phases.figures, **models.sizes}
 
