@@ -887,8 +887,8 @@ MUTATIONS = (
     Mutation(
         "packed-rows-see-the-future",
         "_attend_group",
-        "*own, scaling=scaling, is_causal=True)",
-        "*own, scaling=scaling, is_causal=False)",
+        "*own, device=device, scaling=scaling, is_causal=True)",
+        "*own, device=device, scaling=scaling, is_causal=False)",
         f"{PACKABLE}[llama]",
     ),
     Mutation(

@@ -298,7 +298,7 @@ def _attend_group(
 
     own = [rectangle(key), rectangle(value)]
     if (prompt := group.prompt) is None:
-        outputs = attend(rectangle(query), *own, scaling=scaling, is_causal=True, device=device)
+        outputs = attend(rectangle(query), *own, device=device, scaling=scaling, is_causal=True)
     else:
         keys, values = (_after_prompt(each, prompt, states, device) for each, states in zip(before, own, strict=True))
         outputs = attend(rectangle(query), keys, values, scaling=scaling, mask=group.mask, device=device)
