@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from typing_extensions import TypedDict, Unpack
 
 from kedge.algorithm.critic import Bins
 from kedge.errors import ModelError
@@ -168,6 +169,8 @@ class _Body:
         base: The source; of an adapter, its base.
         start: The adapter that the source is, unless it was merged.
         on_base: Other models may share its weights.
+        adapter: See `LoadOptions`.
+        ranks: See `LoadOptions`.
     """
 
     loaded: Loaded
@@ -175,16 +178,37 @@ class _Body:
     base: str
     start: AdapterFolder | None
     on_base: bool
+    adapter: AdapterSettings | None
+    ranks: Ranks
 
-    def finish(self, model: LanguageModel | ScalarModel, adapter: AdapterSettings | None, ranks: Ranks) -> None:
+    def finish(self, model: LanguageModel | ScalarModel) -> None:
         """Give ranks the weights that only the first one has, but for those that are sharded; add the adapter."""
         model.on_every_rank = self.loaded.on_every_rank
-        if ranks.is_sharded:
+        if self.ranks.is_sharded:
             trunk = model.trunk if model.trunk is not None and model.trunk.takes_one_pass else None
             left = () if trunk is None else inner_weights(model, trunk.model)
-            give_model(model, ranks, device=self.device, left=left)
-        if self.on_base and (adapter is not None or self.start is not None):
-            model.adapter = Adapter(self.loaded.model, adapter, base=self.base, start=self.start)
+            give_model(model, self.ranks, device=self.device, left=left)
+        if self.on_base and (self.adapter is not None or self.start is not None):
+            model.adapter = Adapter(self.loaded.model, self.adapter, base=self.base, start=self.start)
+
+
+class LoadOptions(TypedDict, total=False):
+    """Options of loading any model.
+
+    Attributes:
+        device: The device of the weights; the CPU by default.
+        trust_remote_code: Run Python code from the model folder.
+        adapter: Train an adapter on the frozen model: this new one, or, if the source is an adapter, that one further.
+        bases: Where it finds the weights of its base, if it has them already, and which may load it in the host's
+            memory; not for ranks that shard their models.
+        ranks: The ranks that load it.
+    """
+
+    device: str | torch.device
+    trust_remote_code: bool
+    adapter: AdapterSettings | None
+    bases: Bases | None
+    ranks: Ranks
 
 
 def _load_body(
@@ -192,14 +216,14 @@ def _load_body(
     source: str | Path,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    device: str | torch.device,
-    trust_remote_code: bool,
-    adapter: AdapterSettings | None,
-    bases: Bases | None,
-    ranks: Ranks,
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
+    adapter: AdapterSettings | None = None,
+    bases: Bases | None = None,
+    ranks: Ranks = ALONE,
     **settings: Any,
 ) -> _Body:
-    """Load a model; arguments as in `load_language_model`."""
+    """Load a model; the arguments are those of `load_language_model`, and further ones of `from_pretrained`."""
     if bases is None and adapter is not None:
         bases = Bases(trust_remote_code=trust_remote_code)
     device = torch.device(device) if bases is None else bases.place(device)
@@ -218,7 +242,7 @@ def _load_body(
         take_settings(loaded.model, found, found.whole)
     if loaded.model.device.type != "meta":
         nn.Module.to(loaded.model, device)  # first, so that it is checked on the device that it will run on
-    return _Body(loaded, device, base, found, on_base=shares)
+    return _Body(loaded, device, base, found, on_base=shares, adapter=adapter, ranks=ranks)
 
 
 def load_language_model(
@@ -227,11 +251,7 @@ def load_language_model(
     tokenizer: PreTrainedTokenizerBase,
     value_head: bool = False,
     bins: Bins | None = None,
-    device: str | torch.device = "cpu",
-    trust_remote_code: bool = False,
-    adapter: AdapterSettings | None = None,
-    bases: Bases | None = None,
-    ranks: Ranks = ALONE,
+    **options: Unpack[LoadOptions],
 ) -> LanguageModel:
     """Load a policy or reference from a folder or hub id.
 
@@ -242,12 +262,7 @@ def load_language_model(
         tokenizer: Its tokenizer.
         value_head: See `LanguageModel`.
         bins: See `LanguageModel`.
-        device: The device of the weights.
-        trust_remote_code: Run Python code from the model folder.
-        adapter: Train an adapter on the frozen model: this new one, or, if the source is an adapter, that one further.
-        bases: Where it finds the weights of its base, if it has them already, and which may load it in the host's
-            memory; not for ranks that shard their models.
-        ranks: The ranks that load it.
+        **options: See `LoadOptions`.
 
     Raises:
         ModelError: See `load_pretrained`; also if the source lacks weights of the language model.
@@ -256,26 +271,17 @@ def load_language_model(
         raise ModelError(
             f"{str(source)!r} is the adapter of a reward model or critic; expected one of a language model"
         )
-    body = _load_body(
-        AutoModelForCausalLM,
-        source,
-        tokenizer,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        adapter=adapter,
-        bases=bases,
-        ranks=ranks,
-    )
+    body = _load_body(AutoModelForCausalLM, source, tokenizer, **options)
     causal = body.loaded.model
-    if type(causal.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not trust_remote_code:
+    if type(causal.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not options.get("trust_remote_code"):
         raise ModelError(
             f"model {str(source)!r}: {type(causal).__name__} cannot be loaded again once it is saved, since no "
             f"AutoModelForCausalLM has its configuration; use another architecture"
         )
     if missing := sorted(body.loaded.missing):
         raise ModelError(f"model {str(source)!r} lacks weights of a causal language model; first: {missing[0]}")
-    model = LanguageModel(causal, tokenizer, value_head=value_head, bins=bins, device=body.device, ranks=ranks)
-    body.finish(model, adapter, ranks)
+    model = LanguageModel(causal, tokenizer, value_head=value_head, bins=bins, device=body.device, ranks=body.ranks)
+    body.finish(model)
     return model
 
 
@@ -283,25 +289,17 @@ def load_scalar_model(
     source: str | Path,
     *,
     tokenizer: PreTrainedTokenizerBase,
-    device: str | torch.device = "cpu",
-    trust_remote_code: bool = False,
     init: Literal["saved", "fresh", "any"] = "saved",
-    adapter: AdapterSettings | None = None,
-    bases: Bases | None = None,
-    ranks: Ranks = ALONE,
+    **options: Unpack[LoadOptions],
 ) -> ScalarModel:
-    """Load a reward model, or create one (or a critic) on the trunk of a causal LM; arguments as above.
+    """Load a reward model, or create one (or a critic) on the trunk of a causal LM.
 
     Args:
         source: A folder or hub id.
         tokenizer: Its tokenizer, from `load_tokenizer`.
-        device: Target device.
-        trust_remote_code: Run Python code from the model folder.
         init: `saved` requires a trained head; `fresh` creates one with std 1/√(d+1) (spec §3.8); `any` keeps a trained
             head, or creates one if the source lacks a head.
-        adapter: See `load_language_model`.
-        bases: See `load_language_model`.
-        ranks: The run's.
+        **options: See `LoadOptions`.
 
     Raises:
         ModelError: See `load_pretrained`; also if `saved` finds no scalar head, or weights of the trunk are missing.
@@ -315,12 +313,8 @@ def load_scalar_model(
         AutoModelForSequenceClassification,
         source,
         tokenizer,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        adapter=adapter,
-        bases=bases,
-        ranks=ranks,
         num_labels=1,  # not that of config.json, which may not name the labels; the shape of the head is checked
+        **options,
     )
     classifier = body.loaded.model
     head = {name for name in body.loaded.missing if name.split(".")[0] in ("score", "classifier")}
@@ -338,9 +332,9 @@ def load_scalar_model(
         raise ModelError(f"model {str(source)!r} lacks weights; first: {beyond[0]}")
     if foreign is not None and classifier.device.type != "meta":
         classifier.get_submodule("score").weight = nn.Parameter(foreign.weight.detach().to(body.device))
-    model = ScalarModel(classifier, tokenizer, device=body.device, ranks=ranks)
+    model = ScalarModel(classifier, tokenizer, device=body.device, ranks=body.ranks)
     model.source = str(source)
-    body.finish(model, adapter, ranks)
+    body.finish(model)
     model.has_new_head = is_fresh
     if not is_fresh and not model.trained_here:
         _take_normalization(model, foreign)
