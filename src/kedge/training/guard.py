@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from statistics import median
 from typing import Any, Literal
 
@@ -127,6 +127,7 @@ class UpdateDropped(Exception):
     """Ends the current update, because its experience must not be trained on. Always caught by the guard."""
 
 
+@dataclass(eq=False)
 class Guard:
     """Checks each update before the policy is trained on it.
 
@@ -145,26 +146,18 @@ class Guard:
         before_step: Called before the first step that is taken in an update.
     """
 
-    def __init__(
-        self,
-        options: GuardOptions,
-        *,
-        spikes: SpikeDetector | None = None,
-        record: Callable[[Incident], None],
-        warn: Callable[[str], None],
-        roll_back: Callable[[], None],
-        find_bad_weight: Callable[[], str | None],
-        before_step: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._options = options
-        self._spikes = spikes
-        self._record = record
-        self._warn = warn
-        self._roll_back = roll_back
-        self._find_bad_weight = find_bad_weight
-        self._before_step = before_step
-        self._in_a_row = 0
-        self._warned_of_mismatch = False
+    options: GuardOptions
+    _: KW_ONLY
+    spikes: SpikeDetector | None = None
+    record: Callable[[Incident], None]
+    warn: Callable[[str], None]
+    roll_back: Callable[[], None]
+    find_bad_weight: Callable[[], str | None]
+    before_step: Callable[[], None] = lambda: None
+    _in_a_row = 0
+    _warned_of_mismatch = False
+
+    def __post_init__(self) -> None:
         self._begin(0, 0)
 
     def _begin(self, update: int, num_steps: int) -> None:
@@ -228,22 +221,22 @@ class Guard:
             reason = str(bad) if located else "recomputed one by one, every response is finite"
             place = {"row": bad.row, "token": bad.token} if located else {}
             self._settle("nonfinite", f"{wrong} in step {step + 1}: {reason}", figures=figures, **place)
-        elif self._spikes and (spike := self._spikes.find(figures)):
+        elif self.spikes and (spike := self.spikes.find(figures)):
             bad = search()
             self._settle("spike", f"{spike}; {bad}", row=bad.row, figures=figures)
         else:
             self._taken += 1
-            if self._spikes:
-                self._spikes.add(figures)
+            if self.spikes:
+                self.spikes.add(figures)
             if self._taken == 1:
-                self._before_step()
+                self.before_step()
             return True
         return False
 
     def forget_steps(self) -> None:
         """Forget the spike history, because the next steps train other parameters on another loss."""
-        if self._spikes:
-            self._spikes.clear()
+        if self.spikes:
+            self.spikes.clear()
 
     def metrics(self) -> dict[str, float]:
         """Skipped steps, and 1 if the weights were rolled back."""
@@ -252,13 +245,13 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """Consecutive skips and the spike history, as JSON types."""
-        return {"in_a_row": self._in_a_row, "spikes": self._spikes.state_dict() if self._spikes else None}
+        return {"in_a_row": self._in_a_row, "spikes": self.spikes.state_dict() if self.spikes else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
         self._in_a_row = state["in_a_row"]
-        if self._spikes and state["spikes"]:
-            self._spikes.load_state_dict(state["spikes"])
+        if self.spikes and state["spikes"]:
+            self.spikes.load_state_dict(state["spikes"])
 
     def _refuse(self, bad: BadValue | None) -> None:
         if bad is not None:
@@ -267,25 +260,25 @@ class Guard:
 
     def _settle(self, kind: Literal["nonfinite", "spike"], what: str, **details: Any) -> None:
         """Record an incident and take the configured action."""
-        action = self._options.on_spike if kind == "spike" else self._options.on_nonfinite
+        action = self.options.on_spike if kind == "spike" else self.options.on_nonfinite
         end = self._reason_to_end(kind, action)
         self._note(kind, what, "stop" if end else action, **details)
         if end:
             raise NumericsError(f"update {self._update}: {what}; {end}")
         if action == "rollback":
-            self._roll_back()
-            if bad := self._find_bad_weight():
+            self.roll_back()
+            if bad := self.find_bad_weight():
                 raise NumericsError(f"update {self._update}: {what}; {bad}, in the newest checkpoint as well")
         self._consequence = action
-        self._warn(f"update {self._update}: {what}; {CONSEQUENCES[action]}")
+        self.warn(f"update {self._update}: {what}; {CONSEQUENCES[action]}")
 
     def _reason_to_end(self, kind: Literal["nonfinite", "spike"], action: Action) -> str | None:
-        bad = self._find_bad_weight() if kind == "nonfinite" and action != "rollback" else None
+        bad = self.find_bad_weight() if kind == "nonfinite" and action != "rollback" else None
         if bad:
             return f"{bad}, which skipping steps cannot repair; restart from finite weights"
         if action == "stop":
             return f"the step was not taken (ppo.on_{kind}=skip would continue without it)"
-        if self._in_a_row >= self._options.max_skips:
+        if self._in_a_row >= self.options.max_skips:
             return f"the last {self._in_a_row} updates skipped steps as well, the limit of ppo.max_skips"
         return None
 
@@ -293,27 +286,27 @@ class Guard:
         self, ratio: float, when: str, row: int | None = None, token: int | None = None, *, k3: float = 0.0
     ) -> None:
         """Warn once, or stop, if sampler and trainer disagree about a token, or a little about many."""
-        disagree = ratio > self._options.max_ratio or k3 > self._options.max_k3
-        if not disagree or (self._warned_of_mismatch and not self._options.strict):
+        disagree = ratio > self.options.max_ratio or k3 > self.options.max_k3
+        if not disagree or (self._warned_of_mismatch and not self.options.strict):
             return
         what = (
             f"sampler and trainer disagree: a token's probabilities {when} have the ratio {ratio:.4g}, rounding "
-            f"explains at most {self._options.max_ratio:g}{self._distance(k3)}; check that both use the same weights, "
+            f"explains at most {self.options.max_ratio:g}{self._distance(k3)}; check that both use the same weights, "
             "temperature and positions"
         )
-        self._note("mismatch", what, "stop" if self._options.strict else "warn", row=row, token=token)
-        if self._options.strict:
+        self._note("mismatch", what, "stop" if self.options.strict else "warn", row=row, token=token)
+        if self.options.strict:
             raise NumericsError(f"update {self._update}: {what}")
         self._warned_of_mismatch = True
-        self._warn(f"update {self._update}: {what} (shown once; --strict stops the run)")
+        self.warn(f"update {self._update}: {what} (shown once; --strict stops the run)")
 
     def _distance(self, k3: float) -> str:
         """The part of a message about k3, if rounding does not explain it."""
-        bound = self._options.max_k3
+        bound = self.options.max_k3
         return f" (k3 is {k3:.3g} nats per token, at most {bound:g} by rounding)" if k3 > bound else ""
 
     def _note(self, kind: Any, what: str, consequence: Any, **details: Any) -> None:
-        self._record(Incident(self._update, kind, what, consequence, evidence=self._evidence, **details))
+        self.record(Incident(self._update, kind, what, consequence, evidence=self._evidence, **details))
 
 
 def refuse_nonfinite(step: int, figures: Mapping[str, float], search: Callable[[], BadValue]) -> bool:
@@ -406,6 +399,7 @@ WATCHED: Mapping[str, Callable[[float], float]] = {
 """The metrics checked for spikes, with the scale of the comparison; a step need not have all of them."""
 
 
+@dataclass(eq=False, kw_only=True)
 class SpikeDetector:
     """Compares each step with the steps before it.
 
@@ -421,23 +415,24 @@ class SpikeDetector:
     Source: Leys et al. 2013, "Detecting outliers: do not use standard deviation around the mean".
     """
 
-    def __init__(self, *, sigma: float, history: int) -> None:
-        self._sigma = sigma
-        self._length = history
-        self._past: dict[str, deque[float]] = {name: deque(maxlen=history) for name in WATCHED}
+    sigma: float
+    history: int
+
+    def __post_init__(self) -> None:
+        self._past: dict[str, deque[float]] = {name: deque(maxlen=self.history) for name in WATCHED}
 
     def find(self, figures: Mapping[str, float]) -> str | None:
         """Describe the first metric of a step that is a spike; None without a spike."""
         for name, scale in WATCHED.items():
             past = self._past[name]
-            if name not in figures or len(past) < self._length:
+            if name not in figures or len(past) < self.history:
                 continue
             middle = median(past)
             spread = max(NORMAL * median(abs(x - middle) for x in past), SMALLEST_SPREAD)
             distance = (scale(figures[name]) - middle) / spread
-            if distance > self._sigma:
+            if distance > self.sigma:
                 return (
-                    f"{name} is {figures[name]:.4g}, {distance:.3g} σ above the median of the last {self._length} steps"
+                    f"{name} is {figures[name]:.4g}, {distance:.3g} σ above the median of the last {self.history} steps"
                 )
         return None
 

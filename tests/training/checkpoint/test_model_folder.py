@@ -49,7 +49,7 @@ def assert_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
 @pytest.mark.parametrize("saves", [1, 2])
 def test_plain_transformers_loads_it_and_no_weight_is_stored_twice(tmp_path, actor_critic, saves):
     module, model = actor_critic
-    tensors, model = module_tensors(module), CheckpointModel(model.module, model._save)
+    tensors, model = module_tensors(module), CheckpointModel(model.module, model.save)
     found = [save(tmp_path / str(number), tensors, model) for number in range(saves)][-1]
     assert_equal(found.tensors("actor_critic"), tensors)
     loaded = AutoModelForCausalLM.from_pretrained(found.folder / "model")
@@ -65,7 +65,7 @@ def test_a_weight_that_saving_converts_is_kept_beside_the_model(tmp_path, actor_
     module, model = actor_critic
 
     def rounded(folder: Path, update: int, weights: dict[str, Tensor] | None) -> None:
-        model._save(folder, update, weights)
+        model.save(folder, update, weights)
         weights = load_file(folder / "model.safetensors")
         weights["model.norm.weight"] = weights["model.norm.weight"] + 0.0  # only −0 becomes 0: equal, but other bits
         weights["model.layers.0.mlp.up_proj.weight"] = weights["model.layers.0.mlp.up_proj.weight"].half()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,6 +72,7 @@ def samples_name(samples: Sequence[Sample]) -> str:
     return "samples" if samples[0].fixed is None else "fixed_samples"
 
 
+@dataclass(eq=False)
 class TableLogger:
     """A logger of rows by step, and of responses as a table, in one of the packages that share this interface.
 
@@ -83,30 +84,22 @@ class TableLogger:
         last_update: See `Logger.last_update`.
     """
 
-    def __init__(
-        self,
-        log: Callable[..., Any],
-        table: Callable[..., Any],
-        columns: Sequence[str],
-        *,
-        close: Callable[[], Any],
-        last_update: int | None = None,
-    ) -> None:
-        self._log = log
-        self._table = table
-        self._columns = list(columns)
-        self.close = close
-        self.last_update = last_update
+    log: Callable[..., Any]
+    table: Callable[..., Any]
+    columns: Sequence[str]
+    _: KW_ONLY
+    close: Callable[[], Any]
+    last_update: int | None = None
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
         """Log metrics as the row of a step."""
-        self._log(dict(metrics), step=update)
+        self.log(dict(metrics), step=update)
 
     def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
         """Log responses as a table."""
         rows = [{"update": update, **vars(sample)} for sample in samples]
-        table = self._table(columns=self._columns, data=[[row[name] for name in self._columns] for row in rows])
-        self._log({samples_name(samples): table}, step=update)
+        table = self.table(columns=[*self.columns], data=[[row[name] for name in self.columns] for row in rows])
+        self.log({samples_name(samples): table}, step=update)
 
 
 LOGGERS_FILE = "loggers.json"

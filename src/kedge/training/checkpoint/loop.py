@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 
 from kedge.errors import OutputError
@@ -268,6 +269,7 @@ class PlainLoop:
         """Do nothing."""
 
 
+@dataclass(eq=False, kw_only=True)
 class SaveSchedule:
     """Decides after each update whether a checkpoint is due; this affects no result.
 
@@ -277,20 +279,19 @@ class SaveSchedule:
         clock: A monotonic clock, in seconds.
     """
 
-    def __init__(
-        self, *, every: int | None, every_minutes: float | None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._every = every
-        self._every_minutes = every_minutes
-        self._clock = clock
-        self._saved_at = clock()
+    every: int | None
+    every_minutes: float | None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.saved()
 
     def is_due(self, update: int) -> bool:
         """True if a checkpoint is due after this update, counted from 1."""
-        by_count = self._every is not None and update % self._every == 0
-        minutes = (self._clock() - self._saved_at) / 60
-        return by_count or (self._every_minutes is not None and minutes >= self._every_minutes)
+        by_count = self.every is not None and update % self.every == 0
+        minutes = (self.clock() - self._saved_at) / 60
+        return by_count or (self.every_minutes is not None and minutes >= self.every_minutes)
 
     def saved(self) -> None:
         """Restart the minutes after a save."""
-        self._saved_at = self._clock()
+        self._saved_at = self.clock()

@@ -37,6 +37,7 @@ class SavedModel:
     weights: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class CheckpointModel:
     """The model that every checkpoint of a run contains.
 
@@ -49,10 +50,9 @@ class CheckpointModel:
             the model's own.
     """
 
-    def __init__(self, module: nn.Module, save: Callable[[Path, int, dict[str, Tensor] | None], object]) -> None:
-        self.module = module
-        self._save = save
-        self._is_plain = False
+    module: nn.Module
+    save: Callable[[Path, int, dict[str, Tensor] | None], object]
+    _is_plain = False
 
     def try_saving(self, folder: Path) -> None:
         """Save everything but the weights, and delete it: a model that cannot be saved must be found before training.
@@ -63,7 +63,7 @@ class CheckpointModel:
         """
         trial = temporary_name(folder / MODEL_FOLDER)
         try:
-            self._save(trial, 0, {})
+            self.save(trial, 0, {})
         except KedgeError:
             raise
         except Exception as error:  # the model's code may raise anything
@@ -105,11 +105,11 @@ class CheckpointModel:
         }
         weights: dict[str, Tensor] = {}
         if shards or self._is_plain:
-            self._save(folder, update, {})
+            self.save(folder, update, {})
             (folder / WEIGHTS_FILE).unlink(missing_ok=True)
             weights = {saved: parameters[saved] for names in held.values() for saved in names.values()}
         else:
-            self._save(folder, update, whole_state_dict(self.module, gathered) if gathered else None)
+            self.save(folder, update, whole_state_dict(self.module, gathered) if gathered else None)
             stored = StoredTensors((path, None) for path in weight_files(folder))
             for group, names in held.items():
                 held[group] = {

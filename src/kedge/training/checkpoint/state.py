@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -144,6 +144,7 @@ class _Boundary:
     ahead: Any
 
 
+@dataclass(eq=False)
 class RunState:
     """The state of a run, as it is saved to its checkpoints and restored from them.
 
@@ -160,40 +161,27 @@ class RunState:
             None for never.
 
     Attributes:
-        found: See above.
-        best: See above.
-        ranks: See above.
         parts: Registered parts of the run by name: data streams, coefficients, the guard's history.
         optional: Further parts, which a checkpoint may lack: runs with other settings do not have them.
         ahead: Work for later steps that is under way; None for none.
         logs: Flushed before each save, so that a checkpoint never refers to rows that are not on the disk.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        kind: str,
-        fingerprint: Mapping[str, str],
-        keep: int,
-        found: Checkpoint | None = None,
-        model: CheckpointModel | None = None,
-        best: BestUpdate | None = None,
-        ranks: Ranks = ALONE,
-        sharded_above: int | None = None,
-    ) -> None:
-        self._folder = folder
-        self._kind = kind
-        self._fingerprint = fingerprint
-        self._keep = keep
-        self._model = model
-        self._saved_at = found.update if found else None
-        self._sharded_above = sharded_above
+    folder: Path
+    _: KW_ONLY
+    kind: str
+    fingerprint: Mapping[str, str]
+    keep: int
+    found: Checkpoint | None = None
+    model: CheckpointModel | None = None
+    best: BestUpdate | None = None
+    ranks: Ranks = ALONE
+    sharded_above: int | None = None
+
+    def __post_init__(self) -> None:
+        self._saved_at = self.found.update if self.found else None
         self._state: TrainingState | None = None
         self._boundary: _Boundary | None = None
-        self.found = found
-        self.best = best
-        self.ranks = ranks
         self.parts: dict[str, Stateful] = {}
         self.optional: dict[str, Stateful] = {}
         self.ahead: Deferred | None = None
@@ -238,9 +226,9 @@ class RunState:
             NumericsError: No checkpoint is valid.
         """
         assert self._state is not None, "restore first"
-        found = newest_valid(self._folder, on_rejected=on_rejected, ranks=self.ranks)
+        found = newest_valid(self.folder, on_rejected=on_rejected, ranks=self.ranks)
         if found is None:
-            raise NumericsError(f"{self._folder} has no valid checkpoint to restore the weights from")
+            raise NumericsError(f"{self.folder} has no valid checkpoint to restore the weights from")
         self._load_weights(self._state, found)
 
     def drop_gradients(self) -> None:
@@ -278,10 +266,10 @@ class RunState:
         return True
 
     def _writes_shards(self, state: TrainingState) -> bool:
-        if not self.ranks.is_sharded or self._sharded_above is None:
+        if not self.ranks.is_sharded or self.sharded_above is None:
             return False
         return sum(each.numel() for module in state.modules.values() for each in module.parameters()) > (
-            self._sharded_above
+            self.sharded_above
         )
 
     def _write(
@@ -297,8 +285,8 @@ class RunState:
         gathered: dict[Tensor, Tensor] = {}
         if not in_shards:
             named = [each for group in weights.values() for each in group.values()]
-            if self._model is not None:  # which may have weights that are not trained
-                named += self._model.parameters()
+            if self.model is not None:  # which may have weights that are not trained
+                named += self.model.parameters()
             gathered = gather(dict.fromkeys(named), keep=self.ranks.is_first)
         moments, groups = optimizer_state(
             state.optimizer, gathered=not in_shards, keep=in_shards or self.ranks.is_first
@@ -314,14 +302,14 @@ class RunState:
         if in_shards or self.ranks.is_first:
             writers.first(self._sync_logs)
             save_checkpoint(
-                self._folder,
+                self.folder,
                 update=update,
-                kind=self._kind,
-                fingerprint=self._fingerprint,
+                kind=self.kind,
+                fingerprint=self.fingerprint,
                 tensors=streams if in_shards else {**contents, **streams},
                 state={"optimizer": groups, **values},
-                keep=self._keep,
-                model=self._model,
+                keep=self.keep,
+                model=self.model,
                 gathered=gathered,
                 shards=contents if in_shards else {},
                 ranks=writers,
@@ -345,7 +333,7 @@ class RunState:
     def point_at_best(self) -> None:
         """Write which checkpoint is the best, once it exists."""
         if self.best is not None and self.kept is not None and self.ranks.is_first:
-            replace_file(self._folder / BEST_FILE, [json.dumps(self.best.summary()).encode()])
+            replace_file(self.folder / BEST_FILE, [json.dumps(self.best.summary()).encode()])
 
     @property
     def kept(self) -> int | None:
@@ -354,7 +342,7 @@ class RunState:
 
     def release(self) -> None:
         """Free the models now: the owner of the loop may keep a reference to it. Nothing is saved from here on."""
-        self._state = self._model = self.ahead = None
+        self._state = self.model = self.ahead = None
         self.parts.clear()
         self.optional.clear()
 
