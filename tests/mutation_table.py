@@ -1183,8 +1183,8 @@ MUTATIONS = (
     Mutation(
         "prefixes-cached-by-former-weights",
         "VllmEngine.generate",
-        "salt=version)",
-        "salt=self._run)",
+        "salt=version",
+        "salt=self._run",
         f"{ENGINE}::test_a_run_samples_on_the_server_and_sends_it_every_version_of_the_weights",
     ),
     Mutation(

@@ -119,7 +119,7 @@ RELIABILITY = (
     Mutation(
         "half-an-update-saved-when-memory-runs-out",
         "Guard.allows",
-        "self._before_step()",
+        "self.before_step()",
         "pass",
         f"{MEMORY}::test_an_update_is_saved_as_long_as_no_step_of_the_next_is_taken",
     ),
