@@ -217,7 +217,7 @@ MUTATIONS = (
         "kl-in-the-loss-left-out-of-the-total",
         "Measurements._evaluate",
         "trainer.settings.ppo.kl_coef * found",
-        "trainer.settings.estimation_with(trainer.coefficients).kl_coef * found",
+        "trainer.settings.reward_kl_coef(trainer.coefficients) * found",
         "tests/stages/ppo/test_distill.py::test_the_best_student_has_the_lowest_kl",
     ),
     Mutation(
@@ -729,7 +729,7 @@ MUTATIONS = (
     Mutation(
         "critic-that-nothing-needs",
         "PpoConfig.resolved_critic",
-        ' if self.needs_values or ":" in str(word(self.advantage)) else "none"',
+        ' if self.needs_values or ":" in self.estimator else "none"',
         "",
         "tests/stages/ppo/test_critic_free.py::test_nothing_of_a_critic_is_logged_or_saved",
     ),

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from kedge.cli import main
-from kedge.config import PRESETS, Config, load_config, presets_of, resolved_yaml
+from kedge.config import PRESETS, Choice, Config, load_config, presets_of, resolved_yaml
 from kedge.errors import ConfigError, ModelError
 from kedge.system.stage import stages
 from kedge.system.version import __version__
@@ -101,7 +101,7 @@ def test_file_preset_overrides_and_flags_together(calls: list[Any], monkeypatch:
     assert kedge(monkeypatch, "ppo", *arguments) == 0
     [(_, config)] = calls
     assert (config.model, config.ppo.kl_coef, config.ppo.gamma) == ("from-flag", 0.3, 0.8)
-    assert config.ppo.kl_controller == {"ziegler": 10000}
+    assert config.ppo.kl_controller == Choice("ziegler", 10000)
 
 
 def test_several_presets_are_merged_and_their_conflicts_said(

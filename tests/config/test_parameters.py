@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kedge.config import Config, config_from_settings, load_config, parameter, word
+from kedge.config import Choice, Config, config_from_settings, load_config
 from kedge.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ def test_a_mistake_in_the_optimizer_of_one_stage_is_one_line(stages: dict[str, A
 def test_the_parameter_of_a_word_is_given_with_it() -> None:
     given = {"kl_controller": {"ziegler": 77}, "missing_eos_score": {"subtract": "auto"}, "offload": "frozen"}
     config = config_from_settings("ppo", given, {"num_responses": 2, "constant_groups": {"resample": 4}})
-    assert (word(config.ppo.kl_controller), parameter(config.ppo.kl_controller, 1)) == ("ziegler", 77)
+    assert (config.ppo.kl_controller.name, config.ppo.kl_controller.parameter) == ("ziegler", 77)
     assert (config.ppo.max_resamples, Config().ppo.max_resamples) == (4, 9)
     assert config.rollout.subtracts_missing_eos
     assert config.rollout.eos_score(reward_model=True) == "auto"
@@ -49,7 +49,7 @@ def test_the_parameter_of_a_word_is_given_with_it() -> None:
         "kl_in": {"loss": "k3"},
     }
     ppo = config_from_settings("ppo", given, {"adam_eps": {"tf1": 1e-3}}).ppo
-    assert (ppo.decay, ppo.warmup_fraction, ppo.advantage_steps, ppo.spike_sigma) == ("constant", 0.2, 3, 6)
+    assert (ppo.decay, ppo.warmup_fraction, ppo.advantage, ppo.spike_sigma) == ("constant", 0.2, Choice("n_step", 3), 6)
     assert (ppo.kl_estimator, ppo.needs_values) == ("k3", True)
 
 

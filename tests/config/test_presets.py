@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.config import PRESETS, load_config, word
+from kedge.config import PRESETS, Choice, load_config
 from kedge.config.explain.describe import all_fields, find_field
 from kedge.config.loading.load import resolve
 from kedge.config.presets import FAMILY, Preset
@@ -167,12 +167,13 @@ def test_recipes(preset: str, field: str, value: object) -> None:
     section, _, name = field.partition(".")
     if value is DASH:
         value = find_field(field).default if field != "ppo.schedule" else "linear"  # pyright: ignore
-    assert word(load_config(preset=preset).model_dump()[section][name]) == value
+    found = getattr(getattr(load_config(preset=preset), section), name)
+    assert (found.name if isinstance(found, Choice) else found) == value
 
 
 def test_values_that_the_papers_give_outside_the_table() -> None:
     ziegler, instruct = load_config(preset="ziegler").ppo, load_config(preset="instructgpt")
-    assert (ziegler.kl_controller, ziegler.kl_target) == ({"ziegler": 10_000}, 6)
+    assert (ziegler.kl_controller, ziegler.kl_target) == (Choice("ziegler", 10_000), 6)
     assert (instruct.ppo.num_minibatches, instruct.responses_per_update // instruct.ppo.num_minibatches) == (
         8,
         64,

@@ -46,7 +46,7 @@ def test_promised_choices_and_defaults() -> None:
         config.optimization.max_grad_norm,
     ) == (0.2, 1.0, 1.0, 0.05, 1.0)
     for controller in ("fixed", "ziegler", "schulman"):
-        assert ppo_section(kl_controller=controller).kl_controller == controller
+        assert ppo_section(kl_controller=controller).kl_controller.name == controller
     for precision in ("auto", "fp32", "bf16"):
         assert Config.model_validate({"runtime": {"precision": precision}}).runtime.precision == precision
 

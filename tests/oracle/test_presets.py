@@ -23,7 +23,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from kedge.algorithm.experience import Rollout
-from kedge.config import Config, config_from_settings, load_config, word
+from kedge.config import Config, config_from_settings, load_config
 from kedge.config.presets import LANGUAGE_PRESETS, PRESETS
 from kedge.errors import ConfigError, KedgeError
 from kedge.models.pretrained import NORMALIZATION_KEY
@@ -159,7 +159,7 @@ def oracle_of(config: Config, models: Mapping[str, Path], *, by_model: bool) -> 
             return kind.from_pretrained(models[name], dtype=torch.float64, **options).eval()
 
     policy, head, critic, settings = load(AutoModelForCausalLM, "policy"), None, None, config.model_dump()
-    parts = {"kl_in": word(config.ppo.kl_in), "schedule": config.ppo.decay}
+    parts = {"kl_in": config.ppo.kl_in.name, "schedule": config.ppo.decay}
     parts |= {name: getattr(config.ppo, name) for name in ("kl_estimator", "warmup_fraction")}
     new = None
     if config.ppo.resolved_critic == "shared":

@@ -33,13 +33,13 @@ SCORES = torch.tensor([1.0, 0.2, -0.4, 0.0, 2.0, 0.5], dtype=torch.float64)
 def experience_of(config: Config) -> Experience:
     """What the configuration makes of the responses."""
     settings = PpoSettings.of(config, exact=True)
-    estimation = settings.estimation_with(coefficients_of(config))
+    estimation = settings.estimation
     rewards, mask = shape_rewards(
         SCORES,
         OLD,
         REF,
         MASK,
-        kl_coef=estimation.kl_coef,
+        kl_coef=settings.reward_kl_coef(coefficients_of(config)),
         kl_estimator=estimation.kl_estimator,
         kl_scope=estimation.kl_scope,
     )

@@ -19,16 +19,17 @@ from kedge.config.loading.names import full_name, initial_critic
 from kedge.config.loading.yaml_text import parse_value
 from kedge.config.presets import LANGUAGE_PRESETS, PRESETS, advice_for, presets_of, stage_of
 from kedge.config.schedules import config_at, mean_epochs, scheduled_values
+from kedge.config.schema.choice import Choice
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.ppo import PpoConfig
 from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.root import Config
-from kedge.config.schema.section import parameter, word
 from kedge.config.stages import best_metric, check_stage, metric_in_chain
 
 __all__ = [
     "LANGUAGE_PRESETS",
     "PRESETS",
+    "Choice",
     "Config",
     "DataConfig",
     "PpoConfig",
@@ -52,7 +53,6 @@ __all__ = [
     "load_config",
     "mean_epochs",
     "metric_in_chain",
-    "parameter",
     "parse_value",
     "preset_conflicts",
     "presets_of",
@@ -62,5 +62,4 @@ __all__ = [
     "stage_of",
     "suggestion",
     "with_values",
-    "word",
 ]

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from kedge.config.explain.describe import suggestion, written
+from kedge.config.schema.choice import Choice
 from kedge.config.schema.root import Config
-from kedge.config.schema.section import word
 from kedge.errors import ConfigError
 
 SCHEDULABLE = (
@@ -98,12 +98,12 @@ def _check_conflicts(config: Config) -> None:
     own = config.optimization.stages.get("ppo", {})
     others = {
         "optimization.max_grad_norm": "optimization.stages.ppo.max_grad_norm" if "max_grad_norm" in own else "",
-        "ppo.kl_coef": f"ppo.kl_controller={word(ppo.kl_controller)}" if ppo.kl_controller != "fixed" else "",
+        "ppo.kl_coef": f"ppo.kl_controller={ppo.kl_controller}" if ppo.kl_controller.name != "fixed" else "",
         "ppo.entropy_coef": f"ppo.entropy_target={ppo.entropy_target}" if ppo.entropy_target else "",
         "ppo.surrogate_kl_coef": "ppo.policy_loss=kl_penalty_adaptive"
         if ppo.policy_loss == "kl_penalty_adaptive"
         else "",
-        "ppo.gae_lambda": "ppo.gae_lambda=length_adaptive" if word(ppo.gae_lambda) == "length_adaptive" else "",
+        "ppo.gae_lambda": "ppo.gae_lambda=length_adaptive" if isinstance(ppo.gae_lambda, Choice) else "",
     }
     for field in schedules:
         if others.get(field):

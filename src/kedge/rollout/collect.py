@@ -81,7 +81,6 @@ class Estimation:
 
     Attributes:
         advantage: Estimates advantages and returns from rewards and values.
-        kl_coef: β of the KL in the reward; 0 if the KL is in the loss.
         kl_estimator: Estimator of the KL in the reward.
         kl_scope: `token`: subtract each token's KL from its own reward; `sequence`: the summed KL from the score (S1).
         score_at: The slot of the score: the last action, or the slot after it.
@@ -98,7 +97,6 @@ class Estimation:
     """
 
     advantage: Advantage
-    kl_coef: float
     kl_estimator: KLEstimator = "k1"
     kl_scope: KLScope = "token"
     score_at: ScoreAt = "last"
@@ -139,6 +137,7 @@ def collect_experience(
     models: Models,
     estimation: Estimation,
     *,
+    kl_coef: float,
     first_pass: PolicyOutputs | None = None,
     first_returns: Advantage | None = None,
 ) -> Experience:
@@ -150,6 +149,7 @@ def collect_experience(
         scored: The responses and their scores.
         models: Policy, critic and reference.
         estimation: How rewards and advantages are computed.
+        kl_coef: β of the KL in the reward; 0 if the KL is in the loss.
         first_pass: The first epoch's forward pass over these rows, if it already ran; see `LanguageLearner`.
         first_returns: Estimates the returns that the values of a new critic start from; None for values as they are.
 
@@ -178,13 +178,13 @@ def collect_experience(
         old_logprobs,
         ref_logprobs,
         rollout.action_mask,
-        kl_coef=use.kl_coef,
+        kl_coef=kl_coef,
         kl_estimator=use.kl_estimator,
         kl_scope=use.kl_scope,
         score_at=use.score_at,
     )
     rewards, reward_mask = shaped(token_scores=scored.token_scores)
-    charged = use.kl_coef * keep_counted(old_logprobs.abs() + LOGITS / models.temperature, rollout.action_mask)
+    charged = kl_coef * keep_counted(old_logprobs.abs() + LOGITS / models.temperature, rollout.action_mask)
     # An advantage is a sum over a response, in which the policy and an equal reference differ by rounding everywhere.
     magnitude = _largest(scored.scores, scored.token_scores, charged if use.whiten_rewards else charged.norm(dim=-1))
     if use.whiten_rewards:

@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kedge.config import Config, changed_settings, differences, effective_settings, load_config, word
+from kedge.config import Config, changed_settings, differences, effective_settings, load_config
 from kedge.errors import ConfigError, DataError
 from kedge.inspect.record import read_config, read_json_object
 from kedge.logs.progress import say
@@ -88,11 +88,11 @@ def _stretched(config: Config, stage: Stage) -> list[str]:
     """The schedules, and the sampling ahead, that are planned over the whole run."""
     [section] = stage.trains
     settings = value_of(config, section)
-    adapted = word(getattr(settings, "kl_controller", "fixed"))
+    adapts_kl = section == "ppo" and config.ppo.kl_controller.name != "fixed"
     return [
         *([] if settings.decay == "constant" else [f"the {settings.decay} decay of the learning rate"]),
         *(["its warm-up"] if settings.warmup_fraction else []),
-        *([] if adapted == "fixed" else ["the KL controller's horizon"]),
+        *(["the KL controller's horizon"] if adapts_kl else []),
         # The old end had nothing sampled beyond it: the next update's weights sample for it themselves.
         *(["sampling ahead"] if section == "ppo" and config.rollout.max_staleness else []),
     ]

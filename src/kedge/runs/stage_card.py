@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from kedge.config import Config, field_advice, word
+from kedge.config import Config, field_advice
 from kedge.config.presets import FAMILY
 from kedge.data import encode_prompt, prompt_form
 from kedge.errors import KedgeError
@@ -78,7 +78,7 @@ def stage_card(
 
 def algorithm_of(config: Config) -> str:
     """The name of the last preset that is an algorithm; without one that of the advantage if it needs no critic."""
-    advantages = [str(word(config.ppo.advantage))] if config.ppo.advantage in CRITIC_FREE else []
+    advantages = [config.ppo.estimator] if config.ppo.estimator in CRITIC_FREE else []
     family = [preset.name for preset in FAMILY if preset.name in config.preset]
     name = [*advantages, *sorted(family, key=config.preset.index)][-1:] or ["PPO"]
     return ALGORITHMS.get(name[0], name[0].upper())

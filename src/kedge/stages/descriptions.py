@@ -201,7 +201,7 @@ def _check_trained_critic(config: Config) -> None:
     kind = config.critic.kind
     if not value.needs_values:
         raise ConfigError(
-            f"rlhf.train_critic=true trains a critic, and ppo.advantage={value.advantage} needs none; use false"
+            f"rlhf.train_critic=true trains a critic, and ppo.advantage={value.estimator} needs none; use false"
         )
     if value.critic not in ("auto", kind):
         raise ConfigError(

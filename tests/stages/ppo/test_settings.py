@@ -11,6 +11,7 @@ import torch
 from kedge.algorithm.advantages import GeneralizedAdvantage, LengthAdaptiveLambda, NStepAdvantage
 from kedge.algorithm.critic import Bins
 from kedge.config import config_from_settings
+from kedge.config.schema.choice import forms
 from kedge.config.schema.ppo import PpoConfig
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of, value_warmup_of, weighs_scores
@@ -89,7 +90,7 @@ def test_the_surrogates_own_penalty_follows_the_ppo_papers_rule():
 def test_the_kl_coefficient_is_paid_in_one_place_only():
     experience = make_experience(make_models())
     for where, expected in (("reward", (0.05, 0.0)), ("loss", (0.0, 0.05))):
-        in_reward = PpoSettings.of(configured(kl_in=where), exact=True).estimation_with(start()).kl_coef
+        in_reward = PpoSettings.of(configured(kl_in=where), exact=True).reward_kl_coef(start())
         assert (in_reward, objective(experience, kl_in=where).kl_coef) == expected
 
 
@@ -131,7 +132,7 @@ def test_bins_belong_to_the_histogram():
     assert (histogram.value_bins, histogram.value_coef) == (Bins(-1.0, 3.0, 8), 0.1)
 
 
-@pytest.mark.parametrize("advantage", get_args(get_args(PpoConfig.model_fields["advantage"].annotation)[0]))
+@pytest.mark.parametrize("advantage", get_args(forms(get_args(PpoConfig.model_fields["advantage"].annotation)[0])[0]))
 def test_what_auto_stands_for_is_the_same_wherever_it_is_resolved(advantage):
     config = configured(advantage=advantage, num_responses=2, kl_in="loss")  # GRPO takes no KL in the reward
     estimator = advantage_of(config)

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from kedge.config.libraries import foreign_answer
+from kedge.config.schema.choice import Choice, forms
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
@@ -133,6 +134,8 @@ def _kinds(annotation: Any) -> Iterator[str]:
         yield _limited(next(_kinds(arguments[0])), arguments[1:])
     elif origin is Literal:
         yield from (str(choice) for choice in arguments)
+    elif origin is Choice:
+        yield from (kind for form in forms(annotation) for kind in _kinds(form))
     elif origin is list and get_origin(arguments[0]) is Literal:
         yield f"any of {', '.join(_kinds(arguments[0]))}"
     elif origin is list and get_origin(arguments[0]) in (Union, types.UnionType):

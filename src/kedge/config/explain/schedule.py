@@ -2,7 +2,6 @@
 
 from kedge.config.schedules import count_epochs
 from kedge.config.schema.root import Config
-from kedge.config.schema.section import word
 
 SMALL_SHARE = 0.2
 """Share of a score, reaching the first token without the critic's help, below which λ is worth a word."""
@@ -41,7 +40,7 @@ def _update(config: Config) -> list[str]:
 
 def _baseline(config: Config) -> list[str]:
     """The greedy responses that ReMax samples besides."""
-    if config.ppo.advantage != "remax":
+    if config.ppo.estimator != "remax":
         return []
     return ["  samples one more response for each prompt, the greedy one, whose score is the baseline,"]
 
@@ -57,11 +56,11 @@ def _critic_passes(config: Config) -> list[str]:
 
 def _left_out(config: Config) -> list[str]:
     """The treatment of prompts with equal scores for all responses."""
-    groups = config.ppo.constant_groups
+    groups = config.ppo.constant_groups.name
     if groups == "keep":
         return []
     lines = ["  leaves out the prompts whose responses all score the same,"]
-    if word(groups) == "resample":
+    if groups == "resample":
         rounds = _count(config.ppo.max_resamples, "additional round")
         lines.append(f"  samples others in their place, in at most {rounds},")
     return lines
@@ -72,7 +71,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
     updates = loop.num_updates
     prompts = updates * config.rollout.num_prompts
     # The number of responses that replace groups without spread is not known beforehand.
-    resamples = word(loop.constant_groups) == "resample"
+    resamples = loop.constant_groups.name == "resample"
     lines = [
         f"The run makes {_count(updates, 'update')}: {_count(updates * config.responses_per_update, 'response')}"
         f"{' to train on' if resamples else ''}, "
@@ -88,7 +87,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
         lines.append(_critic_cost(config))
     lines += _reach(config)
     if loop.resolved_critic == "none":
-        lines.append(f"No critic is loaded or trained: ppo.advantage={loop.advantage} needs none.")
+        lines.append(f"No critic is loaded or trained: ppo.advantage={loop.estimator} needs none.")
     for field, points in config.schedules.items():
         changes = ", ".join(f"{value:g} at update {update}" for update, value in sorted(points.items()))
         lines.append(f"{field} is scheduled: {changes}{', linear in between' if len(points) > 1 else ''}.")
@@ -105,7 +104,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
 def _reach(config: Config) -> list[str]:
     """How little of a score GAE passes on to the first token, if the critic does not."""
     advantages, length = config.ppo, config.rollout.max_new_tokens
-    if advantages.advantage != "gae" or not isinstance(advantages.gae_lambda, float):
+    if advantages.estimator != "gae" or not isinstance(advantages.gae_lambda, float):
         return []
     share = (advantages.gamma * advantages.gae_lambda) ** (length - 1)
     if share >= SMALL_SHARE:

@@ -1,21 +1,20 @@
 """`optimization`: the optimizer, which every trained stage has."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from annotated_types import Gt, Lt
+from annotated_types import Gt, Len, Lt
 from pydantic import ValidationError
 
+from kedge.config.schema.choice import Choice
 from kedge.config.schema.field import field
-from kedge.config.schema.section import ONE, Section, check, parameter, word
+from kedge.config.schema.section import Section, check
 
 TRAINED = ("sft", "reward_model", "critic", "ppo")
 """The sections of the stages that train."""
 
 
 Decay = Literal["linear", "cosine", "constant"]
-
-
-Schedule = Decay | Annotated[dict[Decay, Annotated[float, Gt(0), Lt(1)]], ONE]
+Schedule = Choice[Decay, Decay, Annotated[float, Gt(0), Lt(1)]]
 
 
 class TrainedSection(Section):
@@ -27,12 +26,12 @@ class TrainedSection(Section):
     @property
     def decay(self) -> Decay:
         """The learning rate's way to 0 after its rise."""
-        return cast("Decay", word(self.schedule))
+        return self.schedule.name
 
     @property
     def warmup_fraction(self) -> float:
         """Share of all steps in which the learning rate rises."""
-        return parameter(self.schedule, 0.0)
+        return self.schedule.parameter or 0.0
 
 
 def schedule_field(default: Decay, *, source: str, over: str = "the run", further: str = "") -> Any:
@@ -75,7 +74,7 @@ class OptimizationConfig(Section):
         too_high="the weights shrink toward 0, away from the pretrained model",
         too_low="no harm: 0 is the usual choice for fine-tuning",
     )
-    adam_eps: Annotated[float, Gt(0)] | Annotated[dict[Literal["tf1"], Annotated[float, Gt(0)]], ONE] = field(
+    adam_eps: Annotated[float, Gt(0)] | Annotated[dict[Literal["tf1"], Annotated[float, Gt(0)]], Len(1, 1)] = field(
         1e-5,
         meaning="Adam's ε, added to the denominator of the step; not used by adafactor. adamw adds it after the bias "
         "correction; {tf1: 1e-5}: before it, as in OpenAI's code, a factor of 31.6 at step 1.",
@@ -98,9 +97,10 @@ class OptimizationConfig(Section):
     @property
     def arguments(self) -> dict[str, Any]:
         """The fields, with Adam's ε and its place apart."""
-        form = "tf1" if isinstance(self.adam_eps, dict) else "torch"
         values = self.model_dump(exclude={"stages"})
-        return {**values, "adam_eps": parameter(self.adam_eps, self.adam_eps), "adam_eps_mode": form}
+        if isinstance(self.adam_eps, dict):
+            return {**values, "adam_eps": self.adam_eps["tf1"], "adam_eps_mode": "tf1"}
+        return {**values, "adam_eps_mode": "torch"}
 
     @check
     def _check_stages(self) -> None:
@@ -122,6 +122,6 @@ class OptimizationConfig(Section):
     def _check_form(self) -> None:
         if self.optimizer != "adamw" and isinstance(self.adam_eps, dict):
             raise ValueError(
-                f"optimization.adam_eps={{tf1: {parameter(self.adam_eps, 0.0):g}}} is TensorFlow's Adam, and "
+                f"optimization.adam_eps={{tf1: {self.adam_eps['tf1']:g}}} is TensorFlow's Adam, and "
                 f"optimization.optimizer={self.optimizer} has no such form; use optimizer=adamw, or a number"
             )

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal, cast
 from annotated_types import Ge, Gt, Le
 from pydantic import StringConstraints, model_validator
 
+from kedge.config.schema.choice import Choice
 from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import Schedule, TrainedSection, schedule_field
-from kedge.config.schema.section import ONE, check, parameter, word
+from kedge.config.schema.section import check
 
 NEED_VALUES = ("gae", "monte_carlo", "td", "n_step")
 """The estimators that use a critic."""
@@ -21,6 +22,7 @@ UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo")
 
 Reaction = Literal["stop", "skip", "rollback"]
 Place = Literal["reward", "score", "loss"]
+RatioOf = Literal["token", "sequence"]
 OwnFunction = Annotated[str, StringConstraints(pattern=r":[A-Za-z_][\w.]*$")]
 """The name of a user's function, `file.py:name` or `module:name`."""
 
@@ -141,11 +143,7 @@ class PpoConfig(TrainedSection):
         too_high="a few tokens that the sampler found unlikely dominate the gradient",
         too_low="the correction is cut off, and the gradient shrinks",
     )
-    importance_mask: (
-        Literal["token", "sequence"]
-        | Annotated[dict[Literal["token", "sequence"], tuple[Annotated[float, Gt(0)], Annotated[float, Gt(0)]]], ONE]
-        | None
-    ) = field(
+    importance_mask: Choice[RatioOf, RatioOf, tuple[Annotated[float, Gt(0)], Annotated[float, Gt(0)]]] | None = field(
         None,
         meaning="Tokens that get no policy loss because π_trainer/π_sampler is outside a band: of single tokens, 0.5 "
         "to 2, or of whole responses, whose geometric mean is to be 0.99 to 1.01; {token: [0.5, 5]} names another "
@@ -234,7 +232,7 @@ class PpoConfig(TrainedSection):
         source="null: Ziegler, S4, InstructGPT, N+. A teacher: MiniLLM, GKD, On-Policy Distillation",
         text="a folder, a hub id or a run",
     )
-    kl_in: Literal["reward", "score", "loss"] | Annotated[dict[Place, Literal["k1", "k2", "k3"]], ONE] = field(
+    kl_in: Choice[Place, Place, Literal["k1", "k2", "k3"]] = field(
         "reward",
         meaning="Place of the KL: each token's in its own reward, a response's sum in its score, or each token's in "
         "the loss. It is estimated by k1 in the reward and in the score, and by k2 in the loss; {loss: k3} "
@@ -243,9 +241,7 @@ class PpoConfig(TrainedSection):
         source="Ziegler, S4, InstructGPT, N+: k1 in the reward; S1 for score; S3 and GRPO put it in the loss, where k2 "
         "has the right gradient, and k1's is 0 on average",
     )
-    kl_controller: (
-        Literal["fixed", "ziegler", "schulman"] | Annotated[dict[Literal["ziegler"], Annotated[int, Gt(0)]], ONE]
-    ) = field(
+    kl_controller: Choice[Literal["fixed", "ziegler", "schulman"], Literal["ziegler"], Annotated[int, Gt(0)]] = field(
         "fixed",
         meaning="β is fixed, or adapted by Ziegler's proportional controller or by the PPO paper's halving and "
         "doubling. Ziegler's has a horizon, the responses over which β may change by a factor of about 1.2: "
@@ -303,9 +299,7 @@ class PpoConfig(TrainedSection):
         too_high="a shared trunk serves value prediction rather than the policy",
         too_low="the value function learns slowly, and the advantages are poor",
     )
-    value_loss: (
-        Literal["half_mse", "mse", "hl_gauss"] | Annotated[dict[Literal["hl_gauss"], tuple[float, float, int]], ONE]
-    ) = field(
+    value_loss: Choice[Literal["half_mse", "mse", "hl_gauss"], Literal["hl_gauss"], tuple[float, float, int]] = field(
         "half_mse",
         meaning="The critic's loss: half the squared error, the squared error, or the cross-entropy of a histogram of "
         "the return (HL-Gauss), which has no unit and no clip. {hl_gauss: [-10, 10, 101]}, which is hl_gauss "
@@ -398,22 +392,25 @@ class PpoConfig(TrainedSection):
 
     # Advantages.
     advantage: (
-        Literal[
-            "gae",
-            "monte_carlo",
-            "td",
-            "n_step",
-            "to_go",
-            "total",
-            "rloo",
-            "grpo",
-            "dr_grpo",
-            "reinforce++",
-            "reinforce++_baseline",
-            "remax",
-            "opo",
+        Choice[
+            Literal[
+                "gae",
+                "monte_carlo",
+                "td",
+                "n_step",
+                "to_go",
+                "total",
+                "rloo",
+                "grpo",
+                "dr_grpo",
+                "reinforce++",
+                "reinforce++_baseline",
+                "remax",
+                "opo",
+            ],
+            Literal["n_step"],
+            Annotated[int, Ge(1)],
         ]
-        | Annotated[dict[Literal["n_step"], Annotated[int, Ge(1)]], ONE]
         | OwnFunction
     ) = field(
         "gae",
@@ -438,8 +435,7 @@ class PpoConfig(TrainedSection):
     )
     gae_lambda: (
         Annotated[float, Ge(0), Le(1)]
-        | Literal["length_adaptive"]
-        | Annotated[dict[Literal["length_adaptive"], Annotated[float, Gt(0)]], ONE]
+        | Choice[Literal["length_adaptive"], Literal["length_adaptive"], Annotated[float, Gt(0)]]
     ) = field(
         1.0,
         meaning="λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone; {length_adaptive: α}: "
@@ -480,9 +476,7 @@ class PpoConfig(TrainedSection):
     )
 
     # The responses to the same prompt.
-    constant_groups: (
-        Literal["keep", "drop", "resample"] | Annotated[dict[Literal["resample"], Annotated[int, Ge(1)]], ONE]
-    ) = field(
+    constant_groups: Choice[Literal["keep", "drop", "resample"], Literal["resample"], Annotated[int, Ge(1)]] = field(
         "keep",
         meaning="For prompts with equal scores for all responses (token scores are summed): keep them, drop them "
         "before training, or drop and resample: sample other prompts until rollout.num_prompts groups have "
@@ -500,7 +494,7 @@ class PpoConfig(TrainedSection):
         "update; or rollback, which also restores the weights of the newest checkpoint.",
         source="kedge: a fault should be seen",
     )
-    on_spike: Reaction | Annotated[dict[Reaction, Annotated[float, Gt(0)]], ONE] | None = field(
+    on_spike: Choice[Reaction, Reaction, Annotated[float, Gt(0)]] | None = field(
         None,
         meaning="The same for a spike of the gradient norm or the loss: {skip: 6} is 6 standard deviations above the "
         "run's recent median, and skip alone is 8; null for none. The gradient norm is compared on a log scale, the "
@@ -582,37 +576,37 @@ class PpoConfig(TrainedSection):
     )
 
     @property
-    def importance_band(self) -> tuple[Literal["token", "sequence"], float, float] | None:
+    def importance_band(self) -> tuple[RatioOf, float, float] | None:
         """Kind of ratio of `importance_mask` and the ends of its band; None for no mask."""
         if self.importance_mask is None:
             return None
-        of = cast('Literal["token", "sequence"]', word(self.importance_mask))
-        return of, *parameter(self.importance_mask, {"token": (0.5, 2.0), "sequence": (0.99, 1.01)}[of])
+        of = self.importance_mask.name
+        return of, *(self.importance_mask.parameter or {"token": (0.5, 2.0), "sequence": (0.99, 1.01)}[of])
 
     @property
     def max_resamples(self) -> int:
         """Additional rounds of sampling with `constant_groups=resample`."""
-        return parameter(self.constant_groups, 9)
+        return self.constant_groups.parameter or 9
 
     @property
     def kl_estimator(self) -> Literal["k1", "k2", "k3"]:
         """The estimator of the KL: without one in `kl_in`, unbiased in the reward, the right gradient in the loss."""
-        return parameter(self.kl_in, "k2" if self.kl_in == "loss" else "k1")
+        return self.kl_in.parameter or ("k2" if self.kl_in.name == "loss" else "k1")
 
     @property
     def value_bins(self) -> tuple[float, float, int] | None:
         """Lower end, upper end, and number of bins of `value_loss=hl_gauss`; None for another loss."""
-        return parameter(self.value_loss, (-10.0, 10.0, 101)) if word(self.value_loss) == "hl_gauss" else None
+        return (self.value_loss.parameter or (-10.0, 10.0, 101)) if self.value_loss.name == "hl_gauss" else None
 
     @property
-    def advantage_steps(self) -> int:
-        """N of `advantage=n_step`."""
-        return parameter(self.advantage, 5)
+    def estimator(self) -> str:
+        """The estimator of the advantages, or the name of the user's function."""
+        return str(self.advantage)
 
     @property
     def spike_sigma(self) -> float | None:
         """Standard deviations above the recent median that count as a spike; None without `on_spike`."""
-        return None if self.on_spike is None else parameter(self.on_spike, 8.0)
+        return None if self.on_spike is None else self.on_spike.parameter or 8.0
 
     @property
     def needs_reference(self) -> bool:
@@ -622,7 +616,7 @@ class PpoConfig(TrainedSection):
     @property
     def charges_kl(self) -> bool:
         """True if the rewards contain the KL to the reference."""
-        return self.kl_coef > 0 and word(self.kl_in) != "loss"
+        return self.kl_coef > 0 and self.kl_in.name != "loss"
 
     @property
     def names_critic(self) -> bool:
@@ -632,23 +626,23 @@ class PpoConfig(TrainedSection):
     @property
     def value_weight(self) -> float:
         """The weight of the value loss, which has halved squares: value_coef, or twice that for value_loss=mse."""
-        return self.value_coef * (2.0 if self.value_loss == "mse" else 1.0)
+        return self.value_coef * (2.0 if self.value_loss.name == "mse" else 1.0)
 
     @property
     def needs_values(self) -> bool:
         """True if the estimator uses a critic."""
-        return word(self.advantage) in NEED_VALUES
+        return self.estimator in NEED_VALUES
 
     @property
     def needs_groups(self) -> bool:
         """True if the estimator compares the responses to a prompt."""
-        return self.advantage in NEED_GROUPS
+        return self.estimator in NEED_GROUPS
 
     @property
     def whitens_advantages(self) -> bool:
         """`whiten_advantages`, with `auto` resolved."""
         if self.whiten_advantages == "auto":
-            return self.advantage not in UNWHITENED
+            return self.estimator not in UNWHITENED
         return self.whiten_advantages
 
     @property
@@ -672,7 +666,7 @@ class PpoConfig(TrainedSection):
         """The kind of critic, `auto` resolved."""
         if self.critic != "auto":
             return self.critic
-        return "shared" if self.needs_values or ":" in str(word(self.advantage)) else "none"
+        return "shared" if self.needs_values or ":" in self.estimator else "none"
 
     @check
     def _check_clips(self) -> None:
@@ -700,11 +694,11 @@ class PpoConfig(TrainedSection):
 
     @check
     def _check_kl(self) -> None:
-        if self.kl_controller != "fixed" and self.kl_coef == 0:
+        if self.kl_controller.name != "fixed" and self.kl_coef == 0:
             raise ValueError(
-                f"ppo.kl_controller={word(self.kl_controller)} scales ppo.kl_coef, which is 0; start from e.g. 0.05"
+                f"ppo.kl_controller={self.kl_controller} scales ppo.kl_coef, which is 0; start from e.g. 0.05"
             )
-        if self.kl_in == {"loss": "k1"}:
+        if self.kl_in == Choice("loss", "k1"):
             raise ValueError("ppo.kl_in={loss: k1} has no gradient on average; use k2 or k3")
 
     @model_validator(mode="before")
@@ -714,7 +708,9 @@ class PpoConfig(TrainedSection):
         if not isinstance(values, Mapping):
             return values
         settings = cast("Mapping[str, Any]", values)
-        return {"value_clip_range": None, **settings} if word(settings.get("value_loss")) == "hl_gauss" else settings
+        value_loss = settings.get("value_loss")
+        is_histogram = "hl_gauss" in value_loss if isinstance(value_loss, dict) else value_loss == "hl_gauss"
+        return {"value_clip_range": None, **settings} if is_histogram else settings
 
     @check
     def _check_histogram(self) -> None:
@@ -736,11 +732,11 @@ class PpoConfig(TrainedSection):
 
     @check
     def _check_lambdas(self) -> None:
-        if word(self.gae_lambda) == "length_adaptive" and self.advantage != "gae":
-            raise ValueError(f"ppo.gae_lambda=length_adaptive needs ppo.advantage=gae; it is {self.advantage}")
+        if isinstance(self.gae_lambda, Choice) and self.estimator != "gae":
+            raise ValueError(f"ppo.gae_lambda=length_adaptive needs ppo.advantage=gae; it is {self.estimator}")
         if self.value_gae_lambda is not None and not self.needs_values:
             raise ValueError(
-                f"ppo.value_gae_lambda has no effect with ppo.advantage={self.advantage}, whose returns contain no "
+                f"ppo.value_gae_lambda has no effect with ppo.advantage={self.estimator}, whose returns contain no "
                 "values; remove it"
             )
 
@@ -748,10 +744,10 @@ class PpoConfig(TrainedSection):
     def _check_rewards(self) -> None:
         if self.whiten_rewards and self.needs_groups:
             raise ValueError(
-                f"ppo.whiten_rewards=true rescales the rewards that ppo.advantage={self.advantage} compares within "
+                f"ppo.whiten_rewards=true rescales the rewards that ppo.advantage={self.estimator} compares within "
                 "groups; use false"
             )
-        if self.advantage == "remax" and (self.whiten_rewards or self.gamma < 1):
+        if self.estimator == "remax" and (self.whiten_rewards or self.gamma < 1):
             setting = "whiten_rewards=true" if self.whiten_rewards else f"gamma={self.gamma:g}"
             raise ValueError(
                 f"ppo.{setting} scales the rewards, but not the greedy response's score, which ppo.advantage=remax "
@@ -761,7 +757,7 @@ class PpoConfig(TrainedSection):
     @check
     def _check_critic(self) -> None:
         critic = self.resolved_critic
-        advantage, warmup = self.advantage, self.value_warmup_updates
+        advantage, warmup = self.estimator, self.value_warmup_updates
         if critic == "none" and self.needs_values:
             raise ValueError(
                 f"ppo.advantage={advantage} needs a critic's values, but ppo.critic=none; use ppo.critic=shared, or an "
@@ -809,7 +805,7 @@ class PpoConfig(TrainedSection):
 
     @check
     def _check_kl_in_groups(self) -> None:
-        if self.advantage == "grpo" and self.charges_kl:
+        if self.estimator == "grpo" and self.charges_kl:
             raise ValueError(
                 "ppo.advantage=grpo divides by the standard deviation of a group's rewards, so where all scores are "
                 "equal, a KL in the reward weighs as much as the score elsewhere, at any ppo.kl_coef; use "
@@ -829,7 +825,7 @@ class PpoConfig(TrainedSection):
         if self.critic_check is not None and self.resolved_critic == "none":
             raise ValueError(
                 f"ppo.critic_check={self.critic_check} checks a critic, and this run has none "
-                f"(ppo.advantage={self.advantage}); remove it, or train a critic with ppo.critic=shared"
+                f"(ppo.advantage={self.estimator}); remove it, or train a critic with ppo.critic=shared"
             )
 
     @check

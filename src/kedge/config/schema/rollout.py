@@ -1,11 +1,12 @@
 """`rollout` and `environment`: how responses are sampled, how those without a stop token score, and episodes."""
 
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
+from annotated_types import Len
 from pydantic import Field, field_validator
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import ONE, Section, StringList, check, parameter
+from kedge.config.schema.section import Section, StringList, check
 
 
 class VllmConfig(Section):
@@ -152,7 +153,10 @@ class RolloutConfig(Section):
         source="N+; Ziegler stopped at a newline",
     )
     missing_eos_score: (
-        float | Literal["auto", "mask"] | Annotated[dict[Literal["subtract"], float | Literal["auto"]], ONE] | None
+        float
+        | Literal["auto", "mask"]
+        | Annotated[dict[Literal["subtract"], float | Literal["auto"]], Len(1, 1)]
+        | None
     ) = field(
         "auto",
         meaning="Score of a response that has no stop token; null: its own; {subtract: 1}: subtracted from its score; "
@@ -225,8 +229,9 @@ class RolloutConfig(Section):
         Args:
             reward_model: A reward that is learned from is a reward model; if False, `auto` is None.
         """
-        score = cast('float | Literal["auto"] | None', parameter(self.missing_eos_score, self.missing_eos_score))
-        return None if self.masks_truncated or (score == "auto" and not reward_model) else score
+        score = self.missing_eos_score
+        score = score["subtract"] if isinstance(score, dict) else score
+        return None if score == "mask" or (score == "auto" and not reward_model) else score
 
 
 def check_responses(section: str, num_prompts: int, num_responses: int) -> None:

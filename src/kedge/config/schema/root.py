@@ -18,7 +18,7 @@ from kedge.config.schema.rewards import RewardFunctionsConfig, RewardTermConfig
 from kedge.config.schema.rlhf import RlhfConfig
 from kedge.config.schema.rollout import EnvironmentConfig, RolloutConfig
 from kedge.config.schema.runtime import RuntimeConfig
-from kedge.config.schema.section import Section, as_list, check, word
+from kedge.config.schema.section import Section, as_list, check
 from kedge.config.schema.supervised import CriticConfig, RewardModelConfig, SftConfig
 from kedge.system.stage import imported, registered_stages
 
@@ -145,7 +145,7 @@ class Config(Section):
     @property
     def choice_by_scores(self) -> tuple[str, str] | None:
         """The setting by which the scores of a prompt's responses choose what is trained on, and one that does not."""
-        constant = word(self.ppo.constant_groups)
+        constant = self.ppo.constant_groups.name
         if constant != "keep":
             return f"ppo.constant_groups={constant}", "ppo.constant_groups=keep"
         return self.data.choice_by_scores
@@ -166,7 +166,7 @@ class Config(Section):
         if not (staleness := self.rollout.max_staleness):
             return
         given, ppo = f"rollout.max_staleness={staleness}", self.ppo
-        if word(ppo.constant_groups) == "resample":
+        if ppo.constant_groups.name == "resample":
             raise ValueError(
                 f"{given} draws an update's prompts before earlier ones are scored, and ppo.constant_groups=resample "
                 "draws as many as the scores call for; use ppo.constant_groups=drop or keep, or rollout.max_staleness=0"
@@ -176,12 +176,12 @@ class Config(Section):
                 f"{given} draws an update's prompts before earlier ones are scored, and {chosen[0]} chooses prompts by "
                 f"their scores; use {chosen[1]} or rollout.max_staleness=0"
             )
-        if ppo.constant_groups == "drop" and ppo.value_warmup_until is not None:
+        if ppo.constant_groups.name == "drop" and ppo.value_warmup_until is not None:
             raise ValueError(
                 f"{given} chooses an update's groups before ppo.value_warmup_until has decided whether it trains the "
                 "policy; remove that, or use ppo.constant_groups=keep or rollout.max_staleness=0"
             )
-        for name, reaction in (("on_nonfinite", ppo.on_nonfinite), ("on_spike", word(ppo.on_spike))):
+        for name, reaction in (("on_nonfinite", ppo.on_nonfinite), ("on_spike", ppo.on_spike and ppo.on_spike.name)):
             if reaction == "rollback":
                 raise ValueError(
                     f"ppo.{name}=rollback restores older weights, and with {given} the next responses would still be "
@@ -247,7 +247,7 @@ class Config(Section):
             )
         if self.ppo.needs_groups and responses < 2:
             raise ValueError(
-                f"ppo.advantage={self.ppo.advantage} compares the responses to a prompt and needs "
+                f"ppo.advantage={self.ppo.estimator} compares the responses to a prompt and needs "
                 f"rollout.num_responses of at least 2; it is {responses}"
             )
 

@@ -1,9 +1,8 @@
 """The base of every configuration section."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, cast, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from annotated_types import Len
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -20,11 +19,7 @@ MAX_DEPTH = 50
 """Levels of lists and mappings in a value."""
 
 
-T = TypeVar("T")
 S = TypeVar("S", bound="Section")
-
-ONE = Len(1, 1)
-"""Of a mapping `{word: parameter}`, which a setting takes instead of the word alone."""
 
 
 class Section(BaseModel):
@@ -71,16 +66,6 @@ def _exceeds_a_word(value: Any) -> bool:
     """True if a value, or an entry of a list, is a whole number of more than 64 bits."""
     entries: list[object] = [*value] if isinstance(value, list) else [value]
     return any(isinstance(entry, int) and abs(entry) >= 2**63 for entry in entries)
-
-
-def word(value: object) -> object:
-    """The word of a setting that is a word or `{word: parameter}`; None of an empty mapping, not yet refused."""
-    return next(iter(cast("dict[object, object]", value)), None) if isinstance(value, dict) else value
-
-
-def parameter(value: object, default: T) -> T:
-    """The parameter of such a setting, or a default."""
-    return next(iter(cast("dict[object, T]", value).values())) if isinstance(value, dict) else default
 
 
 def as_list(value: Any) -> Any:

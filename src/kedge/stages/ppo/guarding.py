@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import cast
 
 from torch import nn
 
 from kedge.algorithm.experience import Rollout
-from kedge.config import Config, word
+from kedge.config import Config
 from kedge.logs.incidents import add_incident, describe_row
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
@@ -18,7 +17,6 @@ from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.guard import (
     MAX_K3,
     MAX_RATIO,
-    Action,
     Guard,
     GuardOptions,
     Incident,
@@ -40,10 +38,11 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
     }
     loaded = {name: module for name, module in modules.items() if module is not None}
     sigma = options.spike_sigma
+    on_spike = "skip" if options.on_spike is None else options.on_spike.name
     guard = Guard(
         GuardOptions(
             on_nonfinite=options.on_nonfinite,
-            on_spike=cast("Action", word(options.on_spike) or "skip"),
+            on_spike=on_spike,
             max_skips=options.max_skips,
             max_ratio=MAX_RATIO[run.precision],
             max_k3=MAX_K3[run.precision],
@@ -57,7 +56,7 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
         before_step=loop.begin_changes,
     )
     loop.register("guard", guard)
-    loop.saves_start = "rollback" in (options.on_nonfinite, word(options.on_spike))
+    loop.saves_start = "rollback" in (options.on_nonfinite, on_spike)
     return guard
 
 

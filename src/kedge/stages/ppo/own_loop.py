@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from kedge.algorithm.experience import Rollout
-from kedge.config import Config, with_values, word
+from kedge.config import Config, with_values
 from kedge.data import Prompt
 from kedge.data.fields import is_conversation
 from kedge.errors import ConfigError, DataError, KedgeError, RewardError
@@ -574,7 +574,7 @@ class PpoTrainer:
             raise ConfigError(f"update {batch._trained[0]} has trained on this batch; sample another one")
         if scores is not None and self._trainer.run_settings.needs_baseline:
             raise ConfigError(
-                f"ppo.advantage={self.config.ppo.advantage} compares with the score of a greedy response, which "
+                f"ppo.advantage={self.config.ppo.estimator} compares with the score of a greedy response, which "
                 "reward= has to give: call update(batch) without scores"
             )
         if scores is not None and self.config.ppo.on_nonfinite == "stop":  # the guard would note a stop of the run
@@ -682,12 +682,12 @@ def _check(config: Config, *, has_prompts: bool, has_reward: bool) -> None:
             "rollout.max_staleness samples the next prompts ahead, which only the loop knows; use 0, or train on "
             "batches of earlier updates"
         )
-    if word(ppo.constant_groups) == "resample":
+    if ppo.constant_groups.name == "resample":
         raise ConfigError("ppo.constant_groups=resample draws further prompts; use drop, or sample more in the loop")
     if ppo.holds_out and not (has_prompts and has_reward):
         name = "eval_every" if ppo.eval_every is not None else "critic_check"
         raise ConfigError(f"ppo.{name} samples and scores held-out prompts: give the trainer prompts= and reward=")
-    if ppo.advantage == "remax" and not has_reward:
+    if ppo.estimator == "remax" and not has_reward:
         raise ConfigError("ppo.advantage=remax scores a greedy response to each prompt: give the trainer reward=")
     if chosen := config.data.choice_by_scores:
         raise ConfigError(f"{chosen[0]} chooses among prompts that the run draws; choose them in the loop")

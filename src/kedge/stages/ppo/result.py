@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.config import Config, word
+from kedge.config import Config
 from kedge.config.schedules import config_at
 from kedge.logs.json_lines import METRICS_FILE, read_metrics
 from kedge.models import save_policy
@@ -112,7 +112,7 @@ def _facts(config: Config, roles: Roles, num_updates: int) -> dict[str, object]:
 def _num_responses(config: Config, num_updates: int) -> object:
     """The number of responses sampled in the given updates."""
     least = num_updates * config.responses_per_update
-    return f"at least {least}" if word(config.ppo.constant_groups) == "resample" else least
+    return f"at least {least}" if config.ppo.constant_groups.name == "resample" else least
 
 
 def _held_out(metrics: Sequence[Mapping[str, Any]]) -> dict[str, object]:

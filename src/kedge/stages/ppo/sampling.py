@@ -188,7 +188,7 @@ class Sampling:
             UnscoredError: No response has a score.
         """
         wanted = size = trainer.settings.rollout.num_prompts
-        mode = trainer.settings.constant_groups if trainer.trains_policy else "keep"
+        mode = trainer.settings.ppo.constant_groups.name if trainer.trains_policy else "keep"
         prompts: list[Prompt] = []
         rollouts: list[Rollout] = []
         parts: list[ScoredRollout] = []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, cast
 
 from kedge.algorithm.advantages import (
     Advantage,
@@ -26,16 +25,18 @@ from kedge.algorithm.group_advantages import (
 )
 from kedge.algorithm.own import OwnAdvantage
 from kedge.algorithm.policy_losses import Surrogate, clip_ranges, named_surrogate
-from kedge.config import Config, PpoConfig, RolloutConfig, config_at, parameter, scheduled_values, word
+from kedge.config import Choice, Config, PpoConfig, RolloutConfig, config_at, scheduled_values
 from kedge.errors import ConfigError
 from kedge.rollout import Estimation
 from kedge.system.importing import find_named
 from kedge.training.controllers import Coefficients, Controllers, ValueWarmup
 from kedge.training.objective import Objective
-from kedge.training.optimizer import Schedule, learning_rate_at
+from kedge.training.optimizer import learning_rate_at
 
 IMPORTANCE_CAP = 2.0
 """`ppo.importance_cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
+N_STEPS = 5
+"""Tokens of reward before the value in `ppo.advantage=n_step`, as in A3C."""
 LENGTH_ADAPTIVE_ALPHA = 0.05
 """VAPO's α, the share of a response over which GAE looks ahead."""
 SURROGATE_KL_TARGET = 0.01
@@ -98,16 +99,13 @@ class PpoSettings:
         scheduled: The scheduled fields with their values in this update.
         exact: The engine's log probabilities equal the trainer's.
         own: The user's own parts of the algorithm.
-        estimation: Settings that turn scores into advantages, without the current coefficients.
-        loss: The total loss, without the current coefficients and the unit of the returns.
+        estimation: Settings that turn scores into advantages.
+        loss: The total loss, given the current coefficients and the unit of the returns.
         surrogate: The policy loss, given the coefficient of its KL penalty.
         clip: The limits (ε, ε_high) of single tokens' ratios; None if no token has such limits.
-        kl_in: Where the KL to the reference is charged.
-        constant_groups: Treatment of groups of responses that all score the same.
         masks_truncated: No step is taken on responses without a stop token.
         max_grad_norm: Largest gradient norm; None or 0 for no clipping.
-        decay: Shape of the learning rate after its rise.
-        warmup_fraction: Share of the updates during which it rises.
+        warmup_fraction: Share of the updates during which the learning rate rises.
         learns_in_returns_std: The unit of the value loss is the standard deviation of the returns.
         num_steps: Optimizer steps of a complete update.
         measures_distance: A controller needs the distance that each update moves the policy.
@@ -122,14 +120,11 @@ class PpoSettings:
     exact: bool
     own: OwnFunctions
     estimation: Estimation
-    loss: Objective
+    loss: partial[Objective]
     surrogate: partial[Surrogate]
     clip: tuple[float, float] | None
-    kl_in: Literal["reward", "score", "loss"]
-    constant_groups: str
     masks_truncated: bool
     max_grad_norm: float | None
-    decay: Schedule
     warmup_fraction: float
     learns_in_returns_std: bool
     num_steps: int
@@ -168,14 +163,11 @@ class PpoSettings:
             exact=exact,
             own=own,
             estimation=estimation,
-            loss=_loss_of(config, surrogate(kl_coef=ppo.surrogate_kl_coef)),
+            loss=_loss_of(config),
             surrogate=surrogate,
             clip=clip if is_clipped else None,
-            kl_in=cast('Literal["reward", "score", "loss"]', word(ppo.kl_in)),
-            constant_groups=str(word(ppo.constant_groups)),
             masks_truncated=config.rollout.masks_truncated,
             max_grad_norm=config.optimization.of("ppo").max_grad_norm,
-            decay=ppo.decay,
             warmup_fraction=ppo.warmup_fraction,
             learns_in_returns_std=learns_in_returns_std(config),
             num_steps=ppo.num_epochs * ppo.num_minibatches * ppo.num_critic_epochs,
@@ -196,9 +188,9 @@ class PpoSettings:
             return self
         return PpoSettings.of(self.config, exact=False, scheduled=self.scheduled, own=self.own)
 
-    def estimation_with(self, coefficients: Coefficients) -> Estimation:
-        """Settings that turn scores into advantages with the current β; 0 if the KL is in the loss."""
-        return replace(self.estimation, kl_coef=0.0 if self.kl_in == "loss" else coefficients.kl_coef)
+    def reward_kl_coef(self, coefficients: Coefficients) -> float:
+        """β of the KL in the reward; 0 if the KL is in the loss."""
+        return 0.0 if self.ppo.kl_in.name == "loss" else coefficients.kl_coef
 
     def objective(self, experience: Experience, coefficients: Coefficients, *, train_policy: bool = True) -> Objective:
         """The total loss of an update.
@@ -208,12 +200,11 @@ class PpoSettings:
             coefficients: The update's coefficients.
             train_policy: False while the critic warms up.
         """
-        return replace(
-            self.loss,
+        return self.loss(
             surrogate=self.surrogate(kl_coef=coefficients.surrogate_kl_coef),
             value_unit=_returns_unit(experience) if self.learns_in_returns_std else 1.0,
             entropy_coef=coefficients.entropy_coef,
-            kl_coef=coefficients.kl_coef if self.kl_in == "loss" else 0.0,
+            kl_coef=coefficients.kl_coef if self.ppo.kl_in.name == "loss" else 0.0,
             train_policy=train_policy,
         )
 
@@ -237,7 +228,7 @@ class PpoSettings:
                 update - 1 - (warmup_updates if train_policy else 0),
                 num_policy_updates,
                 learning_rate=peak,
-                schedule=self.decay if train_policy else "constant",
+                schedule=ppo.schedule.name if train_policy else "constant",
                 warmup_steps=round(self.warmup_fraction * num_policy_updates),
             )
             for name, peak in peaks.items()
@@ -247,13 +238,15 @@ class PpoSettings:
 def advantage_of(config: Config) -> Advantage:
     """The estimator selected by `ppo.advantage`."""
     use = config.ppo
-    adaptive = LengthAdaptiveLambda(parameter(use.gae_lambda, LENGTH_ADAPTIVE_ALPHA))
-    gae_lambda = use.gae_lambda if isinstance(use.gae_lambda, float) else adaptive
+    gae_lambda = use.gae_lambda
+    if isinstance(gae_lambda, Choice):
+        gae_lambda = LengthAdaptiveLambda(gae_lambda.parameter or LENGTH_ADAPTIVE_ALPHA)
+    num_steps = N_STEPS if isinstance(use.advantage, str) else use.advantage.parameter or N_STEPS
     estimates: dict[str, Advantage] = {
         "gae": GeneralizedAdvantage(use.gamma, gae_lambda, use.value_gae_lambda),
         "monte_carlo": GeneralizedAdvantage(use.gamma, 1.0, use.value_gae_lambda),
         "td": GeneralizedAdvantage(use.gamma, 0.0, use.value_gae_lambda),
-        "n_step": NStepAdvantage(use.gamma, use.advantage_steps, use.value_gae_lambda),
+        "n_step": NStepAdvantage(use.gamma, num_steps, use.value_gae_lambda),
         "to_go": RewardToGo(use.gamma),
         "total": TotalReward(use.gamma),
         "rloo": LeaveOneOutAdvantage(use.gamma),
@@ -264,7 +257,7 @@ def advantage_of(config: Config) -> Advantage:
         "remax": GreedyBaselineAdvantage(use.gamma),
         "opo": OptimalBaselineAdvantage(use.gamma),
     }
-    return estimates[str(word(use.advantage))]
+    return estimates[use.estimator]
 
 
 def coefficients_of(config: Config) -> Coefficients:
@@ -272,9 +265,9 @@ def coefficients_of(config: Config) -> Coefficients:
     ppo = config.ppo
     adaptive = ppo.policy_loss == "kl_penalty_adaptive"
     controllers = Controllers(
-        kl=cast('Literal["fixed", "ziegler", "schulman"]', word(ppo.kl_controller)),
+        kl=ppo.kl_controller.name,
         kl_target=ppo.kl_target,
-        horizon=parameter(ppo.kl_controller, None),
+        horizon=ppo.kl_controller.parameter,
         wait_fraction=ppo.kl_wait_fraction,
         num_policy_updates=ppo.num_policy_updates,
         responses_per_update=config.responses_per_update,
@@ -309,11 +302,10 @@ def value_bins_of(config: Config) -> Bins | None:
 def _estimation_of(config: Config, own: OwnFunctions, *, exact: bool) -> Estimation:
     ppo = config.ppo
     advantage = advantage_of(config) if own.advantage is None else OwnAdvantage(own.advantage, ppo.gamma)
-    name = ppo.advantage
     cap = ppo.importance_cap
     if cap == "auto":
         cap = None if exact or ppo.old_logprobs == "sampler" else IMPORTANCE_CAP
-    process = ProcessAdvantage(leave_one_out=name == "rloo", scale_by_std=name == "grpo")
+    process = ProcessAdvantage(leave_one_out=ppo.estimator == "rloo", scale_by_std=ppo.estimator == "grpo")
     return Estimation(
         advantage=advantage,
         process_advantage=process if advantage.needs == "group" else None,
@@ -322,19 +314,18 @@ def _estimation_of(config: Config, own: OwnFunctions, *, exact: bool) -> Estimat
         importance_cap=cap,
         importance_band=ppo.importance_band,
         gamma=ppo.gamma,
-        kl_coef=ppo.kl_coef,
         kl_estimator=ppo.kl_estimator,
-        kl_scope="sequence" if word(ppo.kl_in) == "score" else "token",
+        kl_scope="sequence" if ppo.kl_in.name == "score" else "token",
         score_at=ppo.score_at,
         whiten_rewards=ppo.whiten_rewards,
         whiten_advantages=ppo.whitens_advantages,
     )
 
 
-def _loss_of(config: Config, surrogate: Surrogate) -> Objective:
+def _loss_of(config: Config) -> partial[Objective]:
     ppo = config.ppo
-    return Objective(
-        surrogate=surrogate,
+    return partial(
+        Objective,
         ratio=ppo.ratio,
         value_clip_range=ppo.value_clip_range,
         value_coef=ppo.value_weight,

@@ -323,12 +323,19 @@ class Trainer:
         first_pass: PolicyOutputs | None = None,
         first_returns: Advantage | None = None,
     ) -> Experience:
-        estimation = self.settings.estimation_with(self.coefficients)
+        estimation = self.settings.estimation
         if advantage is not None:
             estimation = replace(estimation, advantage=advantage, process_advantage=None)
         if scored.baseline is None and self.settings.needs_baseline:
             scored = replace(scored, baseline=torch.zeros_like(scored.scores))
-        return collect_experience(scored, self.models, estimation, first_pass=first_pass, first_returns=first_returns)
+        return collect_experience(
+            scored,
+            self.models,
+            estimation,
+            kl_coef=self.settings.reward_kl_coef(self.coefficients),
+            first_pass=first_pass,
+            first_returns=first_returns,
+        )
 
     def _epochs(self, learner: LanguageLearner, experience: Experience) -> UpdateResult:
         settings = self.settings
