@@ -174,13 +174,16 @@ def test_help_is_short_of_types(
     assert "list[" not in shown
 
 
+CRITICS = ("auto", "shared", "detached", "separate", "frozen_attention", "none")
+
+
 @pytest.mark.parametrize(
     ("incomplete", "stage", "expected"),
     [
         ("num_up", "ppo", ["num_updates=", "num_updates=200"]),  # two, so that no shell adds a space behind `=`
         ("clip_range", "ppo", ["clip_range=", "clip_range_high="]),
         ("policy_loss=cl", "ppo", ["policy_loss=clipped"]),
-        ("ppo.critic=", None, [f"ppo.critic={kind}" for kind in ("auto", "shared", "separate", "none")]),
+        ("ppo.critic=", None, [f"ppo.critic={kind}" for kind in CRITICS]),
         ("runtime.strict=", None, ["runtime.strict=true", "runtime.strict=false"]),
         ("clip_range", "sft", []),
         ("num_pr", "rlhf", []),  # ambiguous

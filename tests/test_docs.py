@@ -292,7 +292,7 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     judge = RewardTerm(save_tiny_reward_model(tmp_path / "model"), weight=0.0, name="judging")
     small["micro_batch_tokens"] = "auto"
     small["schedules"] = {"ppo.clip_range": {1: 0.2}}
-    small |= {"positive_nll_coef": 0.1, "dual_clip": 3.0}
+    small |= {"positive_nll_coef": 0.1, "policy_loss": {"dual_clip": 3.0}}
     small |= {"missing_eos_score": {"subtract": 1.0}}  # with one score for all, no group would have spread
     small |= {"critic": "separate", "critic_learning_rate": 1e-3, "num_critic_epochs": 2}
     small |= {"num_updates": 2, "value_warmup_updates": 1}
@@ -310,7 +310,7 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     elsewhere |= {f"policy/sampler_{of}_p{percent}" for of in ("ratio", "response") for percent in ("01", "50", "99")}
     # With an advantage that compares the responses to a prompt.
     elsewhere |= {"group/single"}
-    # With data.rest.
+    # With data.draw={evenly: 3}.
     elsewhere |= {"prompt/resting"}
     # With ppo.importance_mask.
     elsewhere |= {"policy/sampler_masked"}

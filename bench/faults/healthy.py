@@ -34,7 +34,7 @@ HEALTHY: Final = (
     Case("small entropy bonus", settings={"ppo.entropy_coef": 0.001}),
     Case(
         "clip-higher, dual clip, sequence aggregation",
-        settings={"ppo.clip_range_high": 0.28, "ppo.dual_clip": 3.0, "ppo.aggregation": "sequence"},
+        settings={"ppo.clip_range_high": 0.28, "ppo.policy_loss": {"dual_clip": 3.0}, "ppo.aggregation": "sequence"},
     ),
     Case(
         "score after the last token, Monte Carlo",

@@ -36,7 +36,7 @@ def test_precedence_flags_overrides_file_preset_defaults(run_yaml: Path) -> None
     assert config.ppo.kl_coef == 0.1  # file
     assert config.rollout.temperature == 0.9  # file, dotted
     assert config.ppo.value_coef == 0.1  # preset
-    assert config.ppo.dual_clip is None  # default
+    assert config.ppo.clip_range_high is None  # default
     assert config.model == "m"  # a flag that was not given leaves it
 
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import kedge
 from kedge.cli import app
 from kedge.config import config_from_settings, load_config
-from kedge.errors import ConfigError, ModelError, OutputError
+from kedge.errors import ModelError, OutputError
 from kedge.models import (
     AdapterSettings,
     LanguageModel,
@@ -760,10 +760,13 @@ def test_the_base_is_one_of_the_files_that_a_run_depends_on(base: Path, tmp_path
     assert input_hashes(config)["model"] != before
 
 
-def test_an_adapter_that_nothing_asks_for_is_a_mistake_and_one_set_to_none_is_not() -> None:
-    with pytest.raises(ConfigError, match=r"adapter.rank has no effect without an adapter; set adapter.kind=lora"):
-        load_config(overrides=["adapter.rank=4"])
-    assert load_config(overrides=["adapter.rank=4", "adapter.kind=none"]).adapter.rank == 4
+def test_a_setting_of_the_adapter_alone_means_lora_and_may_be_idle_with_none() -> None:
+    assert load_config(overrides=["adapter.rank=4"]).adapter.kind == "lora"
+    assert load_config(overrides=["adapter.rank=16"]).adapter.kind == "none"  # the default, which a run has recorded
+    config = load_config(overrides=["adapter.rank=4", "adapter.kind=none"])
+    assert (config.adapter.rank, config.adapter.kind) == (4, "none")
+    assert load_config(overrides=["adapter.kind=dora", "adapter.rank=4"]).adapter.kind == "dora"
+    assert load_config().adapter.kind == "none"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -167,7 +167,7 @@ def oracle_of(config: Config, models: Mapping[str, Path], *, by_model: bool) -> 
     elif config.ppo.resolved_critic == "separate":
         critic = load(AutoModelForSequenceClassification, "model" if by_model else "policy", num_labels=1)
         new = None if by_model else critic.score
-        if config.ppo.freeze_critic == "attention":
+        if config.ppo.critic == "frozen_attention":
             for layer in critic.model.layers:
                 layer.self_attn.requires_grad_(False)
     for weight in () if new is None else new.parameters():

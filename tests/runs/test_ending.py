@@ -130,7 +130,7 @@ def test_after_a_critic_comes_ppo_with_its_settings_of_ppo_and_sampling() -> Non
     [
         (None, ["ppo.value_loss={hl_gauss: [-1,3,101]}"], "auto", {"value_loss": {"hl_gauss": (-1, 3, 101)}}),
         (None, ["ppo.critic=separate", "ppo.critic_learning_rate=1e-4"], "separate", {"critic_learning_rate": 1e-4}),
-        (None, ["ppo.critic=shared", "ppo.value_gradient=head"], "separate", {"value_gradient": "trunk"}),
+        (None, ["ppo.critic=detached"], "separate", {"critic": "separate"}),
         ("vapo", ["critic.kind=shared"], "shared", {"value_gae_lambda": 1.0}),
         ("rloo", ["ppo.critic=shared", "ppo.value_warmup_updates=2"], "separate", {"value_warmup_updates": 2}),
         (None, ["schedules={ppo.kl_coef: {1: 0.2}}"], "auto", {}),

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kedge.config.explain.describe import suggestion, written
-from kedge.config.schema.choice import Choice
+from kedge.config.schema.field import Choice
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 
@@ -15,7 +15,6 @@ SCHEDULABLE = (
     "optimization.max_grad_norm",
     "ppo.clip_range",
     "ppo.clip_range_high",
-    "ppo.dual_clip",
     "ppo.early_stop_kl",
     "ppo.entropy_coef",
     "ppo.gae_lambda",
@@ -25,7 +24,6 @@ SCHEDULABLE = (
     "ppo.learning_rate",
     "ppo.num_epochs",
     "ppo.positive_nll_coef",
-    "ppo.surrogate_kl_coef",
     "ppo.value_clip_range",
     "ppo.value_coef",
     "ppo.value_gae_lambda",
@@ -100,9 +98,6 @@ def _check_conflicts(config: Config) -> None:
         "optimization.max_grad_norm": "optimization.stages.ppo.max_grad_norm" if "max_grad_norm" in own else "",
         "ppo.kl_coef": f"ppo.kl_controller={ppo.kl_controller}" if ppo.kl_controller.name != "fixed" else "",
         "ppo.entropy_coef": f"ppo.entropy_target={ppo.entropy_target}" if ppo.entropy_target else "",
-        "ppo.surrogate_kl_coef": "ppo.policy_loss=kl_penalty_adaptive"
-        if ppo.policy_loss == "kl_penalty_adaptive"
-        else "",
         "ppo.gae_lambda": "ppo.gae_lambda=length_adaptive" if isinstance(ppo.gae_lambda, Choice) else "",
     }
     for field in schedules:

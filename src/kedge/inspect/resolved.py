@@ -21,10 +21,15 @@ def critic_of(run: RunRecord) -> str:
     """The kind of critic: `shared`, `separate` or `none`; empty if the run's configuration does not say."""
     critic = str(run.setting("ppo.critic") or "")
     if critic != "auto":
-        return critic
+        return {"detached": "shared", "frozen_attention": "separate"}.get(critic, critic)
     if "critic" in run.roles:
         return "separate"
     return "none" if run.setting("ppo.advantage") in CRITIC_FREE else "shared"
+
+
+def is_detached(run: RunRecord) -> bool:
+    """True if the value loss does not train the trunk that a value head reads."""
+    return run.setting("ppo.critic") == "detached" or run.setting("ppo.value_gradient") == "head"
 
 
 def compares_groups(run: RunRecord) -> bool:

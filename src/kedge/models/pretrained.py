@@ -449,7 +449,7 @@ def freeze_attention(critic: nn.Module) -> None:
     """
     layers = [each for each in critic.modules() if re.search(r"Attention\d*$", type(each).__name__)]
     if not layers:
-        raise ModelError("the critic has no attention layers to freeze; use ppo.freeze_critic=none")
+        raise ModelError("the critic has no attention layers to freeze; use ppo.critic=separate")
     for layer in layers:
         layer.requires_grad_(False)
 

@@ -252,10 +252,6 @@ def _rewards(config: Config) -> tuple[str, ...] | dict[str, float]:
     return sources if all(weight == 1 for weight in weights.values()) else weights
 
 
-OTHER_KIND = {"separate": "ppo.value_gradient", "shared": "ppo.critic_learning_rate"}
-"""For each kind of critic, the field that only the other kind has."""
-
-
 def _of_ppo(config: Config) -> dict[str, Any]:
     """The settings of PPO and of its sampling: the critic was fitted to returns that depend on some of them.
 
@@ -263,8 +259,10 @@ def _of_ppo(config: Config) -> dict[str, Any]:
     """
     kind = config.critic.kind
     kept = _changed(config, "ppo.", "rollout.", "reward_functions.", "schedules")
-    for name in ("ppo.critic", "ppo.critic_init", OTHER_KIND[kind]):
+    for name in ("ppo.critic", "ppo.critic_init", *(["ppo.critic_learning_rate"] if kind == "shared" else [])):
         kept.pop(name, None)
+    if config.ppo.critic != "auto" and config.ppo.resolved_critic == kind:
+        return {**kept, "ppo.critic": config.ppo.critic}
     is_open = config.ppo.critic == "auto" and "ppo.critic_learning_rate" not in kept
     return kept if is_open else {**kept, "ppo.critic": kind}
 

@@ -58,10 +58,10 @@ def _data(flag: Flag) -> Flag:
 SHARED = ("data", "runtime", "checkpoint")
 TRAINED = ("optimization", *SHARED)
 SCORED = (*SHARED, "reward_functions")
-FOR_PPO = ("data.prompts", "data.eval_prompts", "data.pretraining", "data.curriculum", "data.rest", "data.draw")
+FOR_PPO = ("data.prompts", "data.eval_prompts", "data.pretraining", "data.curriculum", "data.draw")
 FOR_TRAINING = (
     *("data.demonstrations", "data.comparisons", "data.eval_prompts", "data.pretraining", "data.mix"),
-    *("data.max_length", "data.curriculum", "data.rest", "data.draw", "data.train_on", "data.eval_fraction"),
+    *("data.max_length", "data.curriculum", "data.draw", "data.train_on", "data.eval_fraction"),
 )
 NEEDS_MODEL = {"model": "--model"}
 NEEDS_PROMPTS = {"data.prompts": "--prompts"}
@@ -109,8 +109,6 @@ def _check_sampling(config: Config) -> None:
 def _check_ppo(config: Config) -> None:
     _check_sampling(config)
     ppo = config.ppo
-    if ppo.max_kl is not None and not ppo.needs_reference:
-        raise ConfigError("ppo.max_kl needs the KL to the reference: set ppo.measure_kl=true")
     is_scored = config.reward or config.environment.source is not None
     if ppo.reference is not None and not is_scored and (chosen := config.choice_by_scores):
         _, remedy = chosen
@@ -203,7 +201,7 @@ def _check_trained_critic(config: Config) -> None:
         raise ConfigError(
             f"rlhf.train_critic=true trains a critic, and ppo.advantage={value.estimator} needs none; use false"
         )
-    if value.critic not in ("auto", kind):
+    if value.critic != "auto" and value.resolved_critic != kind:
         raise ConfigError(
             f"ppo.critic={value.critic} does not fit critic.kind={kind}, which rlhf.train_critic=true trains; "
             "leave ppo.critic out"
@@ -298,7 +296,7 @@ PPO = Stage(
         ("optimization", "data", "reward_functions", "checkpoint"),
         ("environment",),
     ),
-    unread=("data.demonstrations", "data.comparisons"),
+    unread=("data.demonstrations", "data.comparisons", "data.train_on"),
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS, "reward": "--reward, or --teacher to distill"},
     needs_with=dict.fromkeys(("environment.source", "ppo.reference"), ("model", "data.prompts")),
     flags=(

@@ -304,7 +304,8 @@ def with_critic(config: Config, critic: Path) -> Config:
     Raises:
         ConfigError: The other settings of PPO do not fit this kind of critic.
     """
-    return with_values(config, {"ppo.critic": config.critic.kind, "ppo.critic_init": str(critic)})
+    kind = config.critic.kind if config.ppo.critic == "auto" else config.ppo.critic
+    return with_values(config, {"ppo.critic": kind, "ppo.critic_init": str(critic)})
 
 
 def with_trained(model: Path, reward: Rewards) -> list[RewardSpec | RewardTerm]:

@@ -109,7 +109,6 @@ class Coefficients:
         """Take the values of scheduled coefficients, by dotted name; no controller adapts these."""
         self.kl_coef = scheduled.get("ppo.kl_coef", self.kl_coef)
         self.entropy_coef = scheduled.get("ppo.entropy_coef", self.entropy_coef)
-        self.surrogate_kl_coef = scheduled.get("ppo.surrogate_kl_coef", self.surrogate_kl_coef)
 
     def state_dict(self) -> dict[str, float]:
         """The coefficients and the update number."""

@@ -543,7 +543,7 @@ BY_SPREAD = {"ppo.advantage": "grpo", "ppo.kl_in": "reward", "ppo.kl_coef": 0.0}
         (
             "dead_critic",
             UNEXPLAINED,
-            {"ppo.value_gradient": "head", "ppo.value_warmup_updates": 3},
+            {"ppo.critic": "detached", "ppo.value_warmup_updates": 3},
             {"ppo.value_coef": 0.3, "ppo.value_head_rate": 30.0},
         ),
         (

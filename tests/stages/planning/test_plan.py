@@ -89,7 +89,7 @@ def test_lengths_of_an_update_are_like_those_of_the_data() -> None:
     [
         {"ppo.num_minibatches": 2, "runtime.micro_batch_tokens": 64},
         {"ppo.critic": "separate", "runtime.activation_checkpointing": True},
-        {"ppo.critic": "separate", "ppo.freeze_critic": "attention"},
+        {"ppo.critic": "frozen_attention"},
         {"adapter.kind": "lora", "adapter.base_dtype": "int8"},
         {"optimization.optimizer": "muon", "ppo.critic": "none", "ppo.advantage": "rloo", "rollout.num_responses": 2},
         {"ppo.value_loss": "hl_gauss", "runtime.frozen_dtype": "int8"},

@@ -160,7 +160,7 @@ def test_prompts_of_a_batch_that_failed_are_drawn_again(tmp_path, policy):
     ("settings", "said"),
     [
         ({"constant_groups": "resample", "num_responses": 2}, "ppo.constant_groups=resample"),
-        ({"data": {"rest": 1}, "num_responses": 2}, "data.rest=1"),
+        ({"data": {"rest": 1}, "num_responses": 2}, "data.draw={evenly: 1}"),
         ({"data": {"draw": "by_spread"}, "num_responses": 2}, "data.draw=by_spread"),
         ({"on_nonfinite": "rollback"}, "ppo.on_nonfinite=rollback"),
         ({"on_spike": "rollback"}, "ppo.on_spike=rollback"),

@@ -49,7 +49,7 @@ def test_more_passes_of_the_critic_leave_the_policys_training_as_it_is(tmp_path,
 
 @pytest.mark.parametrize("adapter", ["none", "lora"])
 def test_frozen_attention_gets_no_updates_and_no_optimizer_state(tmp_path, policy, adapter):
-    settings = {"critic": "separate", "freeze_critic": "attention", "adapter.kind": adapter, "learning_rate": 1e-2}
+    settings = {"critic": "frozen_attention", "adapter.kind": adapter, "learning_rate": 1e-2}
     seen = []
 
     def see(update, roles):

@@ -37,7 +37,7 @@ def test_the_surrogates_penalty_is_held_as_well(tmp_path, policy, monkeypatch):
 
     monkeypatch.setattr(Coefficients, "adapt", noted)
     monkeypatch.setattr("kedge.stages.ppo.settings.SURROGATE_KL_TARGET", 1e6)
-    settings = {"policy_loss": "kl_penalty_adaptive", "surrogate_kl_coef": 1.0}
+    settings = {"policy_loss": {"kl_penalty_adaptive": 1.0}}
     run(policy, tmp_path, num_updates=4, value_warmup_updates=2, **settings)
     assert seen == [0.5, 0.25]  # halved by the two updates of the policy, which stay below the target
 

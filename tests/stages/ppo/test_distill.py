@@ -313,7 +313,7 @@ def test_prompts_leave_room_for_the_teachers_context(student: Path, tmp_path: Pa
         ({"preset": []}, "needs reward: pass reward=, or teacher= to distill"),
         ({"reward": "f.py:f"}, "preset distill learns from a teacher: pass teacher="),
         ({"reference": "t", "constant_groups": "drop", "num_responses": 2}, "without .* use ppo.constant_groups=keep"),
-        ({"reference": "t", "data.rest": 1, "num_responses": 2}, r"data\.rest compares .* use data\.rest=0"),
+        ({"reference": "t", "data.rest": 1, "num_responses": 2}, r"data\.draw compares .* use data\.draw=evenly"),
     ],
 )
 def test_what_is_missing_is_named(settings: dict[str, Any], said: str) -> None:

@@ -367,7 +367,6 @@ def test_held_out_prompts_that_are_trained_on_are_counted(policy, tmp_path, caps
         ({"checkpoint.keep_best": "eval/win_rate", "eval_every": 2}, "set evaluate.judge"),
         ({"eval_patience": 2}, "set ppo.eval_every"),
         ({"eval_every": 1, "eval_patience": 2, "checkpoint.keep_best": "reward/score_mean"}, "a held-out metric"),
-        ({"max_kl": 1.0, "kl_coef": 0.0}, "set ppo.measure_kl=true"),
         ({"eval_every": 1, "data.eval_fraction": 0.0}, "set data.eval_prompts, or data.eval_fraction > 0"),
         ({"data.eval_prompts": "x.jsonl"}, "only read with ppo.eval_every"),
     ],

@@ -306,7 +306,7 @@ def test_measurements_need_the_runs_prompts_and_reward(policy: Path, tmp_path: P
         ({"max_staleness": 1}, "rollout.max_staleness samples the next prompts ahead"),
         ({**GROUPS, "constant_groups": "resample"}, "ppo.constant_groups=resample draws further prompts"),
         ({"advantage": "remax"}, "ppo.advantage=remax scores a greedy response"),
-        ({**GROUPS, "data": {"rest": 2}}, "data.rest=2 chooses among prompts that the run draws"),
+        ({**GROUPS, "data": {"draw": {"evenly": 2}}}, "data.draw={evenly: 2} chooses among prompts that the run draws"),
         ({"data": {"curriculum": "level"}}, "data.curriculum orders the run's prompts"),
         ({"learning_rat": 1e-5}, "learning_rat"),
     ],

@@ -156,9 +156,10 @@ def test_micro_batches_change_nothing_but_memory(tmp_path, policy):
     [
         ({"kl_coef": 0.0}, 1, False),
         ({"kl_coef": 0.0, "measure_kl": True}, 2, True),
+        ({"kl_coef": 0.0, "max_kl": 1e6}, 2, True),
         ({"kl_coef": 0.1}, 2, True),
     ],
-    ids=["unpaid", "measured", "paid"],
+    ids=["unpaid", "measured", "bounded", "paid"],
 )
 def test_a_reference_is_loaded_only_where_something_is_asked_of_it(
     tmp_path, policy, monkeypatch, settings, num_models, measured
@@ -428,7 +429,7 @@ def test_responses_without_a_score_are_left_out(tmp_path, policy):
         {"policy_loss": "unclipped", "value_clip_range": None, "value_loss": "mse"},
         {"entropy_coef": 0.01, "entropy_target": 2.0, "value_loss": "mse"},
         {"score_at": "after_last", "whiten_rewards": True, "value_loss": "hl_gauss"},
-        {"aggregation": "sequence", "dual_clip": 3.0, "clip_range_high": 0.28},
+        {"aggregation": "sequence", "policy_loss": {"dual_clip": 3.0}, "clip_range_high": 0.28},
         {"aggregation": "constant", "advantage": "n_step"},
         {"early_stop_kl": 1e-6, "adam_eps": {"tf1": 1e-5}},
         {"value_warmup_updates": 1, "schedule": {"constant": 0.5}},

@@ -196,7 +196,7 @@ def test_prompts_with_spread_are_drawn_more_often_and_the_run_resumes_to_the_bit
 
 
 def test_groups_of_one_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^data.rest=1 compares the responses .* rollout.num_responses=1"):
+    with pytest.raises(ConfigError, match=r"^data.draw={evenly: 1} compares the responses .* rollout.num_responses=1"):
         configure(tmp_path, tmp_path / "run", data={"rest": 1})
     with pytest.raises(ConfigError, match=r"^data.draw=by_spread compares .* or data.draw=evenly"):
         configure(tmp_path, tmp_path / "run", data={"draw": "by_spread"})

@@ -11,7 +11,7 @@ import torch
 from kedge.algorithm.advantages import GeneralizedAdvantage, LengthAdaptiveLambda, NStepAdvantage
 from kedge.algorithm.critic import Bins
 from kedge.config import config_from_settings
-from kedge.config.schema.choice import forms
+from kedge.config.schema.field import forms
 from kedge.config.schema.ppo import PpoConfig
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of, value_warmup_of, weighs_scores

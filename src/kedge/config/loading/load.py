@@ -376,7 +376,7 @@ def effective_settings(*configs: Config) -> list[dict[str, Any]]:
         exact = config.rollout.engine == "builtin" and not config.rollout.max_staleness
         cap = settings["ppo"]["importance_cap"]
         values = {
-            "critic": config.ppo.resolved_critic,
+            "critic": config.ppo.resolved_critic if config.ppo.critic == "auto" else config.ppo.critic,
             "whiten_advantages": config.ppo.whitens_advantages,
             "importance_cap": None if exact and cap == "auto" else cap,
         }

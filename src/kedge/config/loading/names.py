@@ -7,6 +7,7 @@ from typing import Literal, get_args, get_origin
 from kedge.config.explain.describe import USUAL, all_fields, fields_named, find_field, section_type, unknown
 from kedge.config.libraries import foreign_answer
 from kedge.config.schema.root import Config
+from kedge.config.schema.update.former import ANSWERS
 from kedge.errors import ConfigError
 from kedge.system.stage import find_stage, registered_stages
 
@@ -55,6 +56,8 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
         raise ConfigError(f"{name} is a field of several sections; write {' or '.join(owners)}")
     if owners:
         return owners[0]
+    if name in ANSWERS and any("ppo" in group for group in groups):
+        raise ConfigError(f"{name} is now {ANSWERS[name]}; write that")
     kind = f"a setting of {stage}" if stage else "a field"
     if meant := _owners(USUAL.get(name, ""), groups):
         raise ConfigError(f"{name} is not {kind}; did you mean {' or '.join(meant)}?")

@@ -1,9 +1,12 @@
 """`adapter`: training a few weights on top of a frozen model."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+from pydantic import model_validator
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Section, check
+from kedge.config.schema.section import Section
 
 
 class AdapterConfig(Section):
@@ -12,7 +15,8 @@ class AdapterConfig(Section):
     kind: Literal["none", "lora", "dora"] = field(
         "none",
         meaning="What is trained: all weights (none), or an adapter on the frozen model: LoRA, or DoRA, which trains "
-        "the length of each row of a matrix apart. Needs the extra adapters.",
+        "the length of each row of a matrix apart. Needs the extra adapters. Another value than the "
+        "default in this section, without a kind, means lora.",
         source="LoRA, DoRA",
     )
     rank: int = field(
@@ -55,10 +59,13 @@ class AdapterConfig(Section):
         text="a list of names",
     )
 
-    @check
-    def _check_kind(self) -> None:
-        """Refuse adapter settings without a kind; with `kind=none` set explicitly they are allowed, and ignored."""
-        fields = type(self).model_fields
-        idle = sorted(name for name in self.model_fields_set if getattr(self, name) != fields[name].default)
-        if idle and "kind" not in self.model_fields_set:
-            raise ValueError(f"adapter.{idle[0]} has no effect without an adapter; set adapter.kind=lora")
+    @model_validator(mode="before")
+    @classmethod
+    def _imply_lora(cls, values: Any) -> Any:
+        """Make `lora` the kind if only other fields have values; with `kind=none` set explicitly they are ignored."""
+        if not isinstance(values, Mapping):
+            return values
+        settings = cast("Mapping[str, Any]", values)
+        fields = cls.model_fields
+        has_values = any(name in fields and fields[name].default != value for name, value in settings.items())
+        return {"kind": "lora", **settings} if has_values else settings

@@ -3,12 +3,16 @@
 import difflib
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
+from annotated_types import Ge
 from pydantic import field_validator, model_validator
 
-from kedge.config.schema.field import field
+from kedge.config.schema.field import Choice, field
 from kedge.config.schema.section import Section, StringList, check
+from kedge.config.schema.update.former import without_rest
+
+Draw = Literal["evenly", "by_spread"]
 
 ROLES = ("demonstrations", "comparisons", "prompts", "pretraining")
 COLUMNS = (
@@ -40,7 +44,7 @@ class DataConfig(Section):
         """Gather `columns.prompt: dialogue` and `columns: {demonstrations: {prompt: dialogue}}` in `columns`."""
         if not isinstance(values, Mapping):
             return values
-        given = cast("Mapping[str, Any]", values)
+        given = without_rest(cast("Mapping[str, Any]", values))
         dotted = {name: value for name, value in given.items() if str(name).startswith("columns.")}
         columns = given.get("columns")
         if not dotted and not isinstance(columns, Mapping):
@@ -66,9 +70,11 @@ class DataConfig(Section):
     @property
     def choice_by_scores(self) -> tuple[str, str] | None:
         """The setting by which scores choose the prompts, if any, and the one that they do not."""
-        if self.rest:
-            return f"data.rest={self.rest}", "data.rest=0"
-        return ("data.draw=by_spread", "data.draw=evenly") if self.draw == "by_spread" else None
+        if self.draw == Choice("evenly"):
+            return None
+        rest = self.draw.parameter
+        written = self.draw.name if rest is None else f"{{{self.draw.name}: {rest}}}"
+        return f"data.draw={written}", "data.draw=evenly"
 
     @check
     def _check_mix(self) -> None:
@@ -178,22 +184,17 @@ class DataConfig(Section):
         source="kedge: off; shuffled prompts are what the papers use",
         text="the name of a column",
     )
-    rest: int = field(
-        0,
-        ge=0,
-        meaning="Passes over the prompts in which PPO leaves out a prompt after all responses to it scored the same: "
-        "it is solved, or out of reach, and comes back to be tried again. 0 leaves none out.",
-        source="kedge: off; ppo.constant_groups leaves out such responses only once they are sampled and scored",
-        too_high="prompts that the policy has come to solve, or has forgotten, are noticed late",
-        too_low="most of the sampling goes into prompts that teach nothing",
-    )
-    draw: Literal["evenly", "by_spread"] = field(
+    draw: Choice[Draw, Draw, Annotated[int, Ge(1)]] = field(
         "evenly",
         meaning="How often PPO draws each prompt in a pass: once, or in proportion to the variance of its latest "
         "responses' scores, relative to the mean. A prompt without variance counts a quarter of that, one "
-        "that was not sampled yet 1.",
+        "that was not sampled yet 1. {evenly: 3}, or with by_spread: for three passes it leaves out a prompt after all "
+        "responses to it scored the same: it is solved, or out of reach, and comes back to be tried again.",
         source="evenly: as in the papers. by_spread: VCRL (arXiv 2509.19803), whose measure of what a prompt has "
-        "to teach this is; it filters by it and replays prompts from a memory",
+        "to teach this is; it filters by it and replays prompts from a memory. ppo.constant_groups leaves out equal "
+        "responses only once they are sampled and scored",
+        too_high="with a long rest, prompts that the policy has come to solve, or has forgotten, are noticed late",
+        too_low="without a rest, most of the sampling may go into prompts that teach nothing",
     )
     train_on: Literal["all", "last"] = field(
         "all",

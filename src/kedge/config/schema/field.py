@@ -1,10 +1,16 @@
-"""Fields of the configuration: type, default and bounds, and the documentation that `kedge config explain` prints."""
+"""Fields of the configuration: default, bounds and documentation, and the type of a name with a parameter."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, Generic, TypeVar, cast, get_args
 
-from pydantic import Field
+from annotated_types import Len
+from pydantic import Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
+
+Name = TypeVar("Name", bound=str)
+WithParameter = TypeVar("WithParameter", bound=str)
+Parameter = TypeVar("Parameter")
 
 
 @dataclass(frozen=True)
@@ -46,3 +52,60 @@ def field(
 def field_doc(info: FieldInfo) -> FieldDoc:
     """The documentation of a field made by `field`; mostly empty for a plain pydantic field of another package."""
     return FieldDoc(info.description or "", **cast("dict[str, Any]", info.json_schema_extra or {}))
+
+
+class Choice(Generic[Name, WithParameter, Parameter]):
+    """One of some names, of which some take a parameter.
+
+    `Choice[Literal["fixed", "ziegler"], Literal["ziegler"], int]` reads `fixed`, `ziegler` and `{ziegler: 10000}`, and
+    is written in the same form. Not a dataclass: pydantic would read its fields instead.
+
+    Args:
+        name: The name.
+        parameter: Its parameter; None if it is left out.
+    """
+
+    def __init__(self, name: Name, parameter: Parameter | None = None) -> None:
+        self.name: Name = name
+        self.parameter = parameter
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Choice) and vars(self) == vars(cast("Choice[Any, Any, Any]", other))
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.parameter))
+
+    def __repr__(self) -> str:
+        return f"Choice({self.name!r}, {self.parameter!r})"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        written = core_schema.union_schema([handler.generate_schema(form) for form in forms(source)])
+        return core_schema.no_info_after_validator_function(
+            _read,
+            core_schema.no_info_before_validator_function(_written, written),
+            serialization=core_schema.plain_serializer_function_ser_schema(_written),
+        )
+
+
+def forms(annotation: Any) -> tuple[Any, Any]:
+    """The two forms of a setting of a type `Choice[…]`: a name, and a mapping with one entry."""
+    names, with_parameter, parameter = get_args(annotation)
+    return names, Annotated[dict[with_parameter, parameter], Len(1, 1)]
+
+
+def _read(written: Any) -> Choice[Any, Any, Any]:
+    return (
+        Choice(*next(iter(cast("dict[str, Any]", written).items()))) if isinstance(written, dict) else Choice(written)
+    )
+
+
+def _written(value: Any) -> Any:
+    """The form in which a choice is written; other values, which pydantic is still to validate, as they are."""
+    if not isinstance(value, Choice):
+        return value
+    choice = cast("Choice[Any, Any, Any]", value)
+    return choice.name if choice.parameter is None else {choice.name: choice.parameter}

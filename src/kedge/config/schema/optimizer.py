@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Gt, Len, Lt
 from pydantic import ValidationError
 
-from kedge.config.schema.choice import Choice
-from kedge.config.schema.field import field
+from kedge.config.schema.field import Choice, field
 from kedge.config.schema.section import Section, check
 
 TRAINED = ("sft", "reward_model", "critic", "ppo")

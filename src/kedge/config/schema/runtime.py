@@ -15,8 +15,8 @@ MOST_TOKENS = 8192
 Logger = Literal["tensorboard", "wandb", "trackio"]
 
 
-class RuntimeConfig(Section):
-    """Device, numerics, seed, and the files of a run. The same for all stages."""
+class Machine(Section):
+    """Where a run computes."""
 
     seed: int = field(
         0,
@@ -37,6 +37,29 @@ class RuntimeConfig(Section):
         "of each weight, gradient and optimizer moment. Does not change results, apart from rounding.",
         source="kedge: replicate needs no communication in a forward pass; shard is for models that do not fit",
     )
+    num_threads: int | None = field(
+        None,
+        ge=1,
+        meaning="CPU threads; null leaves the choice to PyTorch.",
+        source="PyTorch",
+        too_high="threads wait for each other, above all if several processes share the cores",
+        too_low="cores are idle",
+    )
+    deterministic: bool = field(
+        False,
+        meaning="Use only deterministic CUDA kernels. On a CPU results are deterministic anyway.",
+        source="kedge: off, a GPU repeats and resumes a run up to rounding; on, bit-identically but slower",
+    )
+    trust_remote_code: bool = field(
+        False,
+        meaning="Run Python code that comes with a model.",
+        source="kedge: running downloaded code must be opt-in",
+    )
+
+
+class Memory(Section):
+    """Number formats, and what saves memory."""
+
     precision: Literal["auto", "fp32", "bf16"] = field(
         "auto",
         meaning="Number format of the matrix products; auto is bf16 if the hardware supports it natively (and, on a "
@@ -54,22 +77,6 @@ class RuntimeConfig(Section):
         source="kedge: half, a quarter or an eighth of the memory; where it is not exact, the KL is that "
         "to a slightly different reference, by objective/reference_error, and scores differ by reward/rounding_error",
     )
-    offload: Annotated[list[Literal["frozen", "optimizer"]], BeforeValidator(as_list)] = field(
-        [],
-        meaning="What is in the host's memory while it is not needed; on a GPU only: the weights of reference, reward "
-        "models and judges between their passes (frozen), and the optimizer's state between steps "
-        "(optimizer). Does not change results.",
-        source="kedge: frees their memory on the GPU (8 bytes per trained weight for the optimizer's state), for the "
-        "time of copying them in every update or step",
-    )
-    num_threads: int | None = field(
-        None,
-        ge=1,
-        meaning="CPU threads; null leaves the choice to PyTorch.",
-        source="PyTorch",
-        too_high="threads wait for each other, above all if several processes share the cores",
-        too_low="cores are idle",
-    )
     micro_batch_tokens: Annotated[int, Ge(1)] | Literal["auto"] | None = field(
         MOST_TOKENS,
         meaning="Tokens per forward and backward pass, prompts and responses without padding; null passes the whole "
@@ -82,28 +89,25 @@ class RuntimeConfig(Section):
         too_high="out of memory",
         too_low="the device is underused",
     )
-    deterministic: bool = field(
-        False,
-        meaning="Use only deterministic CUDA kernels. On a CPU results are deterministic anyway.",
-        source="kedge: off, a GPU repeats and resumes a run up to rounding; on, bit-identically but slower",
-    )
     activation_checkpointing: bool = field(
         False,
         meaning="Whether the backward pass recomputes the activations inside the layers instead of storing them. A "
         "model that cannot do this, or whose gradients change, is refused; an encoder as reward model keeps them.",
         source="kedge: saves most of the activation memory, for a third more time in training passes",
     )
-    trust_remote_code: bool = field(
-        False,
-        meaning="Run Python code that comes with a model.",
-        source="kedge: running downloaded code must be opt-in",
+    offload: Annotated[list[Literal["frozen", "optimizer"]], BeforeValidator(as_list)] = field(
+        [],
+        meaning="What is in the host's memory while it is not needed; on a GPU only: the weights of reference, reward "
+        "models and judges between their passes (frozen), and the optimizer's state between steps "
+        "(optimizer). Does not change results.",
+        source="kedge: frees their memory on the GPU (8 bytes per trained weight for the optimizer's state), for the "
+        "time of copying them in every update or step",
     )
-    strict: bool = field(
-        False,
-        meaning="Whether the run stops, instead of warning, if sampler and trainer disagree about a token's "
-        "probability.",
-        source="kedge: a warning should not end a long run; turn it on to test a new setup",
-    )
+
+
+class Records(Section):
+    """What a run writes, and when it stops instead of warning."""
+
     report: bool = field(
         True,
         meaning="Write report.html, a page that shows the whole run.",
@@ -133,6 +137,17 @@ class RuntimeConfig(Section):
         too_high="sampling and scoring them takes a noticeable part of a short run",
         too_low="no prompt can be followed through the run",
     )
+    strict: bool = field(
+        False,
+        meaning="Whether the run stops, instead of warning, if sampler and trainer disagree about a token's "
+        "probability.",
+        source="kedge: a warning should not end a long run; turn it on to test a new setup",
+    )
+
+
+# pydantic orders the fields by the bases from the last to the first.
+class RuntimeConfig(Records, Memory, Machine):
+    """Device, numerics, seed, and the files of a run. The same for all stages."""
 
     @property
     def first_pass_tokens(self) -> int | None:

@@ -7,6 +7,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    StringConstraints,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -75,3 +76,6 @@ def as_list(value: Any) -> Any:
 
 StringList = Annotated[list[str], BeforeValidator(as_list)]
 """A list of strings; a single string is a list of one."""
+
+OwnFunction = Annotated[str, StringConstraints(pattern=r":[A-Za-z_][\w.]*$")]
+"""The name of a user's function, `file.py:name` or `module:name`."""

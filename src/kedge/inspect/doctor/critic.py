@@ -11,7 +11,7 @@ from typing import Any
 from kedge.inspect.doctor.rule import SMALLER_STEPS, Direction, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_TREND, WINDOW, Series, fmt, read, rose
 from kedge.inspect.record import RunRecord
-from kedge.inspect.resolved import critic_of
+from kedge.inspect.resolved import critic_of, is_detached
 
 BIASED = 1.0
 """Distance of the mean value from the mean return, in standard deviations of the returns, of a critic that has not even
@@ -213,7 +213,7 @@ def _train_critic_more(run: RunRecord) -> Iterator[Remedy]:
     if critic_of(run) == "separate":
         yield from _raise_critic_rate(run)
     else:
-        if run.setting("ppo.value_gradient") != "head":  # which a separate critic does not have
+        if not is_detached(run):
             yield set_to("ppo.critic", "separate", why="for a critic with its own weights and learning rate")
         yield scale("ppo.value_coef", 3.0)
         yield scale("ppo.value_head_rate", 3.0)

@@ -393,7 +393,8 @@ def entropy_collapse(run: RunRecord, nats: Series, length: Series) -> Symptom | 
 def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:
     yield scale("ppo.learning_rate", 0.1 if left < NOTHING else 1 / 3)
     yield from _raise_bonus(run)
-    clips_tokens = run.setting("ppo.policy_loss") in (None, "clipped") and not clips_sequences(run)
+    loss = run.setting("ppo.policy_loss")
+    clips_tokens = (loss in (None, "clipped") or "dual_clip" in loss) and not clips_sequences(run)
     clip_range = run.setting("ppo.clip_range") or 0.0
     if clips_tokens and run.setting("ppo.clip_range_high") is None and clip_range < CLIP_HIGHER:
         yield set_to("ppo.clip_range_high", CLIP_HIGHER, "too_low")

@@ -248,7 +248,7 @@ def _all_alike(run: RunRecord) -> Symptom | None:
     )
 
 
-AS_THEY_COME = {"data.curriculum": None, "data.rest": 0, "data.draw": "evenly"}
+AS_THEY_COME = {"data.curriculum": None, "data.rest": 0, "data.draw": "evenly"}  # earlier versions had data.rest
 """Values with which the prompts of the first update are like those of the last."""
 
 
@@ -282,8 +282,8 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
     from the first update, the first three or the first eighth of the run: a warning. Healthy runs gain one standard
     deviation or more. A standard deviation of a thousandth of the mean is a warning from the first update on, which a
     running run says at once, a note if it has fewer than 8 scores, and serious after 4 updates; with an environment,
-    which may pay rarely at first, a note and after 12 updates serious. Only that is looked for with `data.curriculum`,
-    `data.rest` or `data.draw`, where later prompts are harder or easier. Updates in which only the critic is trained do
+    which may pay rarely at first, a note and after 12 updates serious. Only that is looked for with `data.curriculum`
+    or `data.draw`, where later prompts are harder or easier. Updates in which only the critic is trained do
     not count.
     """
     if constant := _all_alike(run):
@@ -355,7 +355,7 @@ def score_falling(run: RunRecord, score: Series, score_std: Series) -> Symptom |
     Try: Lower `ppo.learning_rate` to a third; if that does not help, look for the sign.
 
     Threshold: A fall of half a standard deviation of the scores, and of three standard errors, which is not noise.
-    Serious. Not with `data.curriculum`, `data.rest` or `data.draw`, where later prompts are harder or easier.
+    Serious. Not with `data.curriculum` or `data.draw`, where later prompts are harder or easier.
     """
     least = max(LOST, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.start
     for move, error in () if _other_prompts(run) else _moves(score):

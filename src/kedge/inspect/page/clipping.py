@@ -66,7 +66,10 @@ def _epochs(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _loss(record: RunRecord) -> str:
-    loss = str(record.setting("ppo.policy_loss") or "clipped")
+    setting: object = record.setting("ppo.policy_loss") or "clipped"
+    loss = (
+        ", ".join(map(str, setting)) if isinstance(setting, Mapping) else str(setting)
+    )  # a name, or {name: parameter}
     return f"{loss}, by whole responses" if record.setting("ppo.ratio") == "sequence" else loss
 
 

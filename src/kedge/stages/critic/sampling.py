@@ -120,7 +120,6 @@ def as_first_update(config: Config, *, holds_out: bool) -> Config:
             "rollout.engine": "builtin",
             "evaluate.judge": None,
             "data.curriculum": None,
-            "data.rest": 0,
             "data.draw": "evenly",
         },
     )

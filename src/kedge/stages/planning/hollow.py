@@ -174,10 +174,11 @@ class HollowModels:
             critic = self._scalar("critic", adapter_of(self.config))
             if (bins := value_bins_of(self.config)) is not None:
                 critic.predict_histogram(bins)
-            if freezes and self.config.ppo.freeze_critic == "attention":
+            if freezes and self.config.ppo.critic == "frozen_attention":
                 freeze_attention(critic)
             self._counted("critic", critic)
-        actor_critic = ActorCritic(policy, critic, value_gradient=self.config.ppo.value_gradient)
+        is_detached = self.config.ppo.critic == "detached"
+        actor_critic = ActorCritic(policy, critic, value_gradient="head" if is_detached else "trunk")
         if self.config.runtime.activation_checkpointing:
             actor_critic.checkpoint_activations()
         return actor_critic

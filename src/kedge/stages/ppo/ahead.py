@@ -101,8 +101,8 @@ def prompt_stream(config: Config, trainer: Trainer, loop: CheckpointedLoop) -> P
         seed=seed,
         curriculum=config.data.curriculum,
         mixture=roles.mixture,
-        rest=config.data.rest,
-        by_spread=config.data.draw == "by_spread",
+        rest=config.data.draw.parameter or 0,
+        by_spread=config.data.draw.name == "by_spread",
     )
     loop.register("prompts", prompts)
     return prompts

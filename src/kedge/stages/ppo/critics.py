@@ -73,7 +73,7 @@ def load_actor_critic(
                 critic.predict_histogram(bins)  # with the values of a trained critic, or the reward model's scores
             head = None if is_trained else _new_head(critic)
             is_new = not value.names_critic
-            if value.freeze_critic == "attention":
+            if value.critic == "frozen_attention":
                 freeze_attention(critic)
         elif head is not None and value.names_critic:
             load_saved_head(config, run, policy, tokenizer)
@@ -84,7 +84,7 @@ def load_actor_critic(
                 say(f"the critic continues with the value head that is saved with {source}")
         elif head is not None:
             initialize_head(head, "zero")
-    actor_critic = ActorCritic(policy, critic, value_gradient=value.value_gradient)
+    actor_critic = ActorCritic(policy, critic, value_gradient="head" if value.critic == "detached" else "trunk")
     if is_new and actor_critic.values_started is not None and learns_in_returns_std(config):
         actor_critic.values_started.fill_(False)
     if config.runtime.activation_checkpointing:
@@ -163,7 +163,7 @@ def with_saved_critic(config: Config) -> Config:
         kind = _kind(value.critic_init)
     if value.critic == "auto":
         return with_values(config, {"ppo.critic": kind})
-    if value.critic != kind:
+    if value.resolved_critic != kind:
         raise ConfigError(
             f"ppo.critic={value.critic} does not fit ppo.critic_init={value.critic_init}, which is {KINDS[kind]}; "
             f"use ppo.critic={kind}, or leave it out"

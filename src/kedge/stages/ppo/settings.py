@@ -151,8 +151,9 @@ class PpoSettings:
         ppo = config.ppo
         own = OwnFunctions.of(config) if own is None else own
         clip = clip_ranges(ppo.clip_range, ppo.clip_range_high)
-        surrogate = partial(named_surrogate, ppo.policy_loss, clip=clip, dual_clip=ppo.dual_clip, own=own.surrogate)
-        is_clipped = ppo.policy_loss == "clipped" and ppo.ratio == "token"
+        name = "clipped" if ppo.loss_name == "dual_clip" else ppo.loss_name
+        surrogate = partial(named_surrogate, name, clip=clip, dual_clip=ppo.dual_clip, own=own.surrogate)
+        is_clipped = name == "clipped" and ppo.ratio == "token"
         estimation = _estimation_of(config, own, exact=exact)
         return cls(
             config=config,
@@ -171,7 +172,7 @@ class PpoSettings:
             warmup_fraction=ppo.warmup_fraction,
             learns_in_returns_std=learns_in_returns_std(config),
             num_steps=ppo.num_epochs * ppo.num_minibatches * ppo.num_critic_epochs,
-            measures_distance=ppo.policy_loss == "kl_penalty_adaptive",
+            measures_distance=ppo.loss_name == "kl_penalty_adaptive",
             needs_baseline=estimation.advantage.needs == "baseline",
         )
 
@@ -263,7 +264,7 @@ def advantage_of(config: Config) -> Advantage:
 def coefficients_of(config: Config) -> Coefficients:
     """The first update's coefficients and their controllers."""
     ppo = config.ppo
-    adaptive = ppo.policy_loss == "kl_penalty_adaptive"
+    adaptive = ppo.loss_name == "kl_penalty_adaptive"
     controllers = Controllers(
         kl=ppo.kl_controller.name,
         kl_target=ppo.kl_target,

@@ -1,0 +1,1 @@
+"""`ppo` in parts: the fields of the PPO update by what they are about."""
