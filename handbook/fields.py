@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pydantic.fields import FieldInfo
 
 from kedge.config import Config
-from kedge.config.explain.describe import accepts, all_fields, section_type, written
+from kedge.config.explain.describe import CHANGED_FIRST, accepts, all_fields, groups_of, section_type, written
 from kedge.config.explain.explain import SOURCES, cited_works
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.rewards import RewardTermConfig
@@ -49,11 +49,26 @@ def fields_page() -> str:
     first: dict[str, str] = {}
     for name, field in fields.items():
         first.setdefault(field_doc(field).meaning, name)
-    parts = [HEAD, COMMON, *(_entry(name, fields[name], first) for name in top)]
+    parts = [HEAD, _changed_first(), COMMON, *(_entry(name, fields[name], first) for name in top)]
     for section in sections:
         parts.append(_section_head(section))
-        parts += [_entry(name, field, first) for name, field in fields.items() if name.startswith(f"{section}.")]
+        titles = _titles(section)
+        for name, field in fields.items():
+            if name.startswith(f"{section}."):
+                parts += [*([titles[name]] if name in titles else []), _entry(name, field, first)]
     return "\n".join([*parts, _works()])
+
+
+def _changed_first() -> str:
+    links = ", ".join(f"[`{name}`](#{name.replace('.', '')})" for name in CHANGED_FIRST)
+    return f"## Changed first\n\nThe settings of PPO that people change first: {links}.\n"
+
+
+def _titles(section: str) -> dict[str, str]:
+    """The titles of a section's groups, each by the first field below it."""
+    kind = section_type(section)
+    groups = groups_of(kind) if kind else {}
+    return {f"{section}.{names[0]}": f"**{title}**\n" for title, names in groups.items() if title}
 
 
 def _section_head(section: str) -> str:

@@ -5,11 +5,12 @@ import re
 import pytest
 
 from kedge.config import Config, describe_presets, explain, load_config, schedule_in_words
-from kedge.config.explain.describe import accepts, all_fields, section_type
+from kedge.config.explain.describe import CHANGED_FIRST, accepts, all_fields, section_type
 from kedge.config.explain.explain import SOURCES, cited_works
 from kedge.config.libraries import foreign_answer, foreign_names
 from kedge.config.presets import PRESETS
 from kedge.config.schema.field import field_doc
+from kedge.config.schema.ppo import PpoConfig
 from kedge.errors import ConfigError
 
 
@@ -69,6 +70,20 @@ def test_a_bare_name_is_enough_where_it_is_the_only_one() -> None:
         explain("learning_rate")
     with pytest.raises(ConfigError, match=r"did you mean ppo.clip_range\?"):
         explain("ppo.clip_rnge")
+
+
+def test_the_update_is_listed_by_group_below_what_is_changed_first() -> None:
+    first, *groups = explain("ppo").split("\n\n")[1:]
+    titles, *listed = zip(*((each.splitlines()[0], each.splitlines()[1:]) for each in (first, *groups)), strict=True)
+    assert titles[:3] == (
+        "Changed first, here and in other sections:",
+        "Updates, epochs, minibatches and the learning rate:",
+        "The policy's part of the loss:",
+    )
+    names = [[line.split()[0] for line in lines] for lines in listed[0]]
+    assert sorted(names[0]) == sorted(CHANGED_FIRST)
+    assert len(CHANGED_FIRST) == 20
+    assert [name for group in names[1:] for name in group] == list(PpoConfig.model_fields)
 
 
 def test_another_librarys_argument_is_explained_by_ours() -> None:

@@ -28,7 +28,7 @@ from kedge.cli.options import (
     preset_option,
     settings_of,
 )
-from kedge.config import Config, check_stage, load_config, presets_of, with_values
+from kedge.config import CHANGED_FIRST, Config, check_stage, load_config, presets_of, with_values
 from kedge.errors import ConfigError
 from kedge.runs.claim import claim_free_folder, claims
 from kedge.stages.demo.recipe import DURATION
@@ -93,9 +93,16 @@ def _parameters(stage: Stage) -> list[Parameter]:
 def add_stages(app: typer.Typer) -> None:
     """Add the commands of all stages, and the demo."""
     for stage in stages().values():
-        app.command(stage.name, cls=Command, help=stage.help)(_command_of(stage))
+        app.command(stage.name, cls=Command, help=stage.help, epilog=_epilog(stage))(_command_of(stage))
     about = f"Train a tiny summarizer from scratch with SFT, reward model and PPO, and evaluate it: {DURATION}."
     app.command("demo", cls=Command, help=about)(_demo)
+
+
+def _epilog(stage: Stage) -> str | None:
+    """The fields that are changed first, for a stage that trains with PPO."""
+    if "ppo" not in stage.trains:
+        return None
+    return f"Fields that are changed first: {', '.join(CHANGED_FIRST)}. All of them by group: kedge config explain ppo."
 
 
 def _demo(out: Out = None, seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0) -> None:

@@ -1,6 +1,6 @@
 """The typed configuration: fields, defaults with their sources, presets, loading and validation."""
 
-from kedge.config.explain.describe import field_advice, suggestion
+from kedge.config.explain.describe import CHANGED_FIRST, field_advice, suggestion
 from kedge.config.explain.explain import completions, describe_presets, explain
 from kedge.config.explain.schedule import schedule_in_words
 from kedge.config.loading.load import (
@@ -19,14 +19,15 @@ from kedge.config.loading.names import full_name, initial_critic
 from kedge.config.loading.yaml_text import parse_value
 from kedge.config.presets import LANGUAGE_PRESETS, PRESETS, advice_for, presets_of, stage_of
 from kedge.config.schedules import config_at, mean_epochs, scheduled_values
-from kedge.config.schema.choice import Choice
 from kedge.config.schema.data import DataConfig
+from kedge.config.schema.field import Choice
 from kedge.config.schema.ppo import PpoConfig
 from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.root import Config
 from kedge.config.stages import best_metric, check_stage, metric_in_chain
 
 __all__ = [
+    "CHANGED_FIRST",
     "LANGUAGE_PRESETS",
     "PRESETS",
     "Choice",

@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from kedge.config.libraries import foreign_answer
-from kedge.config.schema.choice import Choice, forms
-from kedge.config.schema.field import field_doc
+from kedge.config.schema.field import Choice, field_doc, forms
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
 from kedge.system.stage import registered_stages
@@ -76,6 +75,24 @@ def fields_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, F
             yield f"{prefix}{name}", field
         else:
             yield from fields_of(inner, f"{prefix}{name}.")
+
+
+CHANGED_FIRST = (
+    *("rollout.num_prompts", "rollout.num_responses", "rollout.max_new_tokens", "rollout.temperature"),
+    *("rollout.missing_eos_score", "rollout.engine", "ppo.num_updates", "ppo.learning_rate", "ppo.num_epochs"),
+    *("ppo.num_minibatches", "ppo.clip_range", "ppo.kl_coef", "ppo.kl_in", "ppo.entropy_coef", "ppo.advantage"),
+    *("ppo.critic", "ppo.critic_learning_rate", "ppo.eval_every", "adapter.kind", "runtime.micro_batch_tokens"),
+)
+"""The twenty settings of PPO that people change first."""
+
+
+def groups_of(section: type[Section]) -> dict[str, list[str]]:
+    """The names of a section's fields by the title of their group; fields without one have an empty title."""
+    parts = [base for base in reversed(section.__bases__) if issubclass(base, Section) and base.model_fields]
+    groups = {(part.__doc__ or "").strip(): list(part.model_fields) for part in parts}
+    grouped = [name for names in groups.values() for name in names]
+    alone = [name for name in section.model_fields if name not in grouped]
+    return {**groups, "": alone} if alone else groups
 
 
 def _section(field: FieldInfo) -> type[Section] | None:

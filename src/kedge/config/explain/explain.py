@@ -8,11 +8,13 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from kedge.config.explain.describe import (
+    CHANGED_FIRST,
     accepts,
     all_fields,
     fields_named,
     fields_of,
     find_field,
+    groups_of,
     section_type,
     unknown,
     written,
@@ -45,7 +47,7 @@ def explain(name: str = "") -> str:
     if section is not None:
         answer = foreign_answer(name)
         theirs = [f"{answer}."] if answer else []
-        return "\n".join([(section.__doc__ or "").strip(), *theirs, "", *_listing(dict(fields_of(section)))])
+        return "\n".join([(section.__doc__ or "").strip(), *theirs, *_groups(name, section)])
     if (field := find_field(name)) is not None:
         return "\n".join(_page(name, field))
     if name in PRESETS:
@@ -63,6 +65,20 @@ def explain(name: str = "") -> str:
     if near := _near(name, fields):
         return "\n".join([f"No field is called {name}. In its name or meaning:", *_listing(near)])
     raise ConfigError(unknown(name, fields))
+
+
+def _groups(name: str, section: type[Section]) -> Iterator[str]:
+    """The fields of a section by group; with those of PPO, first the ones that people change first."""
+    if name == "ppo":
+        yield from ("", "Changed first, here and in other sections:")
+        yield from _listing({dotted: field for dotted, field in all_fields() if dotted in CHANGED_FIRST})
+    for title, names in groups_of(section).items():
+        yield ""
+        if title:
+            yield f"{title.rstrip('.')}:"
+        yield from _listing(
+            {dotted: field for dotted, field in fields_of(section) if dotted.partition(".")[0] in names}
+        )
 
 
 def _near(word: str, fields: Mapping[str, FieldInfo]) -> dict[str, FieldInfo]:
