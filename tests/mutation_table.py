@@ -244,9 +244,23 @@ MUTATIONS = (
     Mutation(
         "reasons-of-other-rows",
         "ScoredRollout.select",
-        "[self.reasons[row] for row in rows]",
-        "self.reasons[: len(rows)]",
+        "chosen(self.reasons, rows)",
+        "self.reasons and self.reasons[: len(rows)]",
         f"{VERDICTS}::test_selected_rows_keep_their_reasons",
+    ),
+    Mutation(
+        "reply-to-an-abandoned-request-taken-for-the-next",
+        "WorkerProcess.reply",
+        'while reply.get("id") != request.number:',
+        "while not reply:",
+        "tests/system/workers/test_process.py::test_replies_are_told_apart_by_their_numbers",
+    ),
+    Mutation(
+        "rows-of-other-tasks-judged-for-trl",
+        "_called_by_trl",
+        "if all(entries[row] is not None for entries in needed)",
+        "",
+        "tests/rewards/verify/test_trl.py::test_a_verifier_scores_what_a_trainer_passes[gsm8k-text]",
     ),
     Mutation(
         "rows-are-not-checked-before-a-run",

@@ -28,7 +28,7 @@ class Environment:
     """Episodes of an environment.
 
     Args:
-        given: `path/to/file.py:Class`, `package.module:Class` or `openenv:URL`, which runs in a worker process; or the
+        source: `path/to/file.py:Class`, `package.module:Class` or `openenv:URL`, which runs in a worker process; or the
             class itself, or a function that makes an environment, which runs in this process and cannot be interrupted.
         timeout: Seconds that one call of an episode may take. Longer ones end the episode, or the run where they cannot
             be interrupted.
@@ -43,20 +43,20 @@ class Environment:
 
     failure = ""
 
-    def __init__(self, given: str | Callable[[], Any], *, timeout: float = 30.0, log: Path | None = None) -> None:
-        if not isinstance(given, str):
-            self.name = getattr(given, "__name__", type(given).__name__)
+    def __init__(self, source: str | Callable[[], Any], *, timeout: float = 30.0, log: Path | None = None) -> None:
+        if not isinstance(source, str):
+            self.name = getattr(source, "__name__", type(source).__name__)
         else:
-            self.name = "openenv" if given.startswith(PREFIX) else given.rpartition(":")[2]
+            self.name = "openenv" if source.startswith(PREFIX) else source.rpartition(":")[2]
         self._timeout = timeout
         self._lock = threading.Lock()  # responses may be sampled ahead in another thread
         self._log = CallLog(log, self.name)
         self._worker: WorkerProcess | None = None
-        if isinstance(given, str):
-            self._spec = given
+        if isinstance(source, str):
+            self._spec = source
             about = self._started()
         else:
-            self._session = Session(given, self.name)
+            self._session = Session(source, self.name)
             about = self._session.describe()
         self.tools = Tools(about["tools"]) if about["tools"] else None
         self._is_async: bool = about["is_async"]

@@ -19,6 +19,7 @@ from kedge.data import Prompt, Rendered
 from kedge.data.turns import opened_conversation
 from kedge.errors import UnscoredError
 from kedge.rewards import MESSAGES_COLUMN, Responses, ScoredTerms, WeightedReward
+from kedge.rewards.source import chosen
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ class ScoredRollout:
             rollout=self.rollout.select(index),
             scores=self.scores[index],
             token_scores=None if self.token_scores is None else self.token_scores[index],
-            prompts=[self.prompts[row] for row in rows],
+            prompts=chosen(self.prompts, rows),
             baseline=None if self.baseline is None else self.baseline[index],
-            reasons=None if self.reasons is None else [self.reasons[row] for row in rows],
+            reasons=chosen(self.reasons, rows),
         )
 
     def compared_with(self, greedy: ScoredRollout) -> ScoredRollout:

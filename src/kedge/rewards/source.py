@@ -113,12 +113,15 @@ class Responses:
 
     def select(self, rows: Sequence[int]) -> Responses:
         """Some of the responses, in the order given."""
+        lists = {name: entries for name, entries in vars(self).items() if isinstance(entries, (list, dict))}
+        return replace(self, **chosen(lists, rows))
 
-        def chosen(entries: list[Any]) -> list[Any]:
-            return [entries[row] for row in rows]
 
-        lists = {name: chosen(entries) for name, entries in vars(self).items() if isinstance(entries, list) and entries}
-        return replace(self, **lists, columns={name: chosen(column) for name, column in self.columns.items()})
+def chosen(entries: Any, rows: Sequence[int]) -> Any:
+    """Some rows of a list with one entry per response, or of each list in a mapping; None and [] stay as they are."""
+    if isinstance(entries, Mapping):
+        return {name: chosen(inner, rows) for name, inner in entries.items()}
+    return [entries[row] for row in rows] if entries else entries
 
 
 class RewardSource(Protocol):

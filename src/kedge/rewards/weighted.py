@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards.function import CallResult, FunctionReward, GuardedReward, answers_of, reasons_of
-from kedge.rewards.source import Responses, RewardSource, Score, Scores
+from kedge.rewards.source import Responses, RewardSource, Score, Scores, chosen
 from kedge.system.term_names import distinct_names
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
@@ -62,18 +62,8 @@ class ScoredTerms:
 
     def select(self, rows: Sequence[int]) -> ScoredTerms:
         """The scores of some of the responses, in the order given; the failures stay those of all."""
-
-        def chosen(entries: Sequence[Any]) -> list[Any]:
-            return [entries[row] for row in rows]
-
-        return replace(
-            self,
-            scores=chosen(self.scores),
-            terms={name: chosen(scores) for name, scores in self.terms.items()},
-            token_scores=None if self.token_scores is None else chosen(self.token_scores),
-            reasons={name: chosen(reasons) for name, reasons in self.reasons.items()},
-            answers={name: chosen(answers) for name, answers in self.answers.items()},
-        )
+        names = ("scores", "terms", "token_scores", "reasons", "answers")
+        return replace(self, **chosen({name: getattr(self, name) for name in names}, rows))
 
     def with_failures(self, *others: Mapping[str, float]) -> ScoredTerms:
         """The same scores; the failed calls include those on other responses."""

@@ -71,7 +71,7 @@ class _State:
 
 
 @dataclass
-class _Waited:
+class _WaitingTime:
     """Seconds that sampling has waited for an environment."""
 
     seconds: float = 0.0
@@ -181,7 +181,7 @@ class Player:
         self._say = say
         self._stop_ids: frozenset[int] = frozenset()
         self._turns: dict[tuple[int, bool], Turns] = {}
-        self._waited = _Waited()
+        self._waited = _WaitingTime()
         self._waited_before = 0.0
 
     def begin(
@@ -316,7 +316,7 @@ class Episodes:
     seeds: Sequence[int]
     limits: Limits
     stop_ids: Collection[int]
-    waited: _Waited
+    waited: _WaitingTime
     _states: dict[int, _State] = field(default_factory=dict)
 
     @property
@@ -326,11 +326,7 @@ class Episodes:
 
     def among(self, rows: Sequence[int]) -> Episodes:
         """See `Dialogue`."""
-
-        def chosen(entries: Sequence[Any]) -> list[Any]:
-            return [entries[row] for row in rows]
-
-        parts = {name: chosen(getattr(self, name)) for name in ("turns", "prompts", "seeds")}
+        parts = {name: [getattr(self, name)[row] for row in rows] for name in ("turns", "prompts", "seeds")}
         return replace(self, **parts, _states={})
 
     def open(self, rows: Sequence[int]) -> list[list[int]]:

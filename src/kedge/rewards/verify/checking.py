@@ -44,9 +44,10 @@ def verifier(check: Callable[..., Any] | None = None) -> Callable[[_Function], _
 
     def decorate(function: _Function) -> _Function:
         @wraps(function)  # kedge reads the names of columns and settings off the function's own signature
-        def verify(*args: Any, **given: Any) -> list[Any]:
-            # kedge passes what the function names, TRL everything, and always the tokens.
-            return _called_by_trl(function, **given) if "completion_ids" in given else function(*args, **given)
+        def verify(*args: Any, **arguments: Any) -> list[Any]:
+            if "completion_ids" in arguments:  # TRL passes everything, kedge what a function names
+                return _called_by_trl(function, **arguments)
+            return function(*args, **arguments)
 
         return cast("_Function", verify if check is None else reads(check)(verify))
 
@@ -57,7 +58,7 @@ def _called_by_trl(
     function: Callable[..., list[Verdict]],
     prompts: Sequence[Any],
     completions: Sequence[Any],
-    **given: Any,
+    **arguments: Any,
 ) -> list[Verdict | None]:
     """The scores of a call that passes texts or messages, and all columns; None for a row that has none for it.
 
@@ -67,23 +68,23 @@ def _called_by_trl(
     opened = [_last_message(prompt if isinstance(prompt, str) else prompt[-1:]) for prompt in prompts]
     texts = [_last_message(completion) for completion in completions]
     if "prompts" in parameters:
-        given["prompts"] = opened
+        arguments["prompts"] = opened
     else:
         texts = [opened_thought(prompt) + text for prompt, text in zip(opened, texts, strict=True)]
-    given = {"completions": texts, **{name: value for name, value in given.items() if name in parameters}}
-    columns = {name for name in given if parameters[name].kind is not Parameter.KEYWORD_ONLY}  # others are settings
-    needed = [given[name] for name in columns if parameters[name].default is Parameter.empty]
-    rows = [row for row, entries in enumerate(zip(*needed, strict=True)) if None not in entries]
-    chosen = {name: [value[row] for row in rows] if name in columns else value for name, value in given.items()}
+    arguments = {"completions": texts, **{name: value for name, value in arguments.items() if name in parameters}}
+    columns = {name for name in arguments if parameters[name].kind is not Parameter.KEYWORD_ONLY}  # others are settings
+    needed = [arguments[name] for name in columns if parameters[name].default is Parameter.empty]
+    rows = [row for row in range(len(texts)) if all(entries[row] is not None for entries in needed)]
+    chosen = {name: [value[row] for row in rows] if name in columns else value for name, value in arguments.items()}
     scores = dict(zip(rows, function(**chosen), strict=True)) if rows else {}
     return [scores.get(row) for row in range(len(texts))]
 
 
-def _last_message(said: Any) -> str:
+def _last_message(turns: Any) -> str:
     """A text, or that of the assistant's last message in a list, whose content may be a list of parts."""
-    if isinstance(said, str):
-        return said
-    last = next((message for message in reversed(said) if message.get("role", "assistant") == "assistant"), {})
+    if isinstance(turns, str):
+        return turns
+    last = next((message for message in reversed(turns) if message.get("role", "assistant") == "assistant"), {})
     content = last.get("content") or ""
     return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 
