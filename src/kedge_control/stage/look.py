@@ -9,9 +9,8 @@ from dataclasses import replace
 from kedge.inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, fmt, rose
 from kedge.inspect.look import Look, Panel, Row
+from kedge.inspect.page.changes import change_of, ends_of, figure, joined
 from kedge.inspect.page.looks import PPO
-from kedge.inspect.page.numbers import figure
-from kedge.inspect.page.sentences import change_of, ends_of, joined
 from kedge.inspect.record import RunRecord
 
 CONTROL = ("control",)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.inspect.page.numbers import as_number, blocks, evenly_spaced, histogram, noise, rounded
+from kedge.inspect.page.changes import noise
+from kedge.inspect.page.numbers import as_number, blocks, evenly_spaced, histogram, rounded
 
 
 @pytest.mark.parametrize("value", [None, True, "7", math.nan, math.inf, -math.inf, [1.0]])

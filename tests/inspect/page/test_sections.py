@@ -10,12 +10,12 @@ from functools import partial
 import pytest
 
 from kedge.inspect.doctor import Direction, Finding, Severity
+from kedge.inspect.page.changes import typographic
 from kedge.inspect.page.checks import FrontierPoint, critic, frontier, held_out
 from kedge.inspect.page.clipping import clipping, share_below
 from kedge.inspect.page.curves import curves, drawn_metrics
 from kedge.inspect.page.data import Headline, ReportedRun, page_data
 from kedge.inspect.page.looks import look_of
-from kedge.inspect.page.numbers import typographic
 from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.page.scores import cost, policy_scores, reward_model
 from kedge.inspect.page.verdict import describe_run, first_and_last

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kedge.inspect.page.changes import figure
 from kedge.inspect.page.looks import has_part
 from kedge.inspect.page.numbers import (
     as_number,
     blocks,
     evenly_spaced,
-    figure,
     fitting,
     mean_of,
     rounded,

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kedge.inspect.doctor.rule import Finding, severity_rank
+from kedge.inspect.page.changes import typographic
 from kedge.inspect.page.checks import FrontierPoint, critic, frontier, held_out
 from kedge.inspect.page.clipping import clipping
 from kedge.inspect.page.curves import curves
 from kedge.inspect.page.looks import has_part, look_of
-from kedge.inspect.page.numbers import typographic
 from kedge.inspect.page.responses import evaluation, generation, judge_agreement, shown_responses
 from kedge.inspect.page.scores import cost, policy_scores, reward_model
 from kedge.inspect.page.sweep import sweep_part

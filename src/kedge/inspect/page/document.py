@@ -14,7 +14,7 @@ from string import Template
 from typing import Any
 
 from kedge.errors import DataError
-from kedge.inspect.page.numbers import figure
+from kedge.inspect.page.changes import figure
 
 MARKER = "<!-- kedge report -->"
 """Second line of every page; a file with it may be overwritten by a newer page."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kedge.inspect.look import Look, Panel, Row
-from kedge.inspect.page import sentences
+from kedge.inspect.page import result_sentences, sentences
 from kedge.inspect.record import RunRecord
 from kedge.system.stage import imported, registered_stages
 from kedge.system.texts import read_table
@@ -104,8 +104,12 @@ LOOKS = {
         goals=("eval/explained_variance", "explained_variance"),
     ),
     "ppo": PPO,
-    "evaluate": replace(OTHER, title="Evaluation", sentences=sentences.of_evaluation, parts=frozenset({"evaluation"})),
-    "generate": replace(OTHER, title="Generation", sentences=sentences.of_generation, parts=frozenset({"generation"})),
+    "evaluate": replace(
+        OTHER, title="Evaluation", sentences=result_sentences.of_evaluation, parts=frozenset({"evaluation"})
+    ),
+    "generate": replace(
+        OTHER, title="Generation", sentences=result_sentences.of_generation, parts=frozenset({"generation"})
+    ),
 }
 """By stage, in the order of a chain."""
 

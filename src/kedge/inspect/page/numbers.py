@@ -1,10 +1,9 @@
-"""Numbers and texts for the page: rounding, thinning, histograms, excerpts, and one minus sign everywhere."""
+"""Numbers and texts that fit on the page: finite ones, rounded, thinned, in bins, and excerpts."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -24,15 +23,6 @@ def as_number(value: Any) -> float | None:
 def numbers_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     """The finite values of one metric."""
     return [number for row in rows if (number := as_number(row.get(name))) is not None]
-
-
-def noise(values: Sequence[float]) -> float:
-    """Standard deviation of a series around its trend; 0 for fewer than 3 values.
-
-    From second differences, where a steady rise or fall cancels; independent noise has 6 times its variance there.
-    """
-    second = np.diff(np.asarray(values, dtype=float), n=2)
-    return float(np.sqrt(np.mean(second**2) / 6)) if len(second) else 0.0
 
 
 def rounded(value: Any, digits: int = 5) -> Any:
@@ -135,18 +125,3 @@ def distributions(
         name: {"shares": in_bins(values, edges), "median": float(median(values))} for name, values in known.items()
     }
     return rounded({"edges": edges, "named": [{"name": name, **each} for name, each in drawn.items()]})
-
-
-MINUS = "\u2212"
-NEGATIVE = re.compile(r"(?<![^\s(\[,~≈])-(?=[\d.]*\d)|(?<=\de)-(?=\d)")
-"""A hyphen before a number at the start of a word or in an exponent; not in a range, a date or `field=-1`."""
-
-
-def figure(value: float) -> str:
-    """A number with three significant digits."""
-    return f"{value:.3g}".replace("-", MINUS)
-
-
-def typographic(text: str) -> str:
-    """A text with a minus sign for negative numbers; settings such as `field=-1` stay as they are typed."""
-    return NEGATIVE.sub(MINUS, text)

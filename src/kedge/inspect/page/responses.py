@@ -10,7 +10,7 @@ from typing import Any
 
 from kedge.inspect.page.looks import has_part
 from kedge.inspect.page.numbers import as_number, distributions, evenly_spaced, fitting, rounded, shortened
-from kedge.inspect.page.sentences import why_no_result
+from kedge.inspect.page.result_sentences import why_no_result
 from kedge.inspect.record import RunRecord
 
 TOKEN_VALUES = ("logprobs", "ref_logprobs", "new_logprobs", "values", "rewards", "advantages", "entropies")

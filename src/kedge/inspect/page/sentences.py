@@ -1,63 +1,18 @@
-"""The sentences of the page about a run, by stage."""
+"""The sentences of the page about a training run, by stage."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from kedge.inspect.page.numbers import as_number, figure, mean_of, noise, numbers_of, rounded
+from kedge.inspect.page.changes import change_of, ends_of, figure, joined
+from kedge.inspect.page.numbers import as_number, numbers_of, rounded
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import learns_from_teacher
 from kedge.system.intervals import score_interval
 
-WINDOW = 20
-"""First and last values are means over the first and last one part in this many of the run."""
-
-ROUNDING = 1e-6
-CERTAIN = 3.0
-"""Standard errors from which on a change is more than noise: a table has a dozen changes."""
-
-NEGLIGIBLE = 0.01
-"""Share of the larger of two values below which their difference is noise."""
-
-FEWEST = 4
-"""Updates from which on a series shows how noisy it is."""
-
 COUNTS = ("unused", "sampled", "resamples")
 """Responses that were not trained on and all of them, and additional rounds of sampling, per update: `group/…`."""
-
-
-@dataclass(frozen=True)
-class Ends:
-    """A metric's first and last value, and the standard error of their difference; infinite where it is not known."""
-
-    first: float
-    last: float
-    error: float = 0.0
-
-    @property
-    def is_change(self) -> bool:
-        """True if the values differ by more than noise."""
-        least = NEGLIGIBLE * max(abs(self.first), abs(self.last))
-        return abs(self.last - self.first) > max(least, CERTAIN * self.error)
-
-
-def ends_of(record: RunRecord, metric: str) -> Ends | None:
-    """The first and last value of a metric; None for a run without it."""
-    numbers = numbers_of(record.metrics, metric)
-    width = max(1, len(numbers) // WINDOW)
-    if not numbers:
-        return None
-    first, last = _snapped(mean_of(numbers[:width]), mean_of(numbers[-width:]))
-    return Ends(first, last, math.sqrt(2 / width) * noise(numbers) if len(record.metrics) >= FEWEST else math.inf)
-
-
-def _snapped(first: float, last: float) -> tuple[float, float]:
-    """Rounding errors that are tiny next to the other value become 0."""
-    least = ROUNDING * max(abs(first), abs(last))
-    return 0.0 if abs(first) < least else first, 0.0 if abs(last) < least else last
 
 
 def of_ppo(record: RunRecord, progress: str) -> list[str]:
@@ -102,87 +57,6 @@ def of_reward_model(record: RunRecord, progress: str) -> list[str]:
 def of_critic(record: RunRecord, progress: str) -> list[str]:
     """The share of the returns that it explains, in all and by third of the responses."""
     return list(filter(None, (_explained_sentence(record, progress), _thirds_sentence(record))))
-
-
-def of_evaluation(record: RunRecord, progress: str) -> list[str]:
-    """Two sentences: the outcome, and whether it tells the two sides apart."""
-    summary = record.summary
-    if not summary:
-        return [why_no_result(record)]
-    if "pass@k" in summary:
-        scores = [score for row in record.results if (score := as_number(row.get("score"))) is not None]
-        return [*_solved_sentences(summary), *no_verdicts(scores, summary["judge"])]
-    if "win_rate" not in summary:
-        return [f"The critic of {summary.get('critic')} was checked, with rewards from {summary.get('reward')}."]
-    rate = summary["win_rate"]
-    against = summary.get("against", "references")
-    first = (
-        f"{summary['model']} won {summary['won']:,}, tied {summary['tied']:,} and lost {summary['lost']:,} of "
-        f"{summary['num_judged']:,} prompts against {against}, judged by {summary['judge']}: a win rate of "
-        f"{rate['value']:.0%} ({rate['low']:.0%} to {rate['high']:.0%}), ties counting half."
-    )
-    if rate["low"] <= 0.5 <= rate["high"]:
-        return [first, "The interval includes 50%: this evaluation does not tell the two apart."]
-    return [first, f"The judge prefers {summary['model'] if rate['value'] > 0.5 else against}."]
-
-
-def _solved_sentences(summary: Mapping[str, Any]) -> list[str]:
-    """Two sentences: the share of prompts that a policy solves at the first try, and with all responses."""
-    most = summary["num_samples"]
-    first, last, majority = (
-        _share((summary.get(name) or {}).get(str(k))) for name, k in (("pass@k", 1), ("pass@k", most), ("maj@k", most))
-    )
-    voted = f", and the most frequent answer for {majority}" if majority else ""
-    return [
-        f"At the first try {summary['model']} solves {first or 'none'} of {summary['num_prompts']:,} prompts, "
-        f"judged by {summary['judge']}.",
-        *([f"At least one of {most} responses is right for {last}{voted}."] if last else []),
-    ]
-
-
-def no_verdicts(scores: Collection[float], judge: str) -> list[str]:
-    """A sentence on pass@k by a judge whose scores go beyond 0 to 1, as a reward model's do; else none."""
-    low = min(scores, default=0.0)
-    high = max(scores, default=1.0)
-    if low >= 0 and high <= 1:
-        return []
-    return [
-        f"Right is a score of 1 or more, and {judge} gives {figure(low)} to {figure(high)}: unless these are verdicts "
-        "of right or wrong, pass@k means little."
-    ]
-
-
-def _share(interval: Mapping[str, float] | None) -> str:
-    return f"{interval['value']:.0%} ({interval['low']:.0%} to {interval['high']:.0%})" if interval else ""
-
-
-def of_generation(record: RunRecord, progress: str) -> list[str]:
-    """One or two sentences about the responses and their scores."""
-    summary = record.summary
-    count = len(record.results)
-    if not summary:
-        total = record.progress[-1]["total"] if record.progress else None
-        of = f" of {total:,}" if total else ""
-        return [f"{'So far' if record.state == 'running' else 'Stopped after'} {count:,}{of} responses."]
-    best = f", each the best of {summary['best_of']}" if "best_of" in summary else ""
-    first = (
-        f"{summary['num_responses']:,} responses to {summary['num_prompts']:,} prompts{best}, "
-        f"{summary['length']:.3g} tokens long on average; {summary['eos_rate']:.0%} end with a stop token."
-    )
-    score = summary.get("score")
-    if not isinstance(score, Mapping):
-        return [first]
-    limits = "" if score["low"] is None else f" ({score['low']:.3g} to {score['high']:.3g})"
-    single = summary.get("score_of_one")
-    one = f"; that of a single response is {single['value']:.3g}" if isinstance(single, Mapping) else ""
-    return [first, f"Their mean score by {summary.get('reward', 'the reward')} is {score['value']:.3g}{limits}{one}."]
-
-
-def why_no_result(record: RunRecord) -> str:
-    """The reason why an evaluation has no result."""
-    if record.state == "running":
-        return "The evaluation is running. Its result comes at the end."
-    return "The evaluation stopped before it had a result."
 
 
 def _reward_sentence(record: RunRecord, progress: str) -> str:
@@ -287,18 +161,3 @@ def _thirds_sentence(record: RunRecord) -> str:
         return "" if record.summary else "It is measured on held-out prompts when the training ends."
     *others, last = known
     return f"In the first, middle and last third of the responses it explains {', '.join(others)} and {last}."
-
-
-def change_of(ends: Ends, slack: float = 0.0) -> str:
-    """`rose from 1 to 5`, or `stayed near 5` for a change within `slack` or the noise."""
-    first = figure(ends.first)
-    last = figure(ends.last)
-    if first == last or not ends.is_change or abs(ends.last - ends.first) < slack:
-        return f"stayed near {last}"
-    return f"{'rose' if ends.last > ends.first else 'fell'} from {first} to {last}"
-
-
-def joined(parts: Sequence[str]) -> str:
-    """The parts as one sentence; empty without parts."""
-    text = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}, and {parts[-1]}" if parts else ""
-    return f"{text[:1].upper()}{text[1:]}." if text else ""

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kedge.inspect.page.changes import figure
 from kedge.inspect.page.curves import mean_curves
-from kedge.inspect.page.numbers import figure, rounded
+from kedge.inspect.page.numbers import rounded
 from kedge.inspect.record import RunRecord
 from kedge.inspect.sweeps import Goal, Row, Setting, Sweep, SweptRun, compare, final_value, find_goal, leaders
 

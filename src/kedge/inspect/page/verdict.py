@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kedge.inspect.look import Row
+from kedge.inspect.page.changes import Ends, ends_of, typographic
 from kedge.inspect.page.looks import look_of
-from kedge.inspect.page.numbers import numbers_of, rounded, typographic
-from kedge.inspect.page.sentences import Ends, ends_of
+from kedge.inspect.page.numbers import numbers_of, rounded
 from kedge.inspect.record import RESULTS, RunRecord
 from kedge.inspect.resolved import KL_COSTS, charges_kl
 

@@ -12,12 +12,11 @@ from statistics import mean
 from typing import Any
 
 from kedge.algorithm.statistics import majority_at_k, pass_at_k
-from kedge.inspect.page.sentences import no_verdicts
-from kedge.logs.json_lines import JsonLines
+from kedge.inspect.page.result_sentences import no_verdicts
+from kedge.logs.json_lines import JsonLines, as_rows
 from kedge.logs.progress import format_figure
 from kedge.logs.table import Cell, print_table
 from kedge.stages.evaluation.judges import ScoredResponses
-from kedge.stages.evaluation.policy import shares_of
 from kedge.stages.evaluation.report import endings_line, verdict_lines
 from kedge.system.intervals import Interval, mean_interval, share_interval
 from kedge.system.output import JUDGMENTS_FILE, write_summary
@@ -87,8 +86,7 @@ class Solved:
             "pass@k": _plain(self.pass_at),
             **({"maj@k": _plain(self.maj_at)} if self.maj_at else {}),
             **{name: each.as_json() if isinstance(each, Interval) else each for name, each in figures.items()},
-            **({"verdicts": self.scored.verdicts} if self.scored.verdicts else {}),
-            **({"endings": shares_of(self.scored.endings)} if self.scored.endings else {}),
+            **self.scored.shares(),
         }
 
     def less(self, other: Solved) -> dict[int, Interval]:
@@ -156,8 +154,7 @@ def _rows(policy: Solved) -> Iterator[dict[str, Any]]:
         "length": scored.num_tokens,
         **{name: entries for name, entries in named.items() if entries is not None},
     }
-    for entries in zip(*columns.values(), strict=True):
-        yield {"model": policy.name, **dict(zip(columns, entries, strict=True))}
+    return ({"model": policy.name, **row} for row in as_rows(columns))
 
 
 def _print(policies: Sequence[Solved], title: str) -> None:

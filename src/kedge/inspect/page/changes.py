@@ -1,0 +1,95 @@
+"""The change of a metric over a run in words, and numbers as sentences write them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kedge.inspect.page.numbers import mean_of, numbers_of
+from kedge.inspect.record import RunRecord
+
+WINDOW = 20
+"""First and last values are means over the first and last one part in this many of the run."""
+
+ROUNDING = 1e-6
+CERTAIN = 3.0
+"""Standard errors from which on a change is more than noise: a table has a dozen changes."""
+
+NEGLIGIBLE = 0.01
+"""Share of the larger of two values below which their difference is noise."""
+
+FEWEST = 4
+"""Updates from which on a series shows how noisy it is."""
+
+MINUS = "\u2212"
+NEGATIVE = re.compile(r"(?<![^\s(\[,~≈])-(?=[\d.]*\d)|(?<=\de)-(?=\d)")
+"""A hyphen before a number at the start of a word or in an exponent; not in a range, a date or `field=-1`."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A metric's first and last value, and the standard error of their difference; infinite where it is not known."""
+
+    first: float
+    last: float
+    error: float = 0.0
+
+    @property
+    def is_change(self) -> bool:
+        """True if the values differ by more than noise."""
+        least = NEGLIGIBLE * max(abs(self.first), abs(self.last))
+        return abs(self.last - self.first) > max(least, CERTAIN * self.error)
+
+
+def ends_of(record: RunRecord, metric: str) -> Ends | None:
+    """The first and last value of a metric; None for a run without it."""
+    numbers = numbers_of(record.metrics, metric)
+    width = max(1, len(numbers) // WINDOW)
+    if not numbers:
+        return None
+    first, last = _snapped(mean_of(numbers[:width]), mean_of(numbers[-width:]))
+    return Ends(first, last, math.sqrt(2 / width) * noise(numbers) if len(record.metrics) >= FEWEST else math.inf)
+
+
+def _snapped(first: float, last: float) -> tuple[float, float]:
+    """Rounding errors that are tiny next to the other value become 0."""
+    least = ROUNDING * max(abs(first), abs(last))
+    return 0.0 if abs(first) < least else first, 0.0 if abs(last) < least else last
+
+
+def noise(values: Sequence[float]) -> float:
+    """Standard deviation of a series around its trend; 0 for fewer than 3 values.
+
+    From second differences, where a steady rise or fall cancels; independent noise has 6 times its variance there.
+    """
+    second = np.diff(np.asarray(values, dtype=float), n=2)
+    return float(np.sqrt(np.mean(second**2) / 6)) if len(second) else 0.0
+
+
+def change_of(ends: Ends, slack: float = 0.0) -> str:
+    """`rose from 1 to 5`, or `stayed near 5` for a change within `slack` or the noise."""
+    first = figure(ends.first)
+    last = figure(ends.last)
+    if first == last or not ends.is_change or abs(ends.last - ends.first) < slack:
+        return f"stayed near {last}"
+    return f"{'rose' if ends.last > ends.first else 'fell'} from {first} to {last}"
+
+
+def joined(parts: Sequence[str]) -> str:
+    """The parts as one sentence; empty without parts."""
+    text = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}, and {parts[-1]}" if parts else ""
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def figure(value: float) -> str:
+    """A number with three significant digits."""
+    return f"{value:.3g}".replace("-", MINUS)
+
+
+def typographic(text: str) -> str:
+    """A text with a minus sign for negative numbers; settings such as `field=-1` stay as they are typed."""
+    return NEGATIVE.sub(MINUS, text)

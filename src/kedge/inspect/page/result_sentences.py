@@ -1,0 +1,91 @@
+"""The sentences of the page about evaluations and generated responses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from kedge.inspect.page.changes import figure
+from kedge.inspect.page.numbers import as_number
+from kedge.inspect.record import RunRecord
+
+
+def of_evaluation(record: RunRecord, progress: str) -> list[str]:
+    """Two sentences: the outcome, and whether it tells the two sides apart."""
+    summary = record.summary
+    if not summary:
+        return [why_no_result(record)]
+    if "pass@k" in summary:
+        scores = [score for row in record.results if (score := as_number(row.get("score"))) is not None]
+        return [*_solved_sentences(summary), *no_verdicts(scores, summary["judge"])]
+    if "win_rate" not in summary:
+        return [f"The critic of {summary.get('critic')} was checked, with rewards from {summary.get('reward')}."]
+    rate = summary["win_rate"]
+    against = summary.get("against", "references")
+    first = (
+        f"{summary['model']} won {summary['won']:,}, tied {summary['tied']:,} and lost {summary['lost']:,} of "
+        f"{summary['num_judged']:,} prompts against {against}, judged by {summary['judge']}: a win rate of "
+        f"{rate['value']:.0%} ({rate['low']:.0%} to {rate['high']:.0%}), ties counting half."
+    )
+    if rate["low"] <= 0.5 <= rate["high"]:
+        return [first, "The interval includes 50%: this evaluation does not tell the two apart."]
+    return [first, f"The judge prefers {summary['model'] if rate['value'] > 0.5 else against}."]
+
+
+def _solved_sentences(summary: Mapping[str, Any]) -> list[str]:
+    """Two sentences: the share of prompts that a policy solves at the first try, and with all responses."""
+    most = summary["num_samples"]
+    first, last, majority = (
+        _share((summary.get(name) or {}).get(str(k))) for name, k in (("pass@k", 1), ("pass@k", most), ("maj@k", most))
+    )
+    voted = f", and the most frequent answer for {majority}" if majority else ""
+    return [
+        f"At the first try {summary['model']} solves {first or 'none'} of {summary['num_prompts']:,} prompts, "
+        f"judged by {summary['judge']}.",
+        *([f"At least one of {most} responses is right for {last}{voted}."] if last else []),
+    ]
+
+
+def no_verdicts(scores: Collection[float], judge: str) -> list[str]:
+    """A sentence on pass@k by a judge whose scores go beyond 0 to 1, as a reward model's do; else none."""
+    low = min(scores, default=0.0)
+    high = max(scores, default=1.0)
+    if low >= 0 and high <= 1:
+        return []
+    return [
+        f"Right is a score of 1 or more, and {judge} gives {figure(low)} to {figure(high)}: unless these are verdicts "
+        "of right or wrong, pass@k means little."
+    ]
+
+
+def _share(interval: Mapping[str, float] | None) -> str:
+    return f"{interval['value']:.0%} ({interval['low']:.0%} to {interval['high']:.0%})" if interval else ""
+
+
+def of_generation(record: RunRecord, progress: str) -> list[str]:
+    """One or two sentences about the responses and their scores."""
+    summary = record.summary
+    count = len(record.results)
+    if not summary:
+        total = record.progress[-1]["total"] if record.progress else None
+        of = f" of {total:,}" if total else ""
+        return [f"{'So far' if record.state == 'running' else 'Stopped after'} {count:,}{of} responses."]
+    best = f", each the best of {summary['best_of']}" if "best_of" in summary else ""
+    first = (
+        f"{summary['num_responses']:,} responses to {summary['num_prompts']:,} prompts{best}, "
+        f"{summary['length']:.3g} tokens long on average; {summary['eos_rate']:.0%} end with a stop token."
+    )
+    score = summary.get("score")
+    if not isinstance(score, Mapping):
+        return [first]
+    limits = "" if score["low"] is None else f" ({score['low']:.3g} to {score['high']:.3g})"
+    single = summary.get("score_of_one")
+    one = f"; that of a single response is {single['value']:.3g}" if isinstance(single, Mapping) else ""
+    return [first, f"Their mean score by {summary.get('reward', 'the reward')} is {score['value']:.3g}{limits}{one}."]
+
+
+def why_no_result(record: RunRecord) -> str:
+    """The reason why an evaluation has no result."""
+    if record.state == "running":
+        return "The evaluation is running. Its result comes at the end."
+    return "The evaluation stopped before it had a result."
