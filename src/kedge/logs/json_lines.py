@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,6 +219,12 @@ def plain_json(value: Any) -> Any:
     return repr(value)
 
 
+def as_rows(columns: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of a table that is given by its columns, which are equally long."""
+    for entries in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, entries, strict=True))
+
+
 SAMPLE_OPTIONAL = ("reason", "foreign", "ending")
 TOKEN_VALUES = ("logprobs", "ref_logprobs", "values", "rewards", "advantages", "entropies", "new_logprobs")
 
@@ -229,7 +235,7 @@ class Sample:
 
     Attributes:
         prompt: The prompt as text.
-        response: The response as text; of an episode, what both sides said.
+        response: The response as text; of an episode, the text of both sides.
         tokens: The text of each token that the policy chose, including the stop token; empty for a token that is part
             of a character which a later token completes.
         score: The response's score, or None if it was not scored.

@@ -34,6 +34,8 @@ PLACE = "path/to/this/folder"
 
 _TAGS = {"sft": ["sft"], "reward": ["reward-model", "rlhf"], "critic": ["critic", "rlhf"], "ppo": ["rlhf"]}
 
+_PIPELINES = {"reward": "text-classification", "sft": "text-generation", "ppo": "text-generation"}
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -181,18 +183,15 @@ class ModelCard:
         return f"{text.strip()}\n"
 
     def _header(self, origin: Origin) -> dict[str, object]:
-        pipelines = {"reward": "text-classification", "sft": "text-generation", "ppo": "text-generation"}
         algorithm = [self.algorithm.lower().replace(". ", "-").replace(" ", "-")] if self.stage == "ppo" else []
-        pipeline = {"pipeline_tag": pipelines[self.stage]} if self.stage in pipelines else {}
-        base = {"base_model": origin.hub_base} if origin.hub_base else {}
-        datasets = {"datasets": list(dict.fromkeys(self.datasets))} if self.datasets else {}
-        return {
+        entries = {
             "library_name": "transformers",
-            **pipeline,
+            "pipeline_tag": _PIPELINES.get(self.stage),
             "tags": ["kedge", *algorithm, *_TAGS[self.stage]],
-            **base,
-            **datasets,
+            "base_model": origin.hub_base,
+            "datasets": list(dict.fromkeys(self.datasets)),
         }
+        return {name: entry for name, entry in entries.items() if entry}
 
 
 def public_name(source: str | os.PathLike[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.errors import ConfigError, RewardError
-from kedge.logs.json_lines import JsonLines
+from kedge.logs.json_lines import JsonLines, as_rows
 from kedge.logs.progress import say
 from kedge.logs.record_format import read_json_lines
 from kedge.logs.table import print_table
@@ -27,6 +27,7 @@ from kedge.runs.inputs import Rewards, check_columns, configured_rewards, load_p
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import open_run
 from kedge.runs.training import measuring
+from kedge.stages.evaluation.judges import mean_score
 from kedge.stages.evaluation.policy import (
     SampledResponses,
     SamplingSettings,
@@ -35,7 +36,7 @@ from kedge.stages.evaluation.policy import (
     shares_of,
 )
 from kedge.stages.evaluation.report import endings_line, verdict_lines
-from kedge.system.intervals import Interval, score_interval
+from kedge.system.intervals import Interval
 from kedge.system.invocation import as_argument
 from kedge.system.output import RESPONSES_FILE, write_summary
 from kedge.system.texts import printable
@@ -249,19 +250,11 @@ def _rows(responses: Responses, terms: ScoredTerms | None, endings: Sequence[str
         own["reason"] = reasons
     names = free_names(responses.columns, own)
     columns = {**own, **{names[column]: entries for column, entries in responses.columns.items()}}
-    for entries in zip(*columns.values(), strict=True):
-        yield dict(zip(columns, entries, strict=True))
+    return as_rows(columns)
 
 
 def _mean_score(scores: Scores, size: int) -> Interval:
-    """Mean over prompts of each prompt's mean score, since responses to one prompt are not independent.
-
-    Args:
-        scores: One per response.
-        size: Responses per prompt.
-    """
-    groups = (scores[start : start + size] for start in range(0, len(scores), size))
-    scored = [known for group in groups if (known := [score for score in group if score is not None])]
-    if not scored:
+    """See `mean_score`; `RewardError` if no response has a score."""
+    if (found := mean_score(scores, size)) is None:
         raise RewardError(f"the reward scored none of {len(scores)} responses")
-    return score_interval(scored)
+    return found

@@ -19,6 +19,7 @@ from kedge.rewards.function import RESPONSE_ARGUMENTS, SIDES, FunctionReward, fi
 from kedge.rewards.source import Score, checked_scores, free_names
 from kedge.runs.inputs import load_rewards
 from kedge.runs.run import Run
+from kedge.stages.evaluation.policy import shares_of
 from kedge.system.intervals import Interval, score_interval
 from kedge.system.ranks import ALONE, Ranks
 from kedge.system.texts import names_function
@@ -52,14 +53,20 @@ class ScoredResponses:
         Args:
             num_samples: Responses to each prompt, which are next to each other.
         """
-        scores = self.scores or []
-        prompts = [scores[start : start + num_samples] for start in range(0, len(scores), num_samples)]
-        known = [some for prompt in prompts if (some := [score for score in prompt if score is not None])]
         return {
-            "score": score_interval(known) if known else None,
+            "score": mean_score(self.scores or [], num_samples),
             "length": mean(self.num_tokens),
             "eos_rate": mean(map(float, self.responses.stopped)),
         }
+
+    def shares(self, suffix: str = "") -> dict[str, dict[str, float]]:
+        """The shares of the judge's verdicts and of the endings of episodes, those that there are.
+
+        Args:
+            suffix: Added to the names `verdicts` and `endings`.
+        """
+        found = {"verdicts": self.verdicts, "endings": shares_of(self.endings)}
+        return {f"{name}{suffix}": shares for name, shares in found.items() if shares}
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,21 @@ class PairOutcomes:
         first_rate = sum(one + (1 - two) for one, two in both) / (2 * len(both))
         contradicted = sum({one, two} == {0.0, 1.0} for one, two in both) / len(both)
         return {"first_rate": first_rate, "contradicted": contradicted}
+
+
+def mean_score(scores: Scores, size: int) -> Interval | None:
+    """Mean over prompts of each prompt's mean score, since responses to one prompt are not independent.
+
+    Args:
+        scores: One per response; those to a prompt are next to each other.
+        size: Responses per prompt.
+
+    Returns:
+        The mean with its interval; None if no response has a score.
+    """
+    groups = (scores[start : start + size] for start in range(0, len(scores), size))
+    scored = [known for group in groups if (known := [score for score in group if score is not None])]
+    return score_interval(scored) if scored else None
 
 
 VERDICTS = (None, 0.0, 0.5, 1.0)

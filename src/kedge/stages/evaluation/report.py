@@ -9,8 +9,9 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
-from kedge.logs.json_lines import JsonLines
+from kedge.logs.json_lines import JsonLines, as_rows
 from kedge.logs.table import Cell, print_table
+from kedge.rewards import Scores
 from kedge.stages.evaluation.evaluator import PolicyResult
 from kedge.stages.evaluation.judges import Judge, ScoredResponses
 from kedge.stages.evaluation.policy import shares_of
@@ -47,7 +48,8 @@ class Evaluation:
         """Figures for `summary.json`; the longer response wins ½ of the pairs if the judge ignores lengths."""
         outcomes = self.policy.outcomes
         longer = self.longer_won()
-        sides = (self.policy.scored, self.opponent)
+        ours = self.policy.scored
+        theirs = self.opponent
         return {
             **_plain(self.policy.summary()),
             "against": self.opponent_name,
@@ -55,16 +57,14 @@ class Evaluation:
             "judge_mode": self.judge.mode,
             "num_prompts": len(outcomes.wins),
             "num_judged": len(outcomes.decided),
-            "num_equal": sum(map(eq, *(each.responses.completions for each in sides))),
-            **_plain(self.policy.scored.figures()),
-            **{f"{name}_against": figure for name, figure in _plain(self.opponent.figures()).items()},
+            "num_equal": sum(map(eq, ours.responses.completions, theirs.responses.completions)),
+            **_plain(ours.figures()),
+            **{f"{name}_against": figure for name, figure in _plain(theirs.figures()).items()},
             "longer_wins": share_interval(longer).as_json() if longer else None,
             "num_unequal_lengths": len(longer),
             "position_bias": outcomes.position_bias(),
-            **({"verdicts": sides[0].verdicts} if sides[0].verdicts else {}),
-            **({"verdicts_against": sides[1].verdicts} if sides[1].verdicts else {}),
-            **({"endings": shares_of(sides[0].endings)} if sides[0].endings else {}),
-            **({"endings_against": shares_of(sides[1].endings)} if sides[1].endings else {}),
+            **ours.shares(),
+            **theirs.shares("_against"),
             "frontier": [_plain(each.summary()) for each in self.frontier],
         }
 
@@ -93,28 +93,30 @@ def _judgments(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
     ours = evaluation.policy.scored
     theirs = evaluation.opponent
     outcomes = evaluation.policy.outcomes
-    winners = {1.0: "model", 0.5: "tie", 0.0: "against", None: None}
-    for index, win in enumerate(outcomes.wins):
-        row: dict[str, Any] = {
-            "prompt": ours.responses.prompts[index],
-            "completion": ours.responses.completions[index],
-            "completion_against": theirs.responses.completions[index],
-            "winner": winners[win],
-            "length": ours.num_tokens[index],
-            "length_against": theirs.num_tokens[index],
-        }
-        if ours.scores is not None and theirs.scores is not None:
-            row |= {"score": ours.scores[index], "score_against": theirs.scores[index]}
-        if ours.reasons is not None and theirs.reasons is not None:
-            row |= {"reason": ours.reasons[index], "reason_against": theirs.reasons[index]}
-        if ours.endings and theirs.endings:
-            row |= {"ending": ours.endings[index], "ending_against": theirs.endings[index]}
-        if outcomes.shown_first is not None and outcomes.shown_second is not None:
-            row |= {
-                "winner_shown_first": winners[outcomes.shown_first[index]],
-                "winner_shown_second": winners[outcomes.shown_second[index]],
-            }
-        yield row
+    columns: dict[str, Sequence[Any]] = {
+        "prompt": ours.responses.prompts,
+        "completion": ours.responses.completions,
+        "completion_against": theirs.responses.completions,
+        "winner": _winners(outcomes.wins),
+        "length": ours.num_tokens,
+        "length_against": theirs.num_tokens,
+    }
+    for name, own, other in (
+        ("score", ours.scores, theirs.scores),
+        ("reason", ours.reasons, theirs.reasons),
+        ("ending", ours.endings, theirs.endings),
+    ):
+        if own and other:
+            columns |= {name: own, f"{name}_against": other}
+    for place, wins in (("first", outcomes.shown_first), ("second", outcomes.shown_second)):
+        if wins is not None:
+            columns[f"winner_shown_{place}"] = _winners(wins)
+    return as_rows(columns)
+
+
+def _winners(wins: Scores) -> list[str | None]:
+    names = {1.0: "model", 0.5: "tie", 0.0: "against", None: None}
+    return [names[win] for win in wins]
 
 
 def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
