@@ -176,7 +176,7 @@ def _check_replaceable(path: Path) -> None:
     with writing(path):
         if not os.path.lexists(path):
             return
-        if path.is_file():  # a pipe would be waited for
+        if path.is_file():  # reading a pipe would block
             with path.open("rb") as file:
                 if is_page(file.read(MARKED_WITHIN)):
                     return

@@ -174,7 +174,7 @@ class _PlainLines(_View):
 
 
 class _Bar(_View):
-    """A live bar with the newest values behind it."""
+    """A live bar, followed by the newest values."""
 
     def __init__(self, console: Console, total: int) -> None:
         columns = ("{task.description}", "eta {task.fields[eta]}", "{task.fields[values]}")

@@ -100,10 +100,10 @@ def inner_weights(module: nn.Module, trunk: nn.Module) -> list[nn.Parameter]:
 def take_out(module: nn.Module, weights: Collection[nn.Parameter]) -> dict[str, Tensor]:
     """Put some of a module's weights on the meta device, in place; return them by name."""
     wanted = set(weights)
-    taken = {name: each.detach() for name, each in module.named_parameters() if each in wanted}
+    values = {name: each.detach() for name, each in module.named_parameters() if each in wanted}
     for each in weights:
         _replace(module, each, torch.empty_like(each, device="meta"))
-    return taken
+    return values
 
 
 def _replace(module: nn.Module, tensor: Tensor, new: Tensor) -> None:

@@ -193,7 +193,7 @@ def _note_untied(model: PreTrainedModel) -> None:
     if model.get_output_embeddings() is None or getattr(model, "all_tied_weights_keys", None) != {}:
         return
     weights = [weight for _, weight in model.named_parameters(remove_duplicate=False)]
-    if len(weights) == len(set(weights)):  # the model's own code ties none, either
+    if len(weights) == len(set(weights)):  # the model's code does not tie weights either
         for config in (model.config, model.config.get_text_config()):
             config.tie_word_embeddings = False
 

@@ -228,5 +228,5 @@ def _content(name: str, path: Path, repo: str) -> str | bytes:
 
 def _reason(error: Exception) -> str:
     """The message of a client's error, without line breaks; includes the hub's message if it sent one."""
-    said = cast("str | None", getattr(error, "server_message", None))
-    return printable(error_text(Exception(said) if said else error))
+    message = cast("str | None", getattr(error, "server_message", None))
+    return printable(error_text(Exception(message) if message else error))

@@ -441,7 +441,7 @@ def _draw(choices: Sequence[str], source: random.Random) -> str:
         value = math.exp(source.uniform(math.log(low - half), math.log(high + half)))
     else:
         value = source.uniform(low - half, high + half)
-    # As many as tell numbers in the range apart.
+    # Enough digits for distinct numbers in a narrow range.
     digits = 3 + max(0, math.floor(-math.log10((high - low) / max(-low, high))))
     text = str(round(value)) if is_whole else f"{value:.{digits}g}"
     return ends[0] if float(text) < low else ends[1] if float(text) > high else text

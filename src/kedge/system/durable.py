@@ -146,8 +146,8 @@ def rename_folder(folder: Path, target: Path) -> None:
     """Rename a folder.
 
     Raises:
-        OSError: The system refuses; said in words if the file system has no renaming of folders, such as object stores
-            and layers of containers.
+        OSError: The system refuses. The message says so if the file system cannot rename folders, as object stores and
+            container layers cannot.
     """
     try:
         folder.rename(target)

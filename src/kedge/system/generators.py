@@ -79,7 +79,7 @@ def seeded(seed: int) -> Iterator[None]:
                 _outside = _outside if is_inner else None
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     """In a forked process no other thread is left, so that no call of one is under way."""
     global _one_at_a_time, _switching, _outside
     _one_at_a_time = threading.RLock()
@@ -88,7 +88,7 @@ def _begin_anew() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def seed_generators(seed: int) -> None:
@@ -99,8 +99,8 @@ def seed_generators(seed: int) -> None:
     for name in _SEEDED:
         if name in sys.modules:
             _seed(sys.modules[name])
-    if _LATER not in sys.meta_path:
-        sys.meta_path.insert(0, _LATER)
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
 
 
 def _seed(library: Any) -> None:
@@ -110,7 +110,7 @@ def _seed(library: Any) -> None:
         library.random.seed(_latest % 2**32)
 
 
-class _Later(MetaPathFinder):
+class _SeedingFinder(MetaPathFinder):
     """Seeds a library as soon as it is imported, as in the middle of a user's call."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
@@ -123,7 +123,7 @@ class _Later(MetaPathFinder):
 
 
 _SEEDED = ("numpy", "torch")
-_LATER = _Later()
+_FINDER = _SeedingFinder()
 _latest = 0
 
 

@@ -173,7 +173,7 @@ def _handler(get_answer: Callable[[BaseHTTPRequestHandler], Answer], *, takes_po
 
         def do_GET(self) -> None:
             answer = get_answer(self)
-            # The body of a refused request was not read, and would be taken for the next request.
+            # The body of a refused request was not read, and would be read as the next request.
             self.close_connection = self.close_connection or self.command == "POST"
             self.send_response(answer.status)
             for name, value in answer.headers().items():

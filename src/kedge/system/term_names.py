@@ -23,6 +23,6 @@ def distinct_names(names: Sequence[str]) -> list[str]:
     distinct: list[str] = []
     for name in names:
         numbered = (f"{name}-{number}" for number in itertools.count(2))
-        taken = {*distinct, *names}
-        distinct.append(name if name not in distinct else next(each for each in numbered if each not in taken))
+        used = {*distinct, *names}
+        distinct.append(name if name not in distinct else next(each for each in numbered if each not in used))
     return distinct

@@ -154,7 +154,7 @@ STOPS_ARE_LEARNED = "check that the demonstrations end with the stop token and t
 
 
 def _none_stops(run: RunRecord) -> Symptom | None:
-    """All responses so far were cut off, and all have the one score for that."""
+    """Every response so far was truncated and got the score for truncated responses."""
     stops, score, score_std = (
         read(run, name, at_least=1) for name in ("response/eos_rate", "reward/score_mean", "reward/score_std")
     )

@@ -36,14 +36,14 @@ def quiet_transformers() -> Iterator[None]:
                 transformers_logging.enable_progress_bar()
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     """In a forked process no other thread is left that could end its turn."""
     global _one_at_a_time
     _one_at_a_time = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def loading_reason(error: BaseException) -> str:

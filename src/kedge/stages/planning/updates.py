@@ -56,7 +56,7 @@ class Work:
         count: Updates, parts or steps of the run; None if that is not known.
         unit: The name of one.
         rows: The name of its rows, for a stage that does not sample.
-        texts: Texts of a row, which are taken to be equally long.
+        texts: Texts of a row; assumed to be equally long.
         critic_field: The setting with the critic's kind.
         config: The configuration that an update is made with.
         group: Consecutive rows with the same prompt, which is read once for all of them.

@@ -67,8 +67,8 @@ class CheckpointModel:
         except KedgeError:
             raise
         except Exception as error:  # the model's code may raise anything
-            said = f"the trained model could not be saved with its config.json as it is: {error_text(error)}"
-            raise ModelError(said) from error
+            reason = f"the trained model could not be saved with its config.json as it is: {error_text(error)}"
+            raise ModelError(reason) from error
         finally:
             shutil.rmtree(trial, ignore_errors=True)
 
