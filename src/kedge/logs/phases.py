@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kedge.logs.json_lines import JsonLines
+from kedge.logs.json_lines import RunLog
 from kedge.system.output import PROGRESS_FILE
 
 OnPhase = Callable[[str, int, int], None]
 """Called with the name of a phase, the responses done, and their total."""
 
 
-class PhaseLog:
+class PhaseLog(RunLog):
     """Writes a row per batch: `phase`, `done`, `total`, and `seconds` since the start.
 
     Args:
@@ -21,7 +21,8 @@ class PhaseLog:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._lines = JsonLines(folder / PROGRESS_FILE)
+        super().__init__(folder / PROGRESS_FILE)
+        self.open()
         self._started = time.monotonic()
         self._rows = 0
 
@@ -29,8 +30,4 @@ class PhaseLog:
         """Append a row; the rows are numbered from 1 as `update`, as in all logs."""
         self._rows += 1
         seconds = round(time.monotonic() - self._started, 3)
-        self._lines.write({"update": self._rows, "phase": phase, "done": done, "total": total, "seconds": seconds})
-
-    def close(self) -> None:
-        """Flush all rows to disk and close the file."""
-        self._lines.close()
+        self.append(self._rows, {"phase": phase, "done": done, "total": total, "seconds": seconds})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -273,7 +273,7 @@ def measuring(run: Run) -> Iterator[Callable[[str, int, int], None]]:
     Yields:
         A function of a phase's name, its completed part and its total, for `progress.jsonl`.
     """
-    with run.started(), stopping(ranks=run.ranks, at_once=True) as stop, closing(PhaseLog(run.folder)) as log:
+    with run.started(), stopping(ranks=run.ranks, at_once=True) as stop, PhaseLog(run.folder) as log:
 
         def on_phase(phase: str, done: int, total: int) -> None:
             log.write(phase, done, total)

@@ -249,7 +249,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     kedge's own errors already have a message, such as for a file that is too large.
     """
     while error is not None and not (isinstance(error, KedgeError) and not isinstance(error, OutOfMemoryError)):
-        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own class; torch may not be imported
+        # By name: the second is torch's, which need not be imported.
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
             return True
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             return True

@@ -14,6 +14,7 @@ from string import Template
 from typing import Any
 
 from kedge.errors import DataError
+from kedge.inspect import page
 from kedge.inspect.page.changes import figure
 
 MARKER = "<!-- kedge report -->"
@@ -68,7 +69,7 @@ def _plotly() -> str:
 
 
 def _asset(name: str) -> str:
-    return (files("kedge.inspect.page") / "assets" / name).read_text(encoding="utf-8")
+    return (files(page) / "assets" / name).read_text(encoding="utf-8")
 
 
 def _policy(script: str, *, connect: str) -> str:

@@ -153,4 +153,4 @@ def open_logger(name: str, run: LoggedRun) -> Logger:
     """Start a run's log in one of the packages, or continue it; only that package is imported."""
     if name not in LOGGERS:
         raise ConfigError(f"unknown logger {name!r}; expected tensorboard, wandb or trackio")
-    return imported(f"kedge.logs.loggers.{name}:open_log")(run)
+    return imported(f"{__package__}.{name}:open_log")(run)

@@ -11,14 +11,15 @@ from importlib.resources import files
 from typing import Any, cast
 
 from kedge.errors import DataError, KedgeError
+from kedge.inspect import page
 from kedge.stages.chat.chat import Chat, Interrupted
 from kedge.system.local_server import CLOSED_POLICY, PAGE_POLICY, Answer, LocalServer, Request
 
 ASSETS = {
-    "": ("stages.chat", "chat.html", "text/html"),
-    "style.css": ("inspect.page", "style.css", "text/css"),
-    "chat.css": ("stages.chat", "chat.css", "text/css"),
-    "chat.js": ("stages.chat", "chat.js", "text/javascript"),
+    "": (__package__, "chat.html", "text/html"),
+    "style.css": (page.__name__, "style.css", "text/css"),
+    "chat.css": (__package__, "chat.css", "text/css"),
+    "chat.js": (__package__, "chat.js", "text/javascript"),
 }
 POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; {PAGE_POLICY}"
 """The page runs its own script file and no other; nothing inline."""
@@ -135,7 +136,7 @@ def _read(body: bytes) -> Mapping[str, Any]:
 
 def _asset(path: str) -> Answer:
     package, name, kind = ASSETS[path]
-    content = (files(f"kedge.{package}") / "assets" / name).read_bytes()
+    content = (files(package) / "assets" / name).read_bytes()
     return Answer(HTTPStatus.OK, content, f"{kind}; charset=utf-8", policy=CLOSED_POLICY if path else POLICY)
 
 

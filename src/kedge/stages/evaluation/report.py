@@ -51,21 +51,21 @@ class Evaluation:
         ours = self.policy.scored
         theirs = self.opponent
         return {
-            **_plain(self.policy.summary()),
+            **plain_figures(self.policy.summary()),
             "against": self.opponent_name,
             "judge": self.judge.name,
             "judge_mode": self.judge.mode,
             "num_prompts": len(outcomes.wins),
             "num_judged": len(outcomes.decided),
             "num_equal": sum(map(eq, ours.responses.completions, theirs.responses.completions)),
-            **_plain(ours.figures()),
-            **{f"{name}_against": figure for name, figure in _plain(theirs.figures()).items()},
+            **plain_figures(ours.figures()),
+            **{f"{name}_against": figure for name, figure in plain_figures(theirs.figures()).items()},
             "longer_wins": share_interval(longer).as_json() if longer else None,
             "num_unequal_lengths": len(longer),
             "position_bias": outcomes.position_bias(),
             **ours.shares(),
             **theirs.shares("_against"),
-            "frontier": [_plain(each.summary()) for each in self.frontier],
+            "frontier": [plain_figures(each.summary()) for each in self.frontier],
         }
 
 
@@ -159,5 +159,6 @@ def _cells(scored: ScoredResponses, kl: Interval | None) -> list[Cell]:
     return [score, kl, *others]
 
 
-def _plain(figures: Mapping[str, Interval | float | str | None]) -> dict[str, Any]:
+def plain_figures(figures: Mapping[str, Interval | float | str | None]) -> dict[str, Any]:
+    """Figures in JSON types."""
     return {name: each.as_json() if isinstance(each, Interval) else each for name, each in figures.items()}

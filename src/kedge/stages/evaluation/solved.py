@@ -17,7 +17,7 @@ from kedge.logs.json_lines import JsonLines, as_rows
 from kedge.logs.progress import format_figure
 from kedge.logs.table import Cell, print_table
 from kedge.stages.evaluation.judges import ScoredResponses
-from kedge.stages.evaluation.report import endings_line, verdict_lines
+from kedge.stages.evaluation.report import endings_line, plain_figures, verdict_lines
 from kedge.system.intervals import Interval, mean_interval, share_interval
 from kedge.system.output import JUDGMENTS_FILE, write_summary
 
@@ -80,12 +80,11 @@ class Solved:
 
     def summary(self) -> dict[str, Any]:
         """Figures for `summary.json`."""
-        figures = self.scored.figures(self.num_samples)
         return {
             "model": self.name,
             "pass@k": _plain(self.pass_at),
             **({"maj@k": _plain(self.maj_at)} if self.maj_at else {}),
-            **{name: each.as_json() if isinstance(each, Interval) else each for name, each in figures.items()},
+            **plain_figures(self.scored.figures(self.num_samples)),
             **self.scored.shares(),
         }
 
