@@ -1,4 +1,4 @@
-"""A run's folder is inspected in a process that has neither torch nor transformers nor kedge's training code."""
+"""A run's folder is inspected in a process without torch, transformers, numpy and kedge's training code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ import pytest
 from kedge.logs.record_format import DETAILS_FILE, EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE
 from tests.inspect.runs import add, begin, metrics, sample
 
-LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "datasets", "pyarrow", "huggingface_hub", "pydantic")
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "datasets",
+    "pyarrow",
+    "huggingface_hub",
+    "pydantic",
+)
 TRAINING = ("algorithm", "data", "models", "training", "rollout", "rewards", "environments", "config", "runs", "stages")
 TRAINED = {
     "ppo": "# stage: ppo\n\nppo:\n  num_updates: 12\nreward:\n- {source: gold, weight: 1.0}\n",

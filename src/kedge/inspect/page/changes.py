@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from itertools import pairwise
 
 from kedge.inspect.page.numbers import mean_of, numbers_of
 from kedge.inspect.record import RunRecord
@@ -66,8 +65,9 @@ def noise(values: Sequence[float]) -> float:
 
     From second differences, where a steady rise or fall cancels; independent noise has 6 times its variance there.
     """
-    second = np.diff(np.asarray(values, dtype=float), n=2)
-    return float(np.sqrt(np.mean(second**2) / 6)) if len(second) else 0.0
+    steps = [after - before for before, after in pairwise(values)]
+    second = [after - before for before, after in pairwise(steps)]
+    return math.sqrt(mean_of([each**2 for each in second]) / 6) if second else 0.0
 
 
 def change_of(ends: Ends, slack: float = 0.0) -> str:

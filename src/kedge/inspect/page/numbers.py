@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any
-
-import numpy as np
 
 Reduce = Callable[[Sequence[float]], float]
 
@@ -65,14 +66,19 @@ def histogram(quantiles: Sequence[float], edges: Sequence[float]) -> list[float]
     Returns:
         One share per bin; they sum to 1 if the edges cover the distribution.
     """
-    levels = np.linspace(0.0, 1.0, len(quantiles))
-    values = np.asarray(quantiles, dtype=float)
-    places = np.asarray(edges, dtype=float)
+    shares = [_share_up_to(edge, quantiles) for edge in edges]
+    if edges[0] <= quantiles[0]:
+        shares[0] = 0.0
+    return [after - before for before, after in pairwise(shares)]
+
+
+def _share_up_to(place: float, quantiles: Sequence[float]) -> float:
     # Equal quantiles are a point mass, which counts from its value on.
-    below = np.interp(places, values, levels, left=0.0, right=1.0)
-    below = np.where(places >= values[-1], 1.0, np.where(places < values[0], 0.0, below))
-    below[0] = 0.0 if places[0] <= values[0] else below[0]
-    return np.diff(below).tolist()
+    above = bisect_right(quantiles, place)
+    if above in (0, len(quantiles)):
+        return float(above > 0)
+    start, end = quantiles[above - 1 : above + 1]
+    return (above - 1 + (place - start) / (end - start)) / (len(quantiles) - 1)
 
 
 MOST_CHARACTERS = 6000
@@ -97,7 +103,9 @@ def shortened(text: str) -> str:
 
 def shares(values: Sequence[float], edges: Sequence[float]) -> list[float]:
     """The share of the values in each bin."""
-    return (np.histogram(values, edges)[0] / len(values)).tolist()
+    last = len(edges) - 2
+    counts = Counter(min(bisect_right(edges, value) - 1, last) for value in values if value <= edges[-1])
+    return [counts[place] / len(values) for place in range(last + 1)]
 
 
 def distributions(
@@ -120,7 +128,9 @@ def distributions(
     low = min(min(values) for values in known.values())
     high = max(max(values) for values in known.values())
     margin = (high - low) / num_bins or 0.5
-    edges = np.linspace(low - margin / 2, high + margin / 2, num_bins + 1).tolist()
+    start = low - margin / 2
+    end = high + margin / 2
+    edges = [*(start + place * ((end - start) / num_bins) for place in range(num_bins)), end]
     drawn = {
         name: {"shares": in_bins(values, edges), "median": float(median(values))} for name, values in known.items()
     }
