@@ -113,7 +113,7 @@ class LiveDoctor:
                 self._say(f"{one_line(finding)}. Try: {finding.try_}")
 
     def _current(self) -> RunRecord:
-        """The run with what its other files have about the updates in memory."""
+        """The run so far, with the incidents and critic checks of the updates in memory."""
         updates = {row["update"] for row in self._rows}
 
         def about(name: str) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ class LiveDoctor:
 
 
 def _of_stage(record: RunRecord, examination: Examination) -> Examination:
-    """The same findings, each with the name of the stage."""
+    """Prefix each finding with the name of its stage."""
     named = (replace(finding, seen=f"{record.folder.name}: {finding.seen}") for finding in examination.findings)
     return replace(examination, findings=tuple(named))
 

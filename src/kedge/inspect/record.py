@@ -114,11 +114,11 @@ class RunRecord:
 
     @property
     def ended_early(self) -> str:
-        """Why the run ended before its last update: patience, a bound on the KL, a callback; empty if it did not."""
+        """The reason why the run ended before its last update (patience, a bound on the KL, a callback); else empty."""
         return str(self.summary.get("ended") or "")
 
     def setting(self, name: str) -> Any:
-        """A setting by its dotted name, of a scheduled one the latest value; None if the configuration lacks it."""
+        """A setting by its dotted name, or its latest value if it is scheduled; None if the configuration lacks it."""
         if self.metrics and (scheduled := self.metrics[-1].get(f"schedule/{name}")) is not None:
             return scheduled
         value: Any = self.config
@@ -186,7 +186,7 @@ def read_run(folder: str | os.PathLike[str] | Result, *, on_skipped: Callable[[s
 
 
 def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of `metrics.jsonl`, with its finite numbers and nulls alone."""
+    """Keep only the finite numbers and nulls of a row of `metrics.jsonl`."""
     return {name: value for name, value in row.items() if value is None or _is_number(value)}
 
 
@@ -250,7 +250,7 @@ def _check_yaml(text: str) -> None:
 
 
 def _last_written(folder: Path) -> float:
-    """When a run wrote its last row of metrics, or its configuration before the first one; seconds since the epoch.
+    """The time of a run's last row of metrics, or of its configuration before the first row; seconds since the epoch.
 
     A stage without updates writes its progress and its results instead.
     """

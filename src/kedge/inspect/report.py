@@ -94,7 +94,7 @@ def collect_page(
 
 
 def report_as_text(folder: Path) -> str:
-    """The first sentence on the last run in a folder, for a prompt; of a damaged folder, the reason."""
+    """The first sentence about the last run in a folder, for a prompt; an error line if the folder is damaged."""
     try:
         with readable(folder):
             return describe_run(read_run(runs_in(folder)[-1], on_skipped=lambda line: None))[0]
@@ -103,7 +103,7 @@ def report_as_text(folder: Path) -> str:
 
 
 def report_as_html(folder: Path) -> str:
-    """The key figures of a folder's report without scripts, for a notebook; of a damaged folder, the reason."""
+    """The key figures of a folder's report for a notebook, without scripts; an error line if the folder is damaged."""
     try:
         data = collect_page([folder], on_skipped=lambda line: None)
     except DataError as error:
@@ -120,7 +120,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def _real(path: Path) -> Path:
-    """The path without symbolic links; of a link to itself, which `Path.resolve` raises on, the link."""
+    """Resolve symbolic links, without the error that `Path.resolve` raises for a link to itself."""
     return Path(os.path.realpath(path))
 
 

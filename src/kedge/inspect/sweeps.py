@@ -161,7 +161,7 @@ class Row:
 
 
 def find_goal(stage: str, known: Iterable[str], metric: str | None, goal: str | None) -> Goal | None:
-    """The metric of the comparison: the given one, or the stage's first that the runs have; None without one.
+    """Choose the metric to compare by: the one asked for, or the stage's first that the runs have; None without one.
 
     Args:
         stage: The stage.

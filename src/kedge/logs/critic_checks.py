@@ -29,7 +29,7 @@ MOST_POINTS = 500
 
 
 def describe_check(test: PrefixTest) -> dict[str, float]:
-    """The metrics of a check. Those that could not be determined are left out."""
+    """The metrics of a check, without those that could not be determined."""
     figures = asdict(test)
     values = {name: figures[figure] for name, figure in FIGURES.items() if figures[figure] is not None}
     return {name: each["value"] if isinstance(each, dict) else each for name, each in values.items()}
@@ -49,6 +49,6 @@ def check_line(test: PrefixTest, update: int) -> str:
 
 
 def check_row(test: PrefixTest, prefixes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """All figures with their intervals, the calibration, and the prefixes themselves, evenly chosen of very many."""
+    """All figures with their intervals, the calibration, and the prefixes, evenly chosen ones of very many."""
     step = -(-len(prefixes) // MOST_POINTS) or 1
     return {**asdict(test), "prefixes": prefixes[::step]}

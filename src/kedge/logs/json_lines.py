@@ -83,7 +83,7 @@ class JsonLines:
         self._is_new = False
 
     def _write_again(self) -> None:
-        """Continue in a new file with the same rows: the folder was moved or deleted, and there is a new one."""
+        """Copy the rows to a new file and continue there, after the folder was moved or deleted and created again."""
         self._file.seek(0)
         rows = self._file.readall()
         self._file.close()
@@ -164,7 +164,7 @@ class MetricsLog(RunLog):
         self.show(update, metrics)
 
     def show(self, update: int, metrics: Mapping[str, Any]) -> None:
-        """Pass a row on that is not one of the file."""
+        """Pass on a row that is not written to the file."""
         if self._also is not None:
             self._also(update, metrics)
 
@@ -220,7 +220,7 @@ def plain_json(value: Any) -> Any:
 
 
 def as_rows(columns: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """The rows of a table that is given by its columns, which are equally long."""
+    """Turn equally long columns into rows."""
     for entries in zip(*columns.values(), strict=True):
         yield dict(zip(columns, entries, strict=True))
 

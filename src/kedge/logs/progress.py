@@ -137,7 +137,7 @@ def _view(stream: TextIO | None, total: int, clock: Callable[[], float]) -> _Vie
 
 
 class _View:
-    """No lines, on a rank that is not the first."""
+    """Shows nothing, for ranks other than the first."""
 
     def start(self, stage: str, done: int) -> None:
         """Show that the stage starts."""

@@ -35,7 +35,7 @@ in the outermost bins."""
 
 
 def parsed_row(line: bytes, *, numbered: bool) -> dict[str, Any] | None:
-    """A line as a row; None if it is damaged, or to be `numbered` but without an update."""
+    """Parse a line as a row; None if it is damaged, or lacks the update that `numbered` rows have."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):  # also for too many digits or levels
@@ -67,7 +67,7 @@ def _is_update(value: object) -> bool:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """All rows of a file, which may still be written to.
+    """Read all rows of a file, which may still be written to.
 
     Raises:
         DataError: The file does not exist, or a line before the last is not JSON.

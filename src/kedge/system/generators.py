@@ -80,7 +80,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _reset_after_fork() -> None:
-    """In a forked process no other thread is left, so that no call of one is under way."""
+    """Reset the locks and the seeded call: no other thread exists in a forked process that could end them."""
     global _one_at_a_time, _switching, _outside
     _one_at_a_time = threading.RLock()
     _switching = threading.Lock()
@@ -92,7 +92,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and torch; those of a library that is imported later, then."""
+    """Seed the global generators of Python, NumPy and torch; a library that is imported later is seeded on import."""
     global _latest
     _latest = seed
     random.seed(seed)

@@ -89,7 +89,7 @@ class Result(Protocol):
 
 
 def folder_of(run: str | os.PathLike[str] | Result, name: str = "run") -> Path:
-    """The path that an argument of this name is, or the folder of the run whose result it is.
+    """Resolve an argument, a path or the result of a run, to a folder.
 
     Raises:
         ConfigError: It is neither.
@@ -187,7 +187,7 @@ def kept_checkpoints(run: Path) -> list[int]:
 
 
 def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
-    """The entries of a folder with a checkpoint's name, each after its update, in order."""
+    """The checkpoints in a folder as pairs of update and path, in order."""
     found = ((re.fullmatch(r"update-(\d{6,})", path.name), path) for path in folder.glob("update-*"))
     return sorted((int(match[1]), path) for match, path in found if match)
 

@@ -14,7 +14,7 @@ def is_function(source: str) -> bool:
 
 
 def source_name(source: str) -> str:
-    """The name of a term without a given one: that of its function, or of its model's folder."""
+    """The default name of a term: that of its function, or of its model's folder."""
     return source.rpartition(":")[2] if is_function(source) else Path(source).name
 
 

@@ -42,12 +42,12 @@ def printable(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """A text as Markdown that has no effect, on one line."""
+    """Escape a text for Markdown, on one line."""
     return re.sub(r"([\\|\[\]<>*`])", r"\\\1", printable(text))
 
 
 def error_text(error: BaseException, limit: int = 300) -> str:
-    """The message of an error of code that is not kedge's, on one line, truncated if long; or its type."""
+    """The message of an error from user or library code on one line, truncated if long; its type without a message."""
     try:
         text = " ".join(str(error).split()) or type(error).__name__
     except Exception:  # `__str__` is user code as well

@@ -76,7 +76,7 @@ NEEDED = ("value/explained_variance", "value/mean", "value/returns_mean", "value
 
 @dataclass(frozen=True)
 class _Critic:
-    """Late figures of a critic that has something to explain; lengths in standard deviations of the returns."""
+    """A critic's figures late in the run; distances are in standard deviations of the returns."""
 
     explained: float
     rising: bool
@@ -93,7 +93,7 @@ def has_critic(run: RunRecord) -> bool:
 
 
 def with_something_to_explain(run: RunRecord, explained: Series) -> Series:
-    """The updates of an explained variance whose returns are spread as usual.
+    """Drop the updates whose returns hardly vary: their explained variance means nothing.
 
     In a batch without a success they differ by their KL alone: the values' usual spread is hundreds of times theirs.
     """
@@ -129,7 +129,7 @@ def _critic(run: RunRecord, explained: Series, mean: Series, returns: Series) ->
 
 
 def _below_zero(run: RunRecord) -> Symptom | None:
-    """A run too short for a verdict on its critic, with values that do harm at the end."""
+    """Symptom of a run that is too short for a full verdict but ends with values that do harm."""
     explained = read(run, "value/explained_variance", at_least=2)
     if explained is None or len(explained) >= MIN_TREND:
         return None
@@ -193,7 +193,7 @@ def dead_critic(run: RunRecord, explained: Series, mean: Series, returns: Series
 
 
 def _train_critic(run: RunRecord, critic: _Critic) -> Iterator[Remedy]:
-    """Less if its values are noise, else more."""
+    """Train the critic less if its values are noise, else more."""
     noisy = critic.explained < NOISY and critic.bias < BIASED and not critic.rising
     return train_critic_less(run) if noisy else _train_critic_more(run)
 
@@ -352,7 +352,7 @@ REACH = 5.0
 
 
 def _support_symptom(run: RunRecord, mean: Series, returns_std: float) -> Symptom | None:
-    """A support that is too narrow or too wide for the returns; None if it fits, or for a critic without one."""
+    """Symptom of a histogram that is too narrow or too wide for the returns; None if it fits or is absent."""
     outside = read(run, "value/outside_support", at_least=MIN_TREND)
     if outside is None:
         return None
@@ -381,7 +381,7 @@ def _set_bins(bins: list[float], direction: Direction) -> Remedy:
 
 
 def _outwards(value: float, sign: int) -> float:
-    """Rounded to two digits, away from the mean."""
+    """Round to two digits, away from the mean."""
     if value == 0:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)

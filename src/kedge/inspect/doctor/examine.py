@@ -220,7 +220,7 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
 
 
 def _as_severe_as_consequences(findings: list[Finding]) -> list[Finding]:
-    """Steps that are too large, as severe as the damage they did to the policy, so that they are listed first."""
+    """Make steps that are too large as severe as the damage they did, so that they are listed first."""
     serious = {found.rule for found in findings if found.severity == "serious"}
     if not serious or not serious <= BROKEN_BY_STEPS:
         return findings
@@ -233,13 +233,13 @@ _Movers = dict[str, tuple[str, Direction]]
 
 
 def _evidence(found: Mapping[str, tuple[Rule, Symptom]]) -> Callable[[str], tuple[int, int]]:
-    """Sort key of the names of rules: direct evidence comes first, and of that the most severe."""
+    """Sort key for the names of rules: direct evidence first, then by severity."""
     indirect = {name: place for place, name in enumerate(INDIRECT, start=1)}
     return lambda name: (indirect.get(name, 0), severity_rank(found[name][1]))
 
 
 def _finding(run: RunRecord, rule: Rule, symptom: Symptom, movers: _Movers, advice: Advice) -> Finding:
-    """The finding, without the changes that change nothing or that a rule with better evidence is against.
+    """Build the finding; drop changes without effect, and those that a rule with better evidence contradicts.
 
     Args:
         run: The run.
@@ -298,7 +298,7 @@ def _too_short(run: RunRecord, needed: Sequence[int]) -> str:
 
 
 def merge(parts: Iterable[Examination]) -> Examination:
-    """The examinations of several runs as one: findings by severity, sums, and each reason once."""
+    """Merge the examinations of several runs: findings by severity, counts added, each reason once."""
     examined = list(parts)
     if len(examined) == 1:
         return examined[0]

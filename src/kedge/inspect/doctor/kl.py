@@ -51,14 +51,14 @@ deviation over β, since the mean score under π_ref·exp(score/β) is higher by
 
 
 def stronger_kl(run: RunRecord, coefficient: Remedy = scale("ppo.kl_coef", 3.0)) -> Iterator[Remedy]:
-    """A larger β, with the place of the KL without which GRPO's does not load."""
+    """Raise β; for GRPO also move the KL into the loss, without which its configuration is refused."""
     yield coefficient
     if run.setting("ppo.advantage") == "grpo" and not has_kl_in_loss(run):
         yield set_to("ppo.kl_in", "loss", why="which ppo.advantage=grpo needs")
 
 
 def _far_at_once(run: RunRecord) -> Symptom | None:
-    """A KL that the first updates have made so large that no later one is needed to judge it."""
+    """Symptom of a KL that is already too large after the first updates."""
     kl = read(run, "objective/kl", at_least=2)
     length = read(run, "response/length", at_least=2)
     if kl is None or length is None:
@@ -156,7 +156,7 @@ def teacher_not_approached(run: RunRecord, kl: Series, length: Series) -> Sympto
 
 
 def _net_loss(run: RunRecord) -> str:
-    """States that the policy pays more for its KL than its score has gained; empty if it does not."""
+    """Describe a policy that pays more for its KL than its score has gained; empty if it does not."""
     name, metric = ("score minus KL cost", "reward/total") if charges_kl(run) else ("the score", "reward/score_mean")
     total = read(run, metric, at_least=MIN_TREND)
     score_std = read(run, "reward/score_std")
@@ -332,13 +332,13 @@ def _explore_more(run: RunRecord) -> Iterator[Remedy]:
 
 
 def _sampled_hotter_or_colder(run: RunRecord) -> str:
-    """Why the entropy of the first updates and of later ones cannot be compared; empty if they can."""
+    """The reason why early and late entropies cannot be compared; empty if they can."""
     scheduled = "rollout.temperature" in (run.setting("schedules") or ())
     return "policy/entropy follows rollout.temperature, which is scheduled" if scheduled else ""
 
 
 def _collapse_at_once(run: RunRecord) -> Symptom | None:
-    """An entropy that the first updates have destroyed."""
+    """Symptom of an entropy that the first updates have destroyed."""
     nats = read(run, "policy/entropy", at_least=2)
     length = read(run, "response/length", at_least=2)
     if nats is None or length is None or _sampled_hotter_or_colder(run):
@@ -412,7 +412,7 @@ def _raise_bonus(run: RunRecord) -> Iterator[Remedy]:
 
 
 def _lower_bonus(run: RunRecord, start: float) -> Remedy:
-    """A controller's target, if that is what the entropy rises to."""
+    """Lower the entropy bonus, or the target of its controller if the entropy rises to that."""
     target = run.setting("ppo.entropy_target")
     if target is None:
         return scale("ppo.entropy_coef", 0.1)

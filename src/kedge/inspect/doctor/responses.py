@@ -61,7 +61,7 @@ def has_episodes(run: RunRecord) -> bool:
 
 
 def ending_in_time(run: RunRecord, stops: Series) -> Series:
-    """The share of responses that stop; of episodes, those that did not run out of tokens in the middle of a turn.
+    """The share of responses that stop, or of episodes that do not run out of tokens in the middle of a turn.
 
     A turn that reaches `environment.max_turn_tokens` has no stop token either, and is answered.
     """
@@ -70,7 +70,7 @@ def ending_in_time(run: RunRecord, stops: Series) -> Series:
 
 
 def parts_of(run: RunRecord) -> str:
-    """The name of what `turn_lengths` measures."""
+    """The unit of `turn_lengths`: `turns` or `responses`."""
     return "turns" if has_episodes(run) else "responses"
 
 
@@ -86,7 +86,7 @@ def num_responses(run: RunRecord) -> int:
 
 
 def num_sampled(run: RunRecord, updates: Sequence[int]) -> float:
-    """Responses that were sampled in these updates: more than trained on, if groups without spread were resampled."""
+    """Count the responses sampled in these updates, including those that were resampled and not trained on."""
     sampled = read(run, "group/sampled", at_least=1)
     known = dict(sampled.items) if sampled else {}
     return sum(known.get(update, num_responses(run)) for update in updates)
@@ -124,7 +124,7 @@ def truncated_at_cap(run: RunRecord, stops: Series, longest: Series) -> Symptom 
 
 
 def _episodes_cut(run: RunRecord) -> Symptom | None:
-    """Episodes that run out of tokens, in a turn or with an answer that no longer fits."""
+    """Symptom of episodes that run out of tokens, within a turn or because the next answer no longer fits."""
     in_turn = read(run, "episode/max_tokens")
     overflow = read(run, "episode/context_overflow")
     cut = None if in_turn is None or overflow is None else combine(lambda one, other: one + other, in_turn, overflow)
@@ -139,7 +139,7 @@ def _episodes_cut(run: RunRecord) -> Symptom | None:
 
 
 def _fitted_to_cap(stops: Series, longest: Series) -> Symptom | None:
-    """The effect of a limit that most responses reached at first: shorter responses scored higher."""
+    """Symptom of a limit that most responses hit at first, so that the policy learned to write shorter ones."""
     if stops.first >= FEW_STOP:
         return None
     return Symptom(

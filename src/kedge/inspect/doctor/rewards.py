@@ -131,7 +131,7 @@ def _why_unscored(run: RunRecord, share: float) -> str:
 
 
 def _dropped(run: RunRecord) -> Mapping[int, float]:
-    """By update, the responses dropped because a function failed on them: they have no score, but not by choice."""
+    """Count the responses of each update that were dropped because a function failed on them."""
     dropped = defaultdict[int, float](float)
     if isinstance(run.setting("reward_functions.on_error"), (int, float)):
         return dropped
@@ -179,7 +179,7 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class _Reasons:
-    """Why the responses got their scores, in words, and what helps."""
+    """The reasons for the scores in words, and what helps against them."""
 
     seen: str
     remedies: tuple[Remedy, ...]
@@ -253,7 +253,7 @@ AS_THEY_COME = {"data.curriculum": None, "data.rest": 0, "data.draw": "evenly"}
 
 
 def _other_prompts(run: RunRecord) -> str:
-    """Why the scores of the first update and of later ones cannot be compared; empty if they can."""
+    """The reason why the scores of early and late updates cannot be compared; empty if they can."""
     chosen = [name for name, usual in AS_THEY_COME.items() if run.setting(name) not in (None, usual)]
     return f"{chosen[0]} makes later prompts harder or easier than the first" if chosen else ""
 
@@ -314,7 +314,7 @@ def _has_moved(run: RunRecord, score: Series, score_std: Series) -> bool:
 
 
 def _moves(score: Series) -> Iterator[tuple[float, float]]:
-    """Distances of the score from its first value, its first few, and the first eighth of the run; with errors.
+    """Changes of the score since its first value, its first few and the first eighth of the run, with standard errors.
 
     A single update is noisy, and an eighth of a long run hides a quick change.
     """
@@ -322,7 +322,7 @@ def _moves(score: Series) -> Iterator[tuple[float, float]]:
 
 
 def _fallen_at_once(run: RunRecord) -> Symptom | None:
-    """A score that the first updates have brought below nearly all of the first scores."""
+    """Symptom of a score that the first updates have brought below nearly all initial scores."""
     score = read(run, "reward/score_mean", at_least=2)
     score_std = read(run, "reward/score_std", at_least=2)
     if score is None or score_std is None:

@@ -173,7 +173,7 @@ class Rule:
         return (*(part for name in self.needs for part in name.split("|")), *self.also)
 
     def find(self, run: RunRecord) -> Symptom | None:
-        """The problem in a run; None without a sign of it, with too little data, or where the rule does not apply."""
+        """Look for the problem in a run; None without a sign of it, with too little data, or if it does not apply."""
         if not self.fits(run) or self._lacks_reward(run):
             return None
         metrics = (name for name in self.needs if "|" not in name)
@@ -182,7 +182,7 @@ class Rule:
         return self.early(run) if None in given else self.check(run, *given)
 
     def concerns(self, run: RunRecord) -> bool:
-        """True if it is about this stage and these settings. A run without a stage may be any."""
+        """True if the rule applies to the run's stage and settings; a run without a stage may be of any."""
         return (not run.stage or run.stage in self.stages) and self.fits(run) and not self._lacks_reward(run)
 
     def _lacks_reward(self, run: RunRecord) -> bool:
@@ -190,7 +190,7 @@ class Rule:
         return (self.of_reward or scored) and learns_from_teacher(run)
 
     def gap(self, run: RunRecord) -> Gap | None:
-        """Why it cannot judge the run; None if it can."""
+        """The reason why the rule cannot judge the run; None if it can."""
         if reason := self.lacks(run):
             return Gap(self.name, reason)
         counts = {name: self._count(run, name.split("|")) for name in self.needs}
@@ -207,14 +207,14 @@ class Rule:
 
 
 def _figure(run: RunRecord, name: str) -> float | Mapping[str, Any] | None:
-    """A figure of a run's summary; None also for an interval without ends, of a single prompt."""
+    """A figure of a run's summary; None if it is missing, or an interval without ends (of a single prompt)."""
     value = run.summary.get(name)
     is_known = isinstance(value, (int, float)) or (isinstance(value, Mapping) and value.get("low", 0) is not None)
     return value if is_known else None
 
 
 def rule(means: str, **options: Any) -> Callable[[Callable[..., Symptom | None]], Rule]:
-    """Decorates a check, which makes it a rule with its name; see `Rule` for the options."""
+    """Turn a check into a rule of the same name; see `Rule` for the options."""
     return lambda check: Rule(check.__name__, means, check, **options)
 
 
@@ -257,7 +257,7 @@ def scale(field: str, factor: float) -> Remedy:
 
 
 def _schedule(run: RunRecord, field: str) -> Mapping[Any, float]:
-    """The values of a scheduled field, by update; empty for one that is constant."""
+    """The values of a scheduled field, by update; empty for a constant field."""
     schedules = run.setting("schedules")
     return schedules.get(field) or {} if isinstance(schedules, Mapping) else {}
 
@@ -333,7 +333,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _scaled(present: float, factor: float) -> float:
-    """Rounded to two digits, or to a whole number if the field is one."""
+    """Scale a value and round it to two digits, or to a whole number if it was one."""
     if isinstance(present, int):
         return max(1, math.floor(present * factor) if factor < 1 else math.ceil(present * factor))
     return float(f"{present * factor:.2g}")

@@ -20,7 +20,7 @@ RATIOS = {
 
 
 def _beyond_rounding(run: RunRecord) -> tuple[str, Series] | None:
-    """A description of the comparison with the largest ratio, and its ratios that rounding does not explain."""
+    """The two sides with the largest ratio, in words, and their ratios that rounding does not explain."""
     bound = MAX_RATIO.get(run.facts.get("precision", ""), MAX_RATIO["bf16"])
     measured = {between: read(run, name, at_least=1) for name, between in RATIOS.items()}
     if ages := read(run, "policy/staleness", at_least=1):

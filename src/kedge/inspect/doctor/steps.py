@@ -69,7 +69,7 @@ def not_finite(run: RunRecord) -> Symptom | None:
 
 
 def _unless_of_scores(incidents: Sequence[Mapping[str, Any]]) -> tuple[Remedy, ...]:
-    """Smaller steps, unless all incidents are scores, which do not depend on them.
+    """Suggest smaller steps, unless all incidents are scores, which do not depend on the steps.
 
     A score belongs to a whole response. Other values have a token, and those of a step its figures.
     """
@@ -247,7 +247,7 @@ LARGER = 3.0
 
 
 def larger_steps(run: RunRecord) -> tuple[Remedy, ...]:
-    """A higher learning rate, if its steps would not be too large, the policy has not moved, and it can move.
+    """Suggest a higher learning rate if the policy could move, has not, and larger steps would be safe.
 
     The KL to the reference tells even of updates with a single step, which clip nothing.
     """
@@ -263,7 +263,7 @@ def larger_steps(run: RunRecord) -> tuple[Remedy, ...]:
 
 
 def _extreme(run: RunRecord) -> Symptom | None:
-    """A single update that destroyed the policy. Later ones may be small: a collapsed policy cannot move."""
+    """Symptom of a single update that destroyed the policy; later ones may be small, since nothing is left to move."""
     moved = read(run, "policy/approx_kl", at_least=1)
     if moved is None or max(moved.values) <= EXTREME_MOVED:
         return None
@@ -398,7 +398,7 @@ def _takes_steps(run: RunRecord) -> bool:
 
 
 def _frozen(run: RunRecord) -> Symptom | None:
-    """A policy that is still the reference, in a run with ratios of 1 at any settings.
+    """Symptom of a policy that still equals the reference in a run whose ratios are always 1.
 
     It is never farther away than a single update that is too small would take it. A reference that is not
     the policy's start, or rounding in bf16, hides it.
@@ -486,7 +486,7 @@ def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Sy
 
 
 def _values(run: RunRecord) -> str:
-    """The damage of the first update to the values; empty if they are still better than unrelated ones."""
+    """Describe the damage that the first update did to the values; empty if they still beat unrelated ones."""
     explained = read(run, "value/explained_variance", at_least=NUM_FIRST)
     if explained is None or explained.values[1] >= HARMFUL:
         return ""

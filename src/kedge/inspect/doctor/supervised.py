@@ -96,7 +96,7 @@ def loss_rising(run: RunRecord, loss: Series) -> Symptom | None:
 
 
 def _longer_rise(run: RunRecord) -> Remedy:
-    """Twice the rise of the learning rate, or a tenth of the steps."""
+    """Double the share of the steps in which the learning rate rises."""
     schedule = run.setting(f"{_section(run)}.schedule") or "cosine"
     [(decay, fraction)] = schedule.items() if isinstance(schedule, dict) else [(schedule, 0.05)]
     return set_to(f"{_section(run)}.schedule", {decay: min(2 * fraction, LARGEST_SHARE)}, "too_low")
@@ -107,14 +107,14 @@ CHECK_LABELS = "check that `chosen` is the better response and that the annotato
 
 
 def _learn_more(run: RunRecord) -> Iterator[Remedy]:
-    """Another learning rate and more epochs, unless the model has learned its training data by heart."""
+    """Suggest another learning rate and more epochs, unless the model has memorized its training data."""
     if overfitting.find(run) is None:
         yield _other_rate(run)
         yield scale("reward_model.num_epochs", 2.0)
 
 
 def _other_rate(run: RunRecord) -> Remedy:
-    """Three times the learning rate; a third if the training shows that its steps are too large."""
+    """Triple the learning rate, or cut it to a third if training shows that its steps are too large."""
     loss = read(run, "loss")
     # With margins, equal scores have a higher loss than without: that of the first batch.
     is_worse = run.stage == "reward" and loss is not None and loss.late > (1 + RISEN) * max(INDIFFERENT, loss.first)
@@ -130,7 +130,7 @@ def _nothing_to_judge_by(run: RunRecord) -> str:
 
 
 def _at_chance_in_training(run: RunRecord) -> Symptom | None:
-    """The same with nothing held out: on its training pairs a model does better than on others, not worse."""
+    """The same judged by training pairs, where nothing was held out: a model does no better on other pairs."""
     accuracy = read(run, "accuracy")
     loss = read(run, "loss")
     if accuracy is None or loss is None:
@@ -215,7 +215,7 @@ def reward_model_barely_better_than_length(
 
 
 def _error(accuracy: Mapping[str, Any], by_length: Mapping[str, Any]) -> float:
-    """Half the width of the interval of their difference, as if they were independent, which is on the safe side."""
+    """Half the width of the interval of the difference, assuming independence, which is conservative."""
     below = by_length["value"] - by_length.get("low", by_length["value"])
     return math.hypot(accuracy["high"] - accuracy["value"], below)
 

@@ -129,7 +129,7 @@ MOST_PAIR_BYTES = 500_000
 
 
 def held_out(record: RunRecord) -> dict[str, Any]:
-    """A row for each evaluation, evenly spaced ones of a long run, with the best one among them.
+    """A row per evaluation; of a long run evenly spaced ones, always including the best.
 
     `pairs` holds the responses of the first and of the last evaluation, side by side: evenly spaced ones, if there are
     too many for the page. Without an evaluation, `empty` is the reason.
@@ -177,7 +177,7 @@ def _side(response: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _best(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The best evaluation of a run that marks none: by the win rate, or else by the score; the first of equal ones."""
+    """The best evaluation of a run that marks none, by win rate or else by score; the first of equal ones."""
     metric = next((name for name in ("eval/win_rate", "eval/score") if any(name in row for row in rows)), "")
     valued = [(value, row) for row in rows if (value := as_number(row.get(metric))) is not None]
     if not valued:

@@ -113,7 +113,7 @@ def _merged(parts: Sequence[tuple[Mapping[str, Any], tuple[float, float]]]) -> d
 
 
 def _outside(ratios: Mapping[str, Sequence[float]], low: float, high: float) -> tuple[float, float]:
-    """Tokens that are raised and have a ratio below the range, and that are lowered and have one above it."""
+    """Count the raised tokens with a ratio below the range, and the lowered ones with a ratio above it."""
     raised, lowered = ratios["raised"], ratios["lowered"]
     from_low, from_high = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
     return sum(raised) * share_below(raised, from_low), sum(lowered) * (1 - share_below(lowered, from_high))

@@ -89,7 +89,7 @@ def _over_seeds(name: str, seeds: Sequence[Rows], parts: Sequence[Sequence[int]]
 
 
 def _values(name: str, seeds: Sequence[Rows], part: Sequence[int]) -> list[float]:
-    """One value of each seed that has the metric in these updates."""
+    """One value per seed that has the metric in these updates."""
     found = [
         [number for update in part if update in rows and (number := as_number(rows[update].get(name))) is not None]
         for rows in seeds

@@ -63,7 +63,7 @@ def is_page(beginning: bytes) -> bool:
 
 @lru_cache(maxsize=1)
 def _plotly() -> str:
-    """plotly.js as shipped with plotly, compressed to two fifths of its size."""
+    """The plotly.js that plotly ships, compressed to 40 % of its size."""
     source = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     return base64.b64encode(gzip.compress(source, mtime=0)).decode("ascii")
 

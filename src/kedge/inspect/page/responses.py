@@ -199,7 +199,7 @@ def _frontier(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _ends(figures: Mapping[str, Any]) -> dict[str, float]:
-    """A figure with the ends of its error bar; of a single prompt they are unknown, and the bar has no length."""
+    """A figure with the ends of its error bar; a single prompt has a bar of no length."""
     return {name: figures["value"] if figures[name] is None else figures[name] for name in ("value", "low", "high")}
 
 

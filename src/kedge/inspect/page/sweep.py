@@ -53,7 +53,7 @@ def sweep_part(sweep: Sweep, records: Mapping[str, RunRecord], *, most_points: i
 
 
 def colors_of(order: Sequence[int]) -> list[int | None]:
-    """The color of each setting: its place, or of many settings the best ones have colors, and the rest none."""
+    """The color of each setting; of many settings, only the best have one."""
     if len(order) <= MOST_COLORS:
         return list(range(len(order)))
     return [rank if (rank := order.index(place)) < MOST_COLORS else None for place in range(len(order))]

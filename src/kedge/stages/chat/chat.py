@@ -51,7 +51,7 @@ SETTINGS = {
 def chosen_form(
     tokenizer: PreTrainedTokenizerBase, recorded: PromptForm | None, wanted: PromptForm | None
 ) -> PromptForm:
-    """The form of a model's prompts: as the user wants it, as in kedge's training, or by the chat template.
+    """Choose the form of prompts: the user's wish, the form of training, or the chat template's.
 
     Raises:
         DataError: A conversation is wanted from a model without a chat template.

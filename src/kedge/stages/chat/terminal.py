@@ -202,10 +202,10 @@ def _name(chat: Chat, model: int) -> str:
 
 
 def _literal(text: str) -> str:
-    """A text with escapes for what would act on the terminal."""
+    """Escape everything in a text that would act on the terminal."""
     return "\n".join(_escaped(line.replace("\t", "    "), BIDI) for line in text.split("\n"))
 
 
 def _escaped(text: str, more: str) -> str:
-    """A text on one line, with escapes for `CONTROLS` and more; all else, such as joiners, stays as it is."""
+    """Escape `CONTROLS` and further characters of a text; everything else, such as joiners, stays."""
     return re.sub(f"[{CONTROLS}{more}]", lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

@@ -50,7 +50,7 @@ class _ChatPage:
         self._stopped = threading.Event()
 
     def answer(self, request: Request) -> Answer:
-        """The page and its parts for GET; for POST what `ask`, `stop`, `set` and `reset` give."""
+        """Serve the page and its parts for GET, and the actions `ask`, `stop`, `set` and `reset` for POST."""
         actions = {"ask": self._ask, "stop": self._stop, "set": self._set, "reset": self._reset}
         if request.method == "GET" and request.path in ASSETS:
             return _asset(request.path)

@@ -72,7 +72,7 @@ def plan_chain_before(config: Config, stage: str = "rlhf", *, anyway: bool = Fal
 
 
 def is_small(config: Config, stage: str) -> bool:
-    """A generous bound on the model's parameters is far below any machine's memory; reads config.json alone."""
+    """True if the model is far too small to fill any machine's memory; reads only config.json."""
     source = str(find_stage(stage).starting_model(config))
     try:
         text = read_blueprint(source, trust_remote_code=config.runtime.trust_remote_code).config.get_text_config()

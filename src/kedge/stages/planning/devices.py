@@ -121,7 +121,7 @@ DEVICES: Final[Mapping[str, Device]] = MappingProxyType(
 
 
 def find_device(name: str) -> Device:
-    """The device with this name, or one of a memory: `cpu:24GiB` is this machine's processor, `gpu:80GiB` any GPU.
+    """Find a device by name, or by memory: `cpu:24GiB` is this machine's processor, `gpu:80GiB` any GPU.
 
     Raises:
         ConfigError: It is not available.
@@ -137,7 +137,7 @@ def find_device(name: str) -> Device:
 
 
 def this_machine(device_name: str = "auto") -> Device:
-    """The device that the run would have, with the memory that it can have at all, and what is free of it now."""
+    """The device of a run on this machine, with the memory that the run can have and what is free of it now."""
     device = resolve_device(device_name)
     if device.type == "cuda":
         free, memory = map(float, torch.cuda.mem_get_info(device))

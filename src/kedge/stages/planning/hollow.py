@@ -167,7 +167,7 @@ class HollowModels:
         return self._counted("policy", self._language("policy", adapter_of(self.config), value_head=value_head))
 
     def actor_critic(self, *, freezes: bool = False) -> ActorCritic:
-        """Policy and critic of a PPO run; with what PPO freezes of the critic, if it does."""
+        """Policy and critic of a PPO run, with the parts of the critic frozen that PPO freezes."""
         policy = self.policy(value_head=self.config.ppo.resolved_critic == "shared")
         critic = None
         if "critic" in self.blueprints:
@@ -183,7 +183,7 @@ class HollowModels:
         return actor_critic
 
     def reference(self) -> LanguageModel:
-        """The frozen policy, which under adapters is their base; or another model."""
+        """The reference: the frozen policy (the adapters' base, if there are adapters), or another model."""
         role = "reference" if "reference" in self.blueprints else "policy"
         shared = self.config.adapter.kind != "none" and role == "policy"
         return self._counted("reference", self._language(role), frozen=not shared, shared=shared)
@@ -256,7 +256,7 @@ class HollowModels:
             self._hold(role, [(weight, 0.0) for weight, _ in shares])
 
     def _shares(self, role: str) -> bool:
-        """A role before it has loaded the base of its adapter; a judge loads its own."""
+        """True if an earlier role has loaded the base of this role's adapter; a judge always loads its own."""
         if self.config.adapter.kind == "none" or role not in self.blueprints or role == "judge":
             return False
         roles = list(self.blueprints)
@@ -299,7 +299,7 @@ def _build(auto_class: Any, config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _completed(model: Model, inner: PreTrainedModel, adapter: AdapterSettings | None) -> Model:
-    """The model with its adapter. Its rows are padded if its code cannot pack them, or read them token by token."""
+    """Add the adapter, and switch to padded rows if the model's code cannot read packed ones or single tokens."""
     if model.trunk is not None:
         key = f"{type(inner).__name__} {json.dumps(inner.config.to_dict(), sort_keys=True, default=str)}"
         if key not in _PACKS:

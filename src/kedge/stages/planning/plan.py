@@ -39,7 +39,7 @@ OF_PASSES = ("activations", "logits", "key–value cache")
 
 
 class Unplannable(ModelError):
-    """The code of a model fails on tensors without contents."""
+    """Raised if a model's code fails on tensors without contents."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def plan_machine(
 
 
 def as_on(device: Device, config: Config) -> Config:
-    """The configuration without what has no effect on a device."""
+    """Drop the settings that have no effect on a device."""
     if config.runtime.offload and not device.has_own_memory:
         return with_values(config, {"runtime.offload": []})
     return config

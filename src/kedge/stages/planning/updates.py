@@ -246,7 +246,7 @@ def _train(
 
 
 def _stand_in(subject: Subject) -> Any:
-    """Adam for the optimizer of 8 bits, which needs a library and contents; `Counted` has the size of its state."""
+    """The optimizer to count with: Adam for the 8-bit one, which needs real tensors; `Counted` corrects its size."""
     kind = subject.optimizer_in(subject.config)
     return "adamw" if kind == "adamw8bit" else kind
 
@@ -374,7 +374,7 @@ def _texts(
 
 
 def _trial_rows(rows: Rows, minibatches: int) -> tuple[Rows, int]:
-    """Rows that hold as much as an update's, and their minibatches."""
+    """Fewer rows whose peak equals a whole update's, and their number of minibatches."""
     if rows.budget is None:
         return rows, minibatches
     if minibatches == 1:
@@ -445,7 +445,7 @@ def _scorers(subject: Subject, models: HollowModels) -> dict[str, ScalarModel]:
 def _sampled(
     subject: Subject, scorers: Mapping[str, ScalarModel], phases: Phases, trainer: Trainer, trial: Rows
 ) -> ScoredRollout:
-    """Sample and score: what that holds, and the responses of the trial."""
+    """Count sampling and scoring; return the responses of the trial."""
     config = subject.config
     rows = subject.rows
     policy = trainer.roles.actor_critic.policy

@@ -141,7 +141,7 @@ class CheckpointedLoop:
             self._save_last()
 
     def _end_early(self) -> bool:
-        """True if there is a reason to end the run here."""
+        """End the run here if there is a reason to; returns whether it ends."""
         self.ended = self._asked_to_end or self.until()
         if self.ended is not None:
             self._warn(f"The run ends after update {self.done}: {self.ended}.")

@@ -258,7 +258,7 @@ class RunState:
         self._boundary = _Boundary(progress, *random_state(), mark)
 
     def save(self, update: int) -> bool:
-        """Save the state that was last remembered, after this update; False if there is no such state, or it is saved.
+        """Save the state last remembered, as that after this update; False if there is none or it is already saved.
 
         Raises:
             OutputError: The checkpoint cannot be written.
@@ -472,7 +472,7 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state
 
 
 def _undo_casts(optimizer: Optimizer, restored: Mapping[int, Mapping[str, Any]]) -> None:
-    """Torch gives every moment the parameter's number format; some libraries keep another one."""
+    """Restore the number format of moments, which torch casts to the parameter's and some libraries keep different."""
     kept = optimizer.state
     for index, parameter in enumerate(all_parameters(optimizer)):
         for key, value in restored.get(index, {}).items():
