@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
@@ -102,10 +101,9 @@ def shortened(text: str) -> str:
 
 
 def shares(values: Sequence[float], edges: Sequence[float]) -> list[float]:
-    """The share of the values in each bin."""
-    last = len(edges) - 2
-    counts = Counter(min(bisect_right(edges, value) - 1, last) for value in values if value <= edges[-1])
-    return [counts[place] / len(values) for place in range(last + 1)]
+    """The share of the values in each bin; a value on an edge belongs to the upper bin."""
+    places = [bisect_right(edges, value) for value in values]
+    return [places.count(place) / len(values) for place in range(1, len(edges))]
 
 
 def distributions(
