@@ -6,10 +6,13 @@ import importlib
 import re
 import sys
 import warnings
+from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from kedge_base.machine.invocation import is_command_line
 
 PACKAGES = frozenset(
     {"kedge", "kedge_base", "kedge_control", "kedge_hub", "kedge_inspect", "kedge_lab", "kedge_plan", "kedge_tasks"}
@@ -49,7 +52,8 @@ MOVED = {
 }
 """Modules and packages by their old name; what is in a package has moved with it."""
 
-_OLD = re.compile(rf"({'|'.join(re.escape(name) for name in sorted(MOVED, key=len, reverse=True))})(?![\w])")
+_MODULES = "|".join(re.escape(name) for name in sorted(MOVED, key=len, reverse=True))
+_OLD = re.compile(rf"({_MODULES})(\.\w+)*(:\w+(\.\w+)*)?")
 
 
 def is_own_module(name: str) -> bool:
@@ -59,18 +63,27 @@ def is_own_module(name: str) -> bool:
 
 def current_name(name: str) -> str:
     """Return the current name of a module, class or function, such as `kedge_tasks.verify:gsm8k`; warn if it moved."""
-    old = _OLD.match(name)
+    old = _OLD.fullmatch(name)
     if old is None:
         return name
-    new = MOVED[old[0]] + name[old.end() :]
-    warnings.warn(f"{name} is now {new}; the old name works until the next release", FutureWarning, stacklevel=3)
+    new = MOVED[old[1]] + name[old.end(1) :]
+    line = f"{name} is now {new}; the old name works until the next release"
+    if is_command_line():
+        _say_once(line)
+    else:
+        warnings.warn(line, FutureWarning, stacklevel=3)
     return new
 
 
+@cache
+def _say_once(line: str) -> None:
+    print(f"warning: {line}", file=sys.stderr)
+
+
 def current_names(value: Any) -> Any:
-    """Replace the old names of moved functions and classes anywhere in some settings."""
+    """Replace the old names of moved functions and classes, written as `module:name`, anywhere in some settings."""
     if isinstance(value, str):
-        return current_name(value)
+        return current_name(value) if ":" in value else value
     if isinstance(value, dict):
         return {current_names(key): current_names(entry) for key, entry in value.items()}
     return [current_names(entry) for entry in value] if isinstance(value, list) else value
@@ -83,7 +96,7 @@ class _MovedModules(MetaPathFinder, Loader):
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if _OLD.match(fullname) else None
+        return ModuleSpec(fullname, self) if _OLD.fullmatch(fullname) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(current_name(spec.name))

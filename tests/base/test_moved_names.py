@@ -71,5 +71,12 @@ def test_other_names_are_left_alone(name):
     assert current_name(name) == name
 
 
+@pytest.mark.parametrize("text", ["kedge.system", "kedge.system.jsonl", "kedge.errors: why?", "kedge.system/own.py:f"])
+def test_folders_files_and_texts_are_no_names(text):
+    """By hand: only `module:name` is one in a setting, and a path is none anywhere."""
+    config = config_from_settings("ppo", {"out": text, "data.prompts": [text], "reward": {text: 1.0}})
+    assert (config.out, config.data.prompts, config.reward[0].source) == (text, [text], text)
+
+
 def test_errors_keep_their_kind():
     assert issubclass(RewardError, KedgeError)
