@@ -118,6 +118,15 @@ def test_several_presets_are_merged_and_their_conflicts_said(
         assert capsys.readouterr().err == line
 
 
+def test_entry_points_of_an_earlier_version_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A clone that was pulled and not installed again lacks the commands of other packages."""
+    monkeypatch.setattr("kedge.cli.command.registered", lambda group: {})
+    assert kedge(monkeypatch, "doktor", "runs/ppo") == 2
+    assert "kedge is installed in part: install it again, with pip" in capsys.readouterr().err
+
+
 def test_a_resumed_run_takes_no_further_preset(
     calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kedge.config import advice_for, full_name
 from kedge_base import command
 from kedge_base.errors import ConfigError
+from kedge_base.registry import registered
 from kedge_base.stage import stages
 
 
@@ -21,7 +22,8 @@ class Root(command.Group):
 
     def advice_on(self, command: str) -> str | None:
         """As in `Group`."""
-        return advice_for(command)
+        known = registered("kedge.commands")
+        return advice_for(command) or (None if known else "kedge is installed in part: install it again, with pip")
 
 
 def _hint(option: str, command: str) -> str | None:
