@@ -53,7 +53,7 @@ def test_every_import_is_declared() -> None:
 @pytest.mark.parametrize(
     ("origin", "line"),
     [
-        ('{"url": "file:///home/me/code", "dir_info": {"editable": true}}', "pip install -e '.[wandb]'"),
+        ('{"url": "file:///clones/code", "dir_info": {"editable": true}}', "pip install -e '.[wandb]'"),
         (None, "pip install 'kedge-rl[wandb]'"),
         (
             '{"url": "https://example.org/kedge", "vcs_info": {"vcs": "git", "commit_id": "ab"}}',

@@ -78,7 +78,7 @@ class _WaitingTime:
 
 
 class Answer(Protocol):
-    """What an environment answers to a turn of the policy."""
+    """The answer of an environment to a turn of the policy."""
 
     @property
     def messages(self) -> Messages:

@@ -137,7 +137,7 @@ def load_rows(
     Args:
         field: The field.
         config: Names the data and its limits.
-        run: Has rows in place of the configured data, if any; its folder receives the unusable ones.
+        run: Has rows instead of the configured data, if any; its folder receives the unusable ones.
         tokenizer: Renders conversations and measures lengths.
         room: Longest prompt or, with its answer, longest row that a model allows, tokens; None for no limit.
 

@@ -36,7 +36,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 SHIFT_FILE = "score_shift.json"
 SHIFT = "score_shift"
-"""The shift's key in a file of its own, since PEFT warns about unknown entries in adapter_config.json."""
+"""The shift's key in a separate file, since PEFT warns about unknown entries in adapter_config.json."""
 SUPPORTED = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
     "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",

@@ -482,7 +482,7 @@ def prepacked(model: nn.Module, precision: Precision) -> Iterator[None]:
 def _multiply(
     layer: nn.Linear, weight: Tensor, packed: Tensor, bias: Tensor | None, *inputs: Tensor, **named: Tensor
 ) -> Tensor:
-    # Not prepacked: with gradients, in fp32 as in a trial of the model, or with an adapter in place of the weight.
+    # Not prepacked: with gradients, in fp32 as in a trial of the model, or with an adapter instead of the weight.
     if torch.is_grad_enabled() or not torch.is_autocast_enabled("cpu") or layer.weight is not weight:
         return nn.Linear.forward(layer, *inputs, **named)
     [states] = (*inputs, *named.values())
