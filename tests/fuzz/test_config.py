@@ -200,7 +200,7 @@ MERGES = "a: &a {x: 1}\n" + "".join(
 def test_what_fuzzing_found(content: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(content, encoding="utf-8")
-    line = line_or_result(load_config, path, seconds=5)
+    line = line_or_result(load_config, path)
     assert isinstance(line, str)
     assert said in line
 
@@ -211,7 +211,7 @@ def test_files_without_an_end(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.chdir(tmp_path)
-    line = line_or_result(load_config, name, seconds=5)
+    line = line_or_result(load_config, name)
     assert isinstance(line, str)
     assert line == f"{name}: is not a regular file"
 
@@ -222,5 +222,5 @@ def test_folders_that_cannot_be_made(out: str, entered: list[Config], tmp_path: 
     (tmp_path / "file").touch()
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump({**COMPLETE, "out": out}), encoding="utf-8")
-    code, said = kedge("ppo", "--config", str(path), seconds=5)
+    code, said = kedge("ppo", "--config", str(path))
     assert (code, len(entered)) == (2, 0), said

@@ -298,10 +298,10 @@ def test_names_without_a_folder(name: str, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
     Path("file").touch()
-    assert isinstance(line_or_result(load_tokenizer, name, seconds=10), str)
+    assert isinstance(line_or_result(load_tokenizer, name), str)
     tokenizer = tiny_tokenizer()
-    assert isinstance(line_or_result(load_language_model, name, tokenizer=tokenizer, seconds=10), str)
-    assert isinstance(line_or_result(load_scalar_model, name, tokenizer=tokenizer, seconds=10), str)
+    assert isinstance(line_or_result(load_language_model, name, tokenizer=tokenizer), str)
+    assert isinstance(line_or_result(load_scalar_model, name, tokenizer=tokenizer), str)
 
 
 MISSING = ["x" * 300, "a\nb", "loop", "~nobody-of-that-name/x", "file/x", "./pipe"]
@@ -327,7 +327,7 @@ def test_the_command_reports_a_missing_path(
     paths = {"--model": "policy", "--prompts": "prompts.jsonl", "--reward": "reward"}
     flags = {**{word: str(base / path) for word, path in paths.items()}, flag: name}
     arguments = [part for pair in flags.items() for part in pair]
-    code, _ = kedge("generate", *arguments, "--out", "out", *SETTINGS, seconds=20)
+    code, _ = kedge("generate", *arguments, "--out", "out", *SETTINGS)
     assert code == 2
     assert debris(Path("out")) == []
 
@@ -340,7 +340,7 @@ def test_folders_that_contain_pipes(base: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data" / "pipe.jsonl")
     (tmp_path / "data" / "rows.jsonl").write_text('{"prompt": "Why?"}\n')
     arguments = ["--model", str(folder), "--prompts", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
-    assert kedge("generate", *arguments, *SETTINGS, seconds=20)[0] == 0
+    assert kedge("generate", *arguments, *SETTINGS)[0] == 0
 
 
 @pytest.mark.slow

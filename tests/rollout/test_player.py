@@ -37,7 +37,7 @@ ASKED = [{"role": "user", "content": "Add."}]
 STOP = 2
 
 
-def play(kind, said, *, rows=({},), tokenizer=PLAIN, timeout=5.0, room=100, **limits):
+def play(kind, said, *, rows=({},), tokenizer=PLAIN, timeout=60.0, room=100, **limits):
     """Episodes in which the policy says given texts, a text or (text, False) without a stop token; by hand."""
     player = Player(Environment(kind, timeout=timeout), Limits(**{"turns": 9, "tokens": 200, **limits}), by_turn=True)
     prompts = [Prompt(Rendered("Play. ") if "messages" in row else "Play. ", row) for row in rows]
@@ -163,7 +163,7 @@ def test_a_template_whose_calls_are_not_read_is_said_once(form, is_said):
     family = calling(form)
     tokenizer = family.tokenizer()
     stop = stop_of(family, tokenizer)
-    player = Player(Environment(worlds.Adder, timeout=5.0), Limits(9, 300), by_turn=True, say=lines.append)
+    player = Player(Environment(worlds.Adder, timeout=60.0), Limits(9, 300), by_turn=True, say=lines.append)
     prompt = Prompt(Rendered(""), {"messages": [{"role": "user", "content": "6 + 1?"}]})
     player.begin([stop], 600, tokenizer, [prompt])
     episodes = player.episodes(tokenizer, [prompt], [0])
@@ -253,7 +253,7 @@ def test_an_episode_whose_reward_fails_at_its_end_has_failed():
     tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
     row = {"answer": 3.0, "messages": [{"role": "user", "content": "1 + 2?"}]}
     call = '<add>{"a": 1, "b": 2}</add>'
-    player = Player(Environment(RefusingAtTheEnd, timeout=5.0), Limits(1, 200), by_turn=True)
+    player = Player(Environment(RefusingAtTheEnd, timeout=60.0), Limits(1, 200), by_turn=True)
     with pytest.raises(EnvError, match=r"^RefusingAtTheEnd raised ConnectionResetError"):  # the trial
         player.begin([STOP], None, tokenizer, [Prompt(Rendered("Play. "), row)])
     episodes = player.episodes(tokenizer, [Prompt(Rendered("Play. "), row)] * 2, [3, 3])
@@ -302,7 +302,7 @@ def test_a_stop_token_may_be_what_closes_a_call():
     tokenizer.add_tokens(["</delete>"])
     closing = tokenizer.convert_tokens_to_ids("</delete>")
     Deleting.deleted.clear()
-    player = Player(Environment(Deleting, timeout=5.0), Limits(2, 300), by_turn=True)
+    player = Player(Environment(Deleting, timeout=60.0), Limits(2, 300), by_turn=True)
     prompts = [Prompt(Rendered(""), {"messages": [{"role": "user", "content": "Clean up."}]})]
     player.begin([closing], 600, tokenizer, prompts)
     episodes = player.episodes(tokenizer, prompts, [0])
@@ -345,7 +345,7 @@ def test_an_episode_opens_with_the_prompt(row, opened):
         def reset(self, row):
             rows.append(row)
 
-    player = Player(Environment(Recording, timeout=5.0), Limits(2, 20), by_turn=True)
+    player = Player(Environment(Recording, timeout=60.0), Limits(2, 20), by_turn=True)
     player.begin([STOP], None, tokenizer, prompts)
     assert prompts[0].text == opened
     assert tokenizer.decode(player.episodes(tokenizer, prompts, [0]).open([0])[0]) == opened
@@ -359,7 +359,7 @@ def test_a_reward_model_reads_what_reset_said(name, kind):
     tokenizer = FAMILIES[name].tokenizer()
     rows = [[*ASKED], [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Ho."}, *ASKED]]
     prompts = read_rows([{"prompt": row} for row in rows], "prompts", tokenizer=tokenizer).records
-    player = Player(Environment(kind, timeout=5.0), Limits(2, 20), by_turn=True)
+    player = Player(Environment(kind, timeout=60.0), Limits(2, 20), by_turn=True)
     player.begin([stop_of(FAMILIES[name], tokenizer)], None, tokenizer, prompts)
     opened = player.episodes(tokenizer, prompts, [3, 3]).open([0, 1])
     ids, mask = pad_left(opened, 0)
@@ -379,7 +379,7 @@ def test_the_same_episodes_are_played_again():
     tokenizer = tiny_tokenizer()
 
     def sampled():
-        player = Player(Environment(worlds.Guess, timeout=5.0), Limits(4, 60, 5), by_turn=True)
+        player = Player(Environment(worlds.Guess, timeout=60.0), Limits(4, 60, 5), by_turn=True)
         player.begin([STOP], 100, tokenizer, [])
         prompts = [Prompt(f"Game {number}. ") for number in range(6)]
         sampler = Sampler(model, pad_id=0, stop_tokens=[STOP], max_new_tokens=60)
@@ -407,7 +407,7 @@ def test_turns_are_counted_where_an_environment_says_nothing_between_them():
             said.append(text)
             return {"reward": 1}
 
-    player = Player(Environment(Quiet, timeout=5.0), Limits(4, 60), by_turn=True)
+    player = Player(Environment(Quiet, timeout=60.0), Limits(4, 60), by_turn=True)
     player.begin([SPOKEN], 100, PLAIN, [])
     dialogue = player.episodes(PLAIN, [Prompt("Play. ")] * 6, range(6))
     sampler = Sampler(model, pad_id=0, stop_tokens=[SPOKEN], max_new_tokens=60)
@@ -434,7 +434,7 @@ def test_a_turn_that_was_cut_off_counts():
         policy_version=torch.zeros(4, dtype=torch.long),
         ending=torch.tensor(endings),
     )
-    player = Player(Environment(worlds.Guess, timeout=5.0), Limits(4, 4), by_turn=True)
+    player = Player(Environment(worlds.Guess, timeout=60.0), Limits(4, 4), by_turn=True)
     player.begin([STOP], 100, tiny_tokenizer(), [])
     assert player.metrics(rollout)["episode/turns"] == (2 + 1 + 1 + 1) / 4
 
@@ -545,7 +545,7 @@ def test_a_thousand_episodes_are_trained_on_the_tokens_that_were_sampled():
     tokenizer = FAMILIES["chatml"].tokenizer()
     stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
     model = LanguageModel(tiny_causal_lm("llama", len(tokenizer)), tokenizer)
-    player = Player(Environment(worlds.Guess, timeout=5.0), Limits(3, 160, 8), by_turn=True)
+    player = Player(Environment(worlds.Guess, timeout=60.0), Limits(3, 160, 8), by_turn=True)
     prompts = [
         Prompt(Rendered(""), {"messages": [{"role": "user", "content": f"Game {number}."}]}) for number in range(1000)
     ]

@@ -77,7 +77,7 @@ def test_a_game_is_played_in_sessions_that_are_used_again(served, form):
 
 
 def test_sessions_answer_at_the_same_time(served):
-    barrier = threading.Barrier(6, timeout=10)
+    barrier = threading.Barrier(6, timeout=60)
 
     class Together(Server):
         def play(self, connection):
