@@ -1,5 +1,6 @@
 """The command line: what it passes to the stages, how it fails, and that help is instant."""
 
+import re
 import subprocess
 import sys
 import types
@@ -13,6 +14,7 @@ import yaml
 from kedge.cli import main
 from kedge.config import PRESETS, Choice, Config, load_config, presets_of, resolved_yaml
 from kedge_base.errors import ConfigError, ModelError
+from kedge_base.packages import PACKAGES
 from kedge_base.stage import stages
 from kedge_base.version import __version__
 
@@ -308,12 +310,22 @@ def test_what_is_printed(
     assert said in capsys.readouterr().out
 
 
-def test_the_command_line_imports_no_torch() -> None:
-    code = (
-        "import sys, kedge.cli; heavy = {'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules); print(heavy)"
-    )
+WORKERS = sorted(
+    {
+        name
+        for package in PACKAGES
+        for path in (Path(__file__).parents[1] / "src" / package).rglob("*.py")
+        for name in re.findall(r'WorkerProcess\("([\w.]+)"', path.read_text(encoding="utf-8"))
+    }
+)
+
+
+@pytest.mark.parametrize("name", ["kedge.cli", *WORKERS])
+def test_what_starts_often_imports_no_torch(name: str) -> None:
+    code = f"import sys, {name}; print({{'torch', 'transformers', 'datasets', 'numpy'}} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+    assert len(WORKERS) == 3
 
 
 def test_nothing_is_collected_at_the_exit_because_that_takes_long_with_torch() -> None:

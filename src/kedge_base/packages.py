@@ -48,7 +48,7 @@ MOVED = {
     "kedge.system.output": "kedge_base.run_folder.output",
     "kedge.system.ranks": "kedge.ranks",
     "kedge.system.streams": "kedge_base.machine.streams",
-    "kedge.system.workers.chat_templates": "kedge.models.template_worker",
+    "kedge.system.workers.chat_templates": "kedge.template_worker",
 }
 """Modules and packages by their old name; what is in a package has moved with it."""
 

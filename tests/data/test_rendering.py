@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from kedge import template_worker as chat_templates
 from kedge.data import chat
 from kedge.data.chat import apply_template
 from kedge.data.records import RowError
-from kedge.models import template_worker as chat_templates
 from kedge_base.errors import DataError
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 

@@ -445,7 +445,7 @@ class _Renderer:
                     # It may end right now because it was idle for too long; a new one then takes the request.
                     with suppress(WorkerEnded):
                         return self._reply(self._process, request)
-                self._process = WorkerProcess("kedge.models.template_worker", CallLog(None, self._NAME))
+                self._process = WorkerProcess("kedge.template_worker", CallLog(None, self._NAME))
                 load = Request.of(self._NAME, "load")
                 self._process.send(load)
                 self._process.reply(load, STARTUP_SECONDS, "starting its process")
