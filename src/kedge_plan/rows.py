@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from kedge.algorithm.experience import Rollout
+from kedge.algorithm.prefixes import Pieces, common_start, prefix_tree, repeated_tokens
 from kedge.config import Config
 from kedge.data import Sources
 from kedge.data.parsing import ReadingOptions
 from kedge.data.readers import read_table
-from kedge.data.tokens import encode_example, encode_prompt
+from kedge.data.tokens import encode_example, encode_prompt, pad_left
 from kedge.models import load_tokenizer
 from kedge.ranks import ALONE
 from kedge.runs.inputs import reading
@@ -35,6 +36,7 @@ class Lengths:
         rows: Number of rows in the data, if all were read.
         assumed: True if no data was read.
         pretraining: Lengths of the texts of ptx mixing; None without it.
+        common: Tokens that all prompts begin with.
     """
 
     prompts: tuple[int, ...]
@@ -43,6 +45,7 @@ class Lengths:
     rows: int | None = None
     assumed: bool = False
     pretraining: Lengths | None = None
+    common: int = 0
 
 
 def lengths_of(config: Config, stage: str) -> Lengths:
@@ -60,8 +63,9 @@ def lengths_of(config: Config, stage: str) -> Lengths:
         longest = (config.data.max_prompt_tokens,)
         return Lengths(longest, origin="data.max_prompt_tokens", assumed=True, pretraining=ptx)
     tokenizer, records, rows = table
-    found = tuple(len(encode_prompt(tokenizer, record.text)) for record in records)
-    return Lengths(found, origin=f"the first {len(found):,} prompts", rows=rows, pretraining=ptx)
+    found = [encode_prompt(tokenizer, record.text) for record in records]
+    lengths, common = tuple(map(len, found)), common_start(found)
+    return Lengths(lengths, origin=f"the first {len(found):,} prompts", rows=rows, pretraining=ptx, common=common)
 
 
 def _lengths_of_answers(config: Config, role: str, source: str | None) -> Lengths:
@@ -84,12 +88,14 @@ class Rows:
         responses: Tokens of each response, or of each completion.
         budget: Tokens of a pass; None for all rows at once.
         group: Responses to each prompt, one after the other; a pass reads their prompt once.
+        common: Tokens that all prompts begin with.
     """
 
     prompts: tuple[int, ...]
     responses: tuple[int, ...]
     budget: int | None
     group: int = 1
+    common: int = 0
 
     @property
     def count(self) -> int:
@@ -113,13 +119,12 @@ class Rows:
 
     @property
     def num_distinct_tokens(self) -> int:
-        """Tokens of all rows, counting each shared prompt once."""
-        return sum(self.prompts[:: self.group]) + self.num_actions
+        """Tokens of all rows, counting those that rows share once."""
+        return self.num_tokens - repeated_tokens(self._pieces())
 
     def shortened(self, passes: int = 2) -> Rows:
         """The rows of the first passes, which are the largest; later passes hold no more than the second."""
-        numbers = [(row // self.group, prompt) for row, prompt in enumerate(self.prompts)]
-        parts = [part.rows for part in ALONE.plan(self.lengths, self.budget, numbers)][:passes]
+        parts = [part.rows for part in ALONE.plan(self.lengths, self.budget, self._pieces())][:passes]
         return self.select([row for part in parts for row in part])
 
     def one_per_prompt(self) -> Rows:
@@ -128,20 +133,32 @@ class Rows:
 
     def like(self, count: int, budget: int | None) -> Rows:
         """This many rows, with prompts distributed like these and the longest response."""
-        return Rows(quantiles(self.prompts, count), (max(self.responses),) * count, budget)
+        responses = (max(self.responses),) * count
+        return replace(self, prompts=quantiles(self.prompts, count), responses=responses, budget=budget, group=1)
 
     def select(self, rows: Sequence[int]) -> Rows:
         """Some of the rows."""
         prompts, responses = (tuple(each[row] for row in rows) for each in (self.prompts, self.responses))
         return replace(self, prompts=prompts, responses=responses)
 
+    def texts(self, group: int | None = None) -> list[list[int]]:
+        """Prompts of these lengths that differ after their common beginning, each for some rows one after the other."""
+        numbers = [row // (group or self.group) for row in range(self.count)]
+        rows = zip(numbers, self.prompts, strict=True)
+        # Small token ids, which every vocabulary has.
+        return [
+            [*[1] * self.common, 1 + number % 64, number // 64 % 64, *[1] * length][:length] for number, length in rows
+        ]
+
+    def _pieces(self) -> list[Pieces]:
+        return prefix_tree([tuple(text) for text in self.texts()], longest=max(self.lengths))
+
     def rollout(self, *, values: bool) -> Rollout:
         """Sampled responses of these lengths."""
-        prompts, responses = (torch.tensor(each)[:, None] for each in (self.prompts, self.responses))
-        prompt_mask = torch.arange(int(prompts.max())) >= prompts.max() - prompts
-        mask = torch.arange(int(responses.max())) < responses
+        prompt_ids, prompt_mask = pad_left(self.texts(), 0)
+        mask = torch.arange(max(self.responses)) < torch.tensor(self.responses)[:, None]
         return Rollout(
-            prompt_ids=prompt_mask.long(),
+            prompt_ids=prompt_ids,
             prompt_mask=prompt_mask,
             response_ids=mask.long(),
             token_mask=mask,

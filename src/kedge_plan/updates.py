@@ -163,7 +163,7 @@ def subject_of(
             for each in (lengths.prompts, lengths.completions)
         )
     budget = config.runtime.first_pass_tokens
-    rows = Rows(prompts, responses, budget, work.group(config))
+    rows = Rows(prompts, responses, budget, work.group(config), lengths.common)
     texts = None
     if (ptx := lengths.pretraining) is not None:
         count = config.ppo.ptx_batch * config.responses_per_update // config.ppo.num_minibatches
@@ -381,7 +381,7 @@ def _trial_rows(rows: Rows, minibatches: int) -> tuple[Rows, int]:
         return rows.shortened(), 1
     count = rows.count // minibatches
     half = rows.like(count, rows.budget).shortened()
-    return Rows(2 * half.prompts, 2 * half.responses, rows.budget), 2
+    return replace(half, prompts=2 * half.prompts, responses=2 * half.responses), 2
 
 
 def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
@@ -505,8 +505,7 @@ def _decode(
     count = min(subject.config.rollout.micro_batch_size or rows.count, rows.count)
     response = max(2, max(rows.responses))
     batches = times * rows.count / count
-    prompts = [[1 + row // same % 64, row // same // 64 % 64, *[1] * (length - 2)][:length]
-               for row, length in enumerate(rows.prompts[-count:])]  # fmt: skip
+    prompts = rows.select(range(rows.count - count, rows.count)).texts(same)
     sampler: Any = trainer.roles.engine
     draws = torch.zeros(count, dtype=torch.float64)
 

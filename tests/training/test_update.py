@@ -222,7 +222,7 @@ def test_there_is_no_first_pass_where_one_pass_does_not_hold_all_rows():
 def test_epochs_on_responses_that_share_prompts_are_those_on_each_row_by_itself(critic, tokens, monkeypatch):
     models = make_models(critic)
     experience = make_experience(models, prompts=[PROMPTS[number] for number in (3, 3, 0, 3, 2, 2, 3, 1)])
-    assert len({number for number, _ in experience.rollout.prompts}) == 4
+    assert len({pieces[-1] for pieces in experience.rollout.prompts}) == 4
     found = []
     for shares in (True, False):
         trained = copy.deepcopy(models)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kedge.algorithm.masking import check_same_shape
+from kedge.algorithm.prefixes import Pieces, prefix_tree, repeated_tokens
 from kedge.algorithm.shaping import total_scores
 from kedge_base.errors import ShapeError
 
@@ -45,7 +47,7 @@ class Rollout:
         action_mask: True on response tokens that the policy chose; a subset of `token_mask`, at least one per row.
         logprobs: log probability (nats) of each action during sampling, at the sampling temperature; 0 elsewhere.
         stopped: True if the response ended with a stop token, False if it was cut at the length limit.
-        group: number of the row's prompt; rows of one group share a prompt. Unchanged when rows are dropped.
+        group: number of the row's prompt; advantages compare the rows of one group. Unchanged when rows are dropped.
         policy_version: number of updates that the policy had completed when it sampled the row.
         values: the critic's value of the state before each action, 0 elsewhere; None unless the critic is a head on the
             policy's trunk, so that the engine computes it while sampling.
@@ -103,28 +105,21 @@ class Rollout:
         return cast("list[int]", (self.prompt_mask.sum(-1) + self.token_mask.sum(-1)).tolist())  # pyright: ignore[reportUnknownMemberType]
 
     @cached_property
-    def prompts(self) -> list[tuple[int, int]]:
-        """The number of each row's prompt, that of the first row with it, and the tokens of the prompt.
-
-        Rows have the same prompt if its tokens and the group are the same.
-        """
+    def prompts(self) -> list[Pieces]:
+        """The pieces of each row's prompt, as rows share them in a pass, whatever their groups."""
         lengths = cast("list[int]", self.prompt_mask.sum(-1).tolist())  # pyright: ignore[reportUnknownMemberType]
-        groups = cast("list[int]", self.group.tolist())  # pyright: ignore[reportUnknownMemberType]
-        if len(set(groups)) == len(groups):
-            return list(enumerate(lengths))  # one response to each prompt: no token needs to be compared
-        tokens = self.prompt_ids.masked_fill(~self.prompt_mask, -1)
-        rows = cast("list[list[int]]", torch.cat([self.group[:, None], tokens], dim=1).tolist())  # pyright: ignore[reportUnknownMemberType]
-        first: dict[tuple[int, ...], int] = {}
-        return [(first.setdefault(tuple(each), row), lengths[row]) for row, each in enumerate(rows)]
+        tokens = iter(cast("list[int]", self.prompt_ids[self.prompt_mask].tolist()))  # pyright: ignore[reportUnknownMemberType]
+        texts = [tuple(islice(tokens, length)) for length in lengths]
+        return prefix_tree(texts, longest=max(self.row_lengths, default=0))
 
-    def shared_prompts(self, limit: float) -> list[tuple[int, int]] | None:
+    def shared_prompts(self, limit: float) -> list[Pieces] | None:
         """The prompts, for passes in which rows up to a length share them; None if a row is longer."""
         return self.prompts if max(self.row_lengths, default=0) <= limit else None
 
     @cached_property
     def num_distinct_tokens(self) -> int:
-        """Tokens of all rows, those of each prompt once."""
-        return self.num_tokens - sum(length for row, (number, length) in enumerate(self.prompts) if number != row)
+        """Tokens of all rows, those that rows share once."""
+        return self.num_tokens - repeated_tokens(self.prompts)
 
     @cached_property
     def response_lengths(self) -> Int[Tensor, " batch"]:

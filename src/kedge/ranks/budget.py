@@ -189,9 +189,8 @@ def _smaller(tokens: int, lengths: Sequence[int], prompts: Prompts, num_ranks: i
 
 def _tokens_in(rows: Sequence[int], lengths: Sequence[int], prompts: Prompts) -> int:
     """Tokens of a pass, those that its rows share once."""
-    shared = dict(prompts[row] for row in rows) if prompts else {}
-    repeated = sum(prompts[row][1] for row in rows) if prompts else 0
-    return sum(lengths[row] for row in rows) - repeated + sum(shared.values())
+    pieces = [piece for row in rows for piece in (prompts[row] if prompts else ())]
+    return sum(lengths[row] for row in rows) - sum(tokens for _, tokens in pieces) + sum(dict(pieces).values())
 
 
 def _asked(error: BaseException | None) -> str:

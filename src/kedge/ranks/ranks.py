@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Prompts: TypeAlias = Sequence[tuple[int, int]] | None
-"""The number of each row's prompt and its tokens, which rows of one pass with the same number share; None if no rows
-share any. If all numbers differ, they ascend."""
+Prompts: TypeAlias = Sequence[tuple[tuple[int, int], ...]] | None
+"""The pieces of each row's prompt, each a number and its tokens: rows of a pass share those with the same numbers. None
+if no rows share any. If all numbers differ, they ascend."""
 
 BUCKET = 2**25
 """Gradients are added up in buckets of at most this many numbers, if no single parameter is larger."""
@@ -67,8 +67,8 @@ def budget_batches(lengths: Sequence[int], budget: int | None, prompts: Prompts 
     batch: list[int] = []
     room = budget
     held = set[int]()
-    for row, number, shared in _in_order(lengths, prompts):
-        added = lengths[row] - (shared if number in held else 0)
+    for row, pieces in _in_order(lengths, prompts):
+        added = lengths[row] - sum(tokens for number, tokens in pieces if number in held)
         if batch and room is not None and added > room:
             yield batch
             batch = []
@@ -76,7 +76,7 @@ def budget_batches(lengths: Sequence[int], budget: int | None, prompts: Prompts 
             held = set()
             added = lengths[row]
         batch.append(row)
-        held.add(number)
+        held.update(number for number, _ in pieces)
         room = None if room is None else room - added
     if batch:
         yield batch
@@ -98,11 +98,14 @@ def share_rows(lengths: Sequence[int], count: int, prompts: Prompts = None) -> l
     shares: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count
     held = [set[int]() for _ in range(count)]
-    for row, number, shared in _in_order(lengths, prompts):
-        after = [load + lengths[row] - (shared if number in has else 0) for load, has in zip(loads, held, strict=True)]
+    for row, pieces in _in_order(lengths, prompts):
+        after = [
+            load + lengths[row] - sum(tokens for number, tokens in pieces if number in has)
+            for load, has in zip(loads, held, strict=True)
+        ]
         rank = after.index(min(after))
         shares[rank].append(row)
-        held[rank].add(number)
+        held[rank].update(number for number, _ in pieces)
         loads[rank] = after[rank]
     return shares
 
@@ -146,16 +149,22 @@ def plan_parts(
     return [Part(batch) for batch in own] + [idle] * (rounds - len(own))
 
 
-def _in_order(lengths: Sequence[int], prompts: Prompts) -> list[tuple[int, int, int]]:
-    """The rows, longest first but together with all rows that have the same prompt; their prompts' numbers and tokens.
+def _in_order(lengths: Sequence[int], prompts: Prompts) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+    """The rows with the pieces of their prompts, longest first but together with all rows that share a piece.
 
-    A prompt counts with its longest row.
+    A piece counts with its longest row.
     """
-    rows = [(row, *((row, 0) if prompts is None else prompts[row])) for row in range(len(lengths))]
+    rows = list(enumerate(prompts or [((row, 0),) for row in range(len(lengths))]))
     longest = dict[int, int]()
-    for row, number, _ in rows:
-        longest[number] = max(lengths[row], longest.get(number, 0))
-    return sorted(rows, key=lambda each: (-longest[each[1]], each[1], -lengths[each[0]]))
+    for row, pieces in rows:
+        for number, _ in pieces:
+            longest[number] = max(lengths[row], longest.get(number, 0))
+
+    def order(each: tuple[int, tuple[tuple[int, int], ...]]) -> list[tuple[int, int]]:
+        row, pieces = each
+        return [*((-longest[number], number) for number, _ in pieces), (-lengths[row], 0)]
+
+    return sorted(rows, key=order)
 
 
 @dataclass(frozen=True)

@@ -150,11 +150,13 @@ class LanguageLearner:
 
     def find_tokens(self, rollout: Rollout, optimizer: Optimizer) -> None:
         """Find how many tokens a pass over such responses can hold, if that is not known; see `pass_trial`."""
-        # Each row gets a separate prompt, because the two longest may have the same.
-        alone = replace(rollout, group=torch.arange(rollout.num_responses, device=rollout.group.device))
 
         def run_pass(rows: list[int]) -> None:
-            outputs = self._forward(alone.select(torch.tensor(rows, device=rollout.response_ids.device)))
+            part = rollout.select(torch.tensor(rows, device=rollout.response_ids.device))
+            # The two longest may begin alike, which would make the second cheaper: they get different first tokens.
+            numbers = torch.arange(len(rows), device=part.prompt_ids.device)[:, None]
+            first = part.prompt_mask.int().argmax(dim=1, keepdim=True)
+            outputs = self._forward(replace(part, prompt_ids=part.prompt_ids.scatter(1, first, numbers)))
             tables = (outputs.logprobs, outputs.entropy, outputs.values)
             torch.stack([each.sum() for each in tables if each is not None and each.requires_grad]).sum().backward()
 

@@ -61,18 +61,25 @@ def test_batches_hold_each_row_once_and_no_more_than_the_budget(lengths, budget)
     assert all(sum(batch) + following[0] > budget for batch, following in pairwise(sizes))
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=12), st.integers(1, 60))
-def test_batches_count_the_tokens_of_a_prompt_once(rows, budget):
-    prompts = [(number, 3 * number) for number, _ in rows]
-    lengths = [3 * number + response for number, response in rows]
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=12), st.integers(1, 60), st.integers(0, 5))
+def test_batches_count_the_tokens_of_a_prompt_once(rows, budget, common):
+    starts = {number: ((-1, common), (number, 3 * number)) for number in (0, 1, 2)} | {3: ((3, 9),)}
+    prompts = [starts[number] for number, _ in rows]
+    lengths = [sum(tokens for _, tokens in starts[number]) + response for number, response in rows]
     batches = list(budget_batches(lengths, budget, prompts))
     assert sorted(row for batch in batches for row in batch) == list(range(len(rows)))
 
     def tokens_in(batch: list[int]) -> int:
-        return sum(rows[row][1] for row in batch) + sum(3 * number for number in {rows[row][0] for row in batch})
+        return sum(rows[row][1] for row in batch) + sum(
+            {piece[0]: piece[1] for row in batch for piece in prompts[row]}.values()
+        )
 
     for batch in batches:
         assert tokens_in(batch) <= budget or len(batch) == 1
     assert all(tokens_in([*batch, following[0]]) > budget for batch, following in pairwise(batches))
-    order = [rows[row][0] for batch in batches for row in batch]
-    assert len(list(groupby(order))) == len(set(order))  # rows with a prompt follow each other
+    # Rows with a prompt follow each other, and so do those with the common start.
+    for order in (
+        [rows[row][0] for batch in batches for row in batch],
+        [rows[row][0] == 3 for batch in batches for row in batch],
+    ):
+        assert len(list(groupby(order))) == len(set(order))

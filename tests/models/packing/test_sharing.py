@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import accumulate, combinations
 from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kedge.algorithm.experience import PolicyOutputs, Rollout
+from kedge.algorithm.prefixes import LEAST_SHARED, common_start, prefix_tree
 from kedge.models import ActorCritic, LanguageModel, ScalarModel, TokenRows, response_logprobs
 from kedge.models.packing import packed
 from kedge.models.packing.packed import Packed
@@ -31,7 +35,7 @@ def responses(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
 
 def token_rows(lengths: tuple[int, ...] = LENGTHS, prompts: tuple[list[int], ...] = PROMPTS) -> TokenRows:
     rows = [[*prompts[number], *response] for number, response in zip(OF_ROW, responses(lengths), strict=True)]
-    return replace(TokenRows.of(rows), prompts=tuple((number, len(prompts[number])) for number in OF_ROW))
+    return replace(TokenRows.of(rows), prompts=tuple(((number, len(prompts[number])),) for number in OF_ROW))
 
 
 def make_rollout(group: tuple[int, ...] = OF_ROW) -> Rollout:
@@ -109,7 +113,7 @@ def test_the_tokens_of_a_prompt_reach_the_layers_once(monkeypatch: pytest.Monkey
 
 
 def test_on_a_gpu_the_rests_of_all_prompts_are_one_group(place: str) -> None:
-    rests = [(slice(3, 7), (6, 5, 1)), (slice(0, 3), (2, 2)), (slice(7, 9), (4,))]
+    rests = [((slice(3, 7),), (6, 5, 1)), ((slice(0, 3),), (2, 2)), ((slice(7, 9),), (4,))]
     layout = Packed.of(TokenRows(torch.arange(9), (4, 3, 2)), rests)
     # Whole rows first: 4 and 3 share a rectangle. Then 6 and 5, 1, and those of the other prompts.
     sizes = {"cpu": [11, 1, 4, 4], "gpu": [20], "gpu-long": [14, 6]}
@@ -118,7 +122,7 @@ def test_on_a_gpu_the_rests_of_all_prompts_are_one_group(place: str) -> None:
 
 def test_the_mask_of_several_prompts_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "on_accelerator", lambda device: True)
-    rests = [(slice(2, 4), (2,)), (slice(4, 5), (1,)), (slice(4, 5), (1,))]
+    rests = [((slice(2, 4),), (2,)), ((slice(4, 5),), (1,)), ((slice(4, 5),), (1,))]
     *_, group = Packed.of(TokenRows(torch.arange(5), (2, 2, 1)), rests).groups
     assert group.prompt.tolist() == [[2, 3], [4, 4], [4, 4]]
     first, second = [[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 1, 0], [1, 0, 1, 1]]
@@ -141,17 +145,79 @@ def test_on_a_gpu_too_each_query_head_attends_with_its_own_key_head(monkeypatch:
     torch.testing.assert_close(found, torch.stack(heads, dim=1))
 
 
-def test_rows_have_the_same_prompt_if_its_tokens_and_the_group_are_the_same() -> None:
+def test_rows_with_the_same_tokens_share_a_prompt_whatever_their_groups() -> None:
     lengths = [len(PROMPTS[number]) for number in OF_ROW]
-    assert make_rollout().prompts == list(zip([0, 1, 0, 3, 1, 5, 0, 0], lengths, strict=True))
-    # Another prompt with the same number of a group, and the same prompt in the same group.
-    assert make_rollout((0,) * 8).prompts == list(zip([0, 1, 0, 3, 1, 1, 0, 0], lengths, strict=True))
-    assert make_rollout(tuple(range(8))).prompts == list(enumerate(lengths))
-    assert make_rollout().num_distinct_tokens == sum(map(len, PROMPTS)) + sum(LENGTHS)
+    expected = [((number, length),) for number, length in zip([0, 1, 0, 3, 1, 1, 0, 0], lengths, strict=True)]
+    for group in (OF_ROW, (0,) * 8, tuple(range(8))):
+        assert make_rollout(group).prompts == expected
+    assert make_rollout().num_distinct_tokens == sum(map(len, PROMPTS[:3])) + sum(LENGTHS)
     # What is below the padding does not count.
     rollout = make_rollout()
     filled = replace(rollout, prompt_ids=torch.where(rollout.prompt_mask, rollout.prompt_ids, torch.arange(8)[:, None]))
     assert filled.prompts == rollout.prompts
+
+
+START = [40, 41, 42, 43]
+WITH_A_START = (
+    [*START, 5, 6, 7, 8], [*START, 5, 6, 9], START, [20, 21], [*START, 30], [20, 22], [*START, 5, 6, 7, 8], START
+)  # fmt: skip
+"""A common start of seven rows of which two end with it; within these, one of three rows; and two that differ."""
+
+
+def test_the_pieces_of_prompts_by_hand() -> None:
+    assert prefix_tree([tuple(each) for each in WITH_A_START], longest=20) == [
+        ((-1, 4), (-2, 2), (0, 2)), ((-1, 4), (-2, 2), (1, 1)), ((-1, 4), (2, 0)), ((3, 2),), ((-1, 4), (4, 1)),
+        ((5, 2),), ((-1, 4), (-2, 2), (0, 2)), ((-1, 4), (2, 0)),
+    ]  # fmt: skip
+    # A piece has at least an eleventh of the longest row: 4 tokens of 44, 6 of 66.
+    of_first = [prefix_tree([tuple(each) for each in WITH_A_START], longest=longest)[0] for longest in (44, 45, 66, 67)]
+    assert of_first == [((-1, 4), (0, 4)), ((-1, 6), (0, 2)), ((-1, 6), (0, 2)), ((0, 8),)]
+    assert prefix_tree([(1, 2), (1, 2)], longest=3) == [((0, 2),)] * 2
+    assert prefix_tree([], longest=0) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 2), max_size=6).map(tuple), max_size=12), st.integers(0, 40))
+def test_pieces_have_the_same_numbers_where_texts_are_the_same(texts: list[tuple[int, ...]], longest: int) -> None:
+    pieces = prefix_tree(texts, longest=longest)
+    places = [list(accumulate((tokens for _, tokens in each), initial=0)) for each in pieces]
+    assert [each[-1] for each in places] == list(map(len, texts))
+    known: dict[int, tuple[int, ...]] = {}
+    for text, each, ends in zip(texts, pieces, places, strict=True):
+        assert all(tokens >= max(1, LEAST_SHARED * longest) for _, tokens in each[:-1])
+        for (number, _), end in zip(each, ends[1:], strict=True):
+            assert known.setdefault(number, text[:end]) == text[:end]
+    # Two texts have no more in common than their shared pieces and what is too short to be one.
+    for (one, first), (other, second) in combinations(zip(texts, pieces, strict=True), 2):
+        shared = sum(tokens for each, tokens in first if each in dict(second))
+        common = common_start([one, other])
+        assert shared <= common
+        assert one != other or shared == len(one)
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("name", PACKED)
+def test_states_and_gradients_of_rows_that_share_starts_and_prompts(name: str) -> None:
+    model = language_model(name)
+    rows = [[*prompt, *response] for prompt, response in zip(WITH_A_START, responses(), strict=True)]
+    rows[7] = START  # a row that ends with a piece of others
+    pieces = tuple(prefix_tree([tuple(each) for each in WITH_A_START], longest=0))
+    shared = replace(TokenRows.of(rows), prompts=pieces)
+    weights = torch.randn(len(shared.ids), 16, generator=torch.Generator().manual_seed(0)) / len(shared.ids)
+    seen: list[int] = []
+    hook = model.trunk.model.register_forward_pre_hook(
+        lambda module, inputs, named: seen.append(named["input_ids"].shape[1]), with_kwargs=True
+    )
+    found = model.hidden(shared)
+    hook.remove()
+    distinct = {tuple(row[: place + 1]) for row in rows for place in range(len(row))}
+    assert seen == [len(distinct)]
+    (found * weights).sum().backward()
+    ours = gradients(model)
+    expected = torch.cat([model.hidden(TokenRows.of([row])) for row in rows])
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=2e-6)
+    assert_equal_gradients(ours, gradients(model))
 
 
 def outputs(models: ActorCritic, rollout: Rollout) -> PolicyOutputs:
@@ -205,7 +271,7 @@ def test_the_gradients_are_the_same_to_the_bit_each_time() -> None:
     # Enough tokens for several threads to add their gradients up.
     rows = torch.randint(3, 90, (64, 80), generator=generator)
     rows[:] = torch.cat([rows[:1, :60].expand(64, -1), rows[:, 60:]], dim=1)
-    shared = replace(TokenRows.of(rows.tolist()), prompts=((0, 60),) * 64)
+    shared = replace(TokenRows.of(rows.tolist()), prompts=(((0, 60),),) * 64)
     weights = torch.randn(len(shared.ids), 16, generator=generator)
     threads = torch.get_num_threads()
     torch.set_num_threads(4)

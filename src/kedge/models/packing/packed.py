@@ -7,13 +7,13 @@ they are arranged in rectangles. This is registered as an attention implementati
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
+from kedge.algorithm.prefixes import Pieces, prefix_tree
 from kedge_base.errors import ModelError
 
 ATTENTION_NAME: Final = "kedge_layout"
@@ -32,9 +33,8 @@ MOST_SEEN: Final = 2**26
 """Most elements of the mask of a rectangle for several prompts' rows, on an accelerator."""
 MASK_STEP: Final = 16
 """CUDA's attention copies a mask at every call unless its rows begin at multiples of this many elements."""
-LEAST_SHARED: Final = 0.1
-"""Smallest common start worth reading once, relative to the rest of the longest text; below, the extra cost of
-attending to it exceeds the savings."""
+Spans: TypeAlias = tuple[slice, ...]
+"""The tokens of a pass that make up a prompt, piece by piece."""
 
 MIN_GROWTH: Final = 32
 """Minimum number of columns that a key–value cache grows by, because growing copies it."""
@@ -49,13 +49,12 @@ class TokenRows:
     Attributes:
         ids: The rows' token ids, concatenated.
         lengths: Tokens of each row, at least 1.
-        prompts: Each row's prompt number and the prompt's length: rows with the same number start with the same tokens.
-            Empty if no rows share a prompt.
+        prompts: The pieces of each row's prompt, which rows with the same numbers share. Empty if no rows share any.
     """
 
     ids: Int[Tensor, " tokens"]
     lengths: tuple[int, ...]
-    prompts: tuple[tuple[int, int], ...] = ()
+    prompts: tuple[Pieces, ...] = ()
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> TokenRows:
@@ -68,7 +67,7 @@ class TokenRows:
         cls,
         ids: Int[Tensor, "rows width"],
         mask: Bool[Tensor, "rows width"],
-        prompts: Sequence[tuple[int, int]] = (),
+        prompts: Sequence[Pieces] = (),
     ) -> TokenRows:
         """The counted tokens of a padded tensor, in order."""
         return cls(ids[mask], tuple(mask.sum(dim=1).tolist()), tuple(prompts))
@@ -152,7 +151,8 @@ class _Group:
         longest: Number of columns.
         num_tokens: Number of tokens.
         slots: Each token's position in the rectangle; None if the rectangle is full.
-        prompt: The tokens of the pass that all rows continue, or those that each row continues; None for whole rows.
+        prompt: The pieces that all rows continue, or the tokens of the pass that each row continues; None for whole
+            rows.
         mask: The prompt tokens and columns that each column attends to; or, per row, what is added to the logits.
     """
 
@@ -160,7 +160,7 @@ class _Group:
     longest: int
     num_tokens: int
     slots: Int[Tensor, " tokens"] | None
-    prompt: slice | Int[Tensor, "rows before"] | None = None
+    prompt: Spans | Int[Tensor, "rows before"] | None = None
     mask: Bool[Tensor, "longest read"] | Float[Tensor, "rows 1 longest read"] | None = None
 
 
@@ -183,7 +183,7 @@ class Packed:
     def of(
         cls,
         rows: TokenRows,
-        rests: Sequence[tuple[slice, tuple[int, ...]]] = (),
+        rests: Sequence[tuple[Spans, tuple[int, ...]]] = (),
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> Packed:
@@ -191,7 +191,7 @@ class Packed:
 
         Args:
             rows: The rows.
-            rests: For each shared prompt, its tokens in the pass, and the lengths of the rests that continue it.
+            rests: See `_Arranged`.
             dtype: Number format of the attention.
             device: The kind of device to arrange them for.
         """
@@ -225,7 +225,7 @@ def group_by_length(lengths: tuple[int, ...]) -> Iterator[list[int]]:
     yield group
 
 
-def _group(lengths: list[int], device: torch.device, prompt: slice | None = None) -> _Group:
+def _group(lengths: list[int], device: torch.device, prompt: Spans | None = None) -> _Group:
     longest = max(lengths)
     num_tokens = sum(lengths)
     full = len(list(groupby(lengths))) == 1
@@ -233,39 +233,45 @@ def _group(lengths: list[int], device: torch.device, prompt: slice | None = None
     slots = None if full else mask.flatten().nonzero().squeeze(1).to(device)
     seen = None
     if prompt is not None:
-        before = prompt.stop - prompt.start
+        before = _width(prompt)
         seen = torch.ones(longest, before + longest, dtype=torch.bool, device=device).tril(before)
     return _Group(len(lengths), longest, num_tokens, slots, prompt, seen)
 
 
-def _by_size(rests: Iterable[tuple[slice, tuple[int, ...]]]) -> Iterator[list[tuple[slice, int]]]:
+def _width(prompt: Spans) -> int:
+    return sum(span.stop - span.start for span in prompt)
+
+
+def _by_size(rests: Iterable[tuple[Spans, tuple[int, ...]]]) -> Iterator[list[tuple[Spans, int]]]:
     """Batch the rests of successive prompts, each with its prompt and length, into rectangles of limited mask size."""
-    rows: list[tuple[slice, int]] = []
+    rows: list[tuple[Spans, int]] = []
     longest = before = 0
     for prompt, length in ((prompt, length) for prompt, lengths in rests for length in lengths):
-        longest, before = max(longest, length), max(before, prompt.stop - prompt.start)
+        longest, before = max(longest, length), max(before, _width(prompt))
         if rows and (len(rows) + 1) * longest * (before + longest) > MOST_SEEN:
             yield rows
-            rows, longest, before = [], length, prompt.stop - prompt.start
+            rows, longest, before = [], length, _width(prompt)
         rows.append((prompt, length))
     if rows:
         yield rows
 
 
-def _group_of_several(rows: list[tuple[slice, int]], device: torch.device, dtype: torch.dtype) -> _Group:
+def _group_of_several(rows: list[tuple[Spans, int]], device: torch.device, dtype: torch.dtype) -> _Group:
     """Make a rectangle of rows that continue different prompts."""
     group = _group([length for _, length in rows], device)
-    spans = torch.tensor([(prompt.start, prompt.stop) for prompt, _ in rows])
-    before = int((spans[:, 1] - spans[:, 0]).max())
-    places = spans[:, :1] + torch.arange(before)
-    is_there = places < spans[:, 1:]
+    before = max(_width(prompt) for prompt, _ in rows)
+    widths = torch.tensor([_width(prompt) for prompt, _ in rows])
+    is_there = torch.arange(before) < widths[:, None]
+    # Gaps point to a token that is masked.
+    places = torch.tensor([prompt[0].start for prompt, _ in rows])[:, None].expand(-1, before)
+    read_there = [place for prompt, _ in rows for span in prompt for place in range(span.start, span.stop)]
+    chosen = places.masked_scatter(is_there, torch.tensor(read_there)).to(device)
     read = before + group.longest
     width = -(-read // MASK_STEP) * MASK_STEP
     mask = torch.zeros(len(rows), 1, group.longest, width, dtype=dtype, device=device)
     causal = torch.full((group.longest, group.longest), -torch.inf, dtype=dtype, device=device).triu(1)
     mask[:, 0, :, before:read] = causal
     mask[:, 0, :, :before].masked_fill_(~is_there.to(device)[:, None], -torch.inf)
-    chosen = torch.where(is_there, places, spans[:, :1]).to(device)  # gaps point to a token that is masked
     return replace(group, prompt=chosen, mask=mask[..., :read])
 
 
@@ -307,14 +313,15 @@ def _attend_group(
     return outputs if group.slots is None else Gather.apply(outputs, group.slots)
 
 
-def _after_prompt(whole: Tensor, prompt: slice | Tensor, states: Tensor, device: str) -> Tensor:
+def _after_prompt(whole: Tensor, prompt: Spans | Tensor, states: Tensor, device: str) -> Tensor:
     """The prompts' states before those of each row that continues one.
 
     They are cast before they are repeated, so that the rows' gradients are summed in the attention's number format.
     """
     dtype = attention_dtype(whole, device)
-    if isinstance(prompt, slice):
-        repeated = whole[prompt].to(dtype).transpose(0, 1).expand(len(states), -1, -1, -1)
+    if isinstance(prompt, tuple):
+        read_there = whole[prompt[0]] if len(prompt) == 1 else torch.cat([whole[span] for span in prompt])
+        repeated = read_there.to(dtype).transpose(0, 1).expand(len(states), -1, -1, -1)
     else:
         chosen = whole.to(dtype).index_select(0, prompt.flatten())
         repeated = chosen.unflatten(0, prompt.shape).transpose(1, 2)
@@ -406,72 +413,89 @@ def layout_attention(config: PreTrainedConfig) -> Iterator[None]:
 
 
 class _Arranged(NamedTuple):
-    """A packed pass in which rows with the same prompt share its tokens.
+    """A packed pass in which rows share the pieces of their prompts.
 
-        rows      prompt A · response 1   prompt A · response 2   prompt B · response 3
-        a pass    prompt B · response 3 | prompt A | response 1 | response 2
+        rows      start · prompt A · response 1   start · prompt A · response 2   start · prompt B · response 3
+        a pass    start | prompt B · response 3 | prompt A | response 1 | response 2
 
-    Embeddings, projections and norms run once on a shared prompt, and each response attends to the prompt and to
-    itself. A prompt's states belong to all of its rows, so the rows' gradients add up there. Whole rows and shared
-    prompts come first, longest first, followed by the rests of each shared prompt's rows.
+    Embeddings, projections and norms run once on a shared piece; what continues it attends to it and to itself. A
+    piece's states belong to all of its rows, so the rows' gradients add up there. What begins a row comes first, then
+    what continues one piece, then what continues two, each longest first.
 
     Attributes:
         read: The tokens to read, as indices into the concatenated rows.
         places: For every token of the rows, its index among the tokens read.
-        lengths: Tokens of the whole rows and of the shared prompts.
-        rests: For each shared prompt, its tokens in the pass, and the lengths of the rests that continue it.
+        lengths: Tokens of the whole rows and of the pieces that begin rows.
+        rests: The tokens in the pass of the pieces that rests continue, and the lengths of these rests.
     """
 
     read: list[int]
     places: list[int]
     lengths: tuple[int, ...]
-    rests: list[tuple[slice, tuple[int, ...]]]
+    rests: list[tuple[Spans, tuple[int, ...]]]
 
 
-def _arrange(row_lengths: Sequence[int], row_prompts: Sequence[tuple[int, int]]) -> _Arranged | None:
-    """Arrange rows so that each shared prompt is read once; None if no rows share a prompt.
+def _arrange(row_lengths: Sequence[int], prompts: Sequence[Pieces]) -> _Arranged | None:
+    """Arrange rows so that each shared piece is read once; None if no rows share any.
 
     Args:
         row_lengths: Tokens of each row, longest first.
-        row_prompts: See `TokenRows`.
+        prompts: See `TokenRows`.
     """
-    shared = _rows_per_shared_prompt(row_prompts)
-    if not shared:
+    chains = _shared_pieces(prompts)
+    if not any(chains):
         return None
-    starts = [0, *accumulate(row_lengths)]
-    prompts = {row: row_prompts[row][1] for members in shared for row in members}
-    first = {row: members[0] for members in shared for row in members}
-    heads = [(prompts.get(row, length), row) for row, length in enumerate(row_lengths) if first.get(row, row) == row]
-    heads.sort(key=lambda head: -head[0])
-    lengths = tuple(length for length, _ in heads)
-    begins = {row: end - length for end, (length, row) in zip(accumulate(lengths), heads, strict=True)}
-    read = [starts[row] + place for length, row in heads for place in range(length)]
+    starts = list(accumulate(row_lengths, initial=0))
+    # What follows the same pieces: shared pieces with their numbers, and the rests of rows. Whole rows and first pieces
+    # follow none.
+    parts: dict[tuple[int, ...], list[tuple[int | None, range]]] = {(): []}
+    known = set[int]()
+    for chain, place, end in zip(chains, starts, starts[1:], strict=False):
+        before: tuple[int, ...] = ()
+        for number, tokens in chain:
+            if number not in known:
+                parts.setdefault(before, []).append((number, range(place, place + tokens)))
+            known.add(number)
+            before, place = (*before, number), place + tokens
+        if place < end:
+            parts.setdefault(before, []).append((None, range(place, end)))
+    read: list[int] = []
     places = [0] * starts[-1]
-    for row, length in enumerate(row_lengths):
-        begin = begins[first.get(row, row)]
-        read_there = prompts.get(row, length)
-        places[starts[row] : starts[row] + read_there] = range(begin, begin + read_there)
-    rests: list[tuple[slice, tuple[int, ...]]] = []
-    for members in shared:
-        prompt = prompts[members[0]]
-        longer = [row for row in members if row_lengths[row] > prompt]
-        for row in longer:
-            rest = range(starts[row] + prompt, starts[row] + row_lengths[row])
-            places[rest.start : rest.stop] = range(len(read), len(read) + len(rest))
-            read.extend(rest)
-        if longer:
-            begin = begins[members[0]]
-            rests.append((slice(begin, begin + prompt), tuple(row_lengths[row] - prompt for row in longer)))
-    return _Arranged(read, places, lengths, rests)
+    spans = dict[int, slice]()
+    lengths: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for before in sorted(parts, key=len):
+        parts[before].sort(key=lambda part: -len(part[1]))
+        lengths[before] = tuple(len(tokens) for _, tokens in parts[before])
+        for number, tokens in parts[before]:
+            here = range(len(read), len(read) + len(tokens))
+            read.extend(tokens)
+            if number is None:
+                places[tokens.start : tokens.stop] = here
+            else:
+                spans[number] = slice(here.start, here.stop)
+    for chain, place in zip(chains, starts, strict=False):
+        for number, tokens in chain:
+            places[place : place + tokens] = range(spans[number].start, spans[number].stop)
+            place += tokens
+    rests = [(tuple(spans[number] for number in before), lengths[before]) for before in lengths if before]
+    return _Arranged(read, places, lengths[()], rests)
 
 
-def _rows_per_shared_prompt(row_prompts: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Group the rows that share a prompt."""
-    found: dict[int, list[int]] = defaultdict(list)
-    for row, (number, length) in enumerate(row_prompts):
-        if length:
-            found[number].append(row)
-    return [each for each in found.values() if len(each) > 1]
+def _shared_pieces(prompts: Sequence[Pieces]) -> list[Pieces]:
+    """The pieces of each row that others share; those that the same rows share in a row are one."""
+    counts = Counter(number for pieces in prompts for number, tokens in pieces if tokens)
+    found: list[Pieces] = []
+    for pieces in prompts:
+        shared: list[tuple[int, int]] = []
+        for number, tokens in pieces:
+            if counts[number] < 2:
+                continue
+            if shared and counts[shared[-1][0]] == counts[number]:
+                shared[-1] = (shared[-1][0], shared[-1][1] + tokens)
+            else:
+                shared.append((number, tokens))
+        found.append(tuple(shared))
+    return found
 
 
 def packed_states(
@@ -731,10 +755,8 @@ class PackedDecoder:
         columns = _columns(rows, width)[chosen].to(device)
         last = rows.last[chosen]
         ids, positions = rows.ids, rows.positions
-        common = _common_start(distinct) if shares else 0
-        if common < LEAST_SHARED * (rows.longest - common):
-            common = 0
-        if (arranged := _arrange(rows.lengths, ((0, common),) * len(distinct))) is None:
+        pieces = prefix_tree(list(distinct), longest=rows.longest) if shares else []
+        if (arranged := _arrange(rows.lengths, pieces)) is None:
             layout = Packed.of(rows, device=kind)
         else:
             read, places, layout = _shared(model, rows, arranged, kind)
@@ -786,12 +808,6 @@ class PackedDecoder:
                 input_ids=ids, position_ids=positions, use_cache=True, layout=layout, **{self._cache_name: self._cache}
             )
         return outputs.last_hidden_state
-
-
-def _common_start(texts: Collection[tuple[int, ...]]) -> int:
-    """The length of the common start of all texts."""
-    first, last = min(texts), max(texts)  # in lexicographic order, so that all others lie between them
-    return next((place for place, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), len(first))
 
 
 def cache_name_of(model: PreTrainedModel) -> str:

@@ -193,7 +193,7 @@ class Trunk:
         """Read every row twice, as two rows that share its first half; return that half and the second one's rest."""
         twice = rows.take([row for row in range(len(rows.lengths)) for _ in range(2)])
         halves = [length // 2 for length in rows.lengths]
-        prompts = tuple((row, half) for row, half in enumerate(halves) for _ in range(2))
+        prompts = tuple(((row, half),) for row, half in enumerate(halves) for _ in range(2))
         with self._in_mode():
             hidden = packed_states(self.model, replace(twice, prompts=prompts)).split(twice.lengths)
         pairs = zip(halves, hidden[::2], hidden[1::2], strict=True)

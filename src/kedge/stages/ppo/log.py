@@ -395,7 +395,7 @@ class Costs:
             num_critic_passes: Further epochs of the critic alone; can be a fraction. For a shared head they are forward
                 passes through the trunk.
             num_readings: Forward passes after the epochs.
-            shares_prompts: Policy, critic and reference read a prompt of several responses once.
+            shares_prompts: Policy, critic and reference read what rows begin with once.
         """
         sampled = sampled or (rollout,)
 
