@@ -37,6 +37,7 @@ TOKENS = "tests/data/test_tokens.py"
 PIECES = "tests/data/test_token_pieces.py"
 TRUNK = "tests/models/packing/test_trunk.py"
 UNUSUAL = "tests/models/test_unusual.py"
+CONTROL = "tests/algorithm/test_control_variate.py"
 ROWS = "tests/models/packing/test_rows.py"
 SHARING = "tests/models/packing/test_sharing.py"
 OBJECTIVE = "tests/training/test_objective.py"
@@ -918,6 +919,27 @@ MUTATIONS = (
         "layout).index_select(0, places)",
         "layout)[places]",
         f"{SHARING}::test_the_gradients_are_the_same_to_the_bit_each_time",
+    ),
+    Mutation(
+        "control-weight-fitted-on-its-own-prompts",
+        "control_weights",
+        "sums[2 - half * 2 : 4 - half * 2]",
+        "sums[half * 2 : half * 2 + 2]",
+        f"{CONTROL}::test_the_weight_of_a_prompt_does_not_depend_on_its_own_responses",
+    ),
+    Mutation(
+        "control-weight-untested",
+        "_tested_weight",
+        "if saved > 0 else 0.0",
+        "if saved > -1e9 else 0.0",
+        f"{CONTROL}::test_a_critic_of_noise_costs_next_to_nothing",
+    ),
+    Mutation(
+        "control-variate-of-the-value-alone",
+        "ControlVariateAdvantage._parts",
+        "total_reward(to_go, mask) - estimated - first, targets",
+        "values - first, targets",
+        f"{CONTROL}::test_advantages_and_weights_are_those_of_a_slow_loop",
     ),
     Mutation(
         "prompts-of-the-same-length-shared",

@@ -154,6 +154,7 @@ def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     yield ppo("to-go", length, advantage="to_go", kl_coef=0.0, num_minibatches=2, positive_nll_coef=0.1)
     group = {"num_responses": 2, "num_prompts": 2, "num_updates": 1}
     yield ppo("rloo", length, advantage="rloo", policy_loss="cispo", ratio="sequence", **group)
+    yield ppo("rloo-critic", length, advantage="rloo_critic", **group)
     yield ppo("opo", length, advantage="opo", policy_loss="double_sided", **group)
     yield ppo("grpo", per_token, advantage="grpo", kl_in="loss", **group)
     yield ppo("remax", length, advantage="remax", num_updates=1)

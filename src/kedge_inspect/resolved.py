@@ -7,10 +7,10 @@ from kedge_inspect.record import RunRecord
 CRITIC_FREE = ("to_go", "total", "rloo", "grpo", "dr_grpo", "reinforce++", "reinforce++_baseline", "remax", "opo")
 """Advantages that need no values."""
 
-UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo")
+UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo", "rloo_critic")
 """Advantages that `ppo.whiten_advantages=auto` leaves as they are."""
 
-IN_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo")
+IN_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo", "rloo_critic")
 """Advantages that compare the responses to a prompt with each other."""
 
 KL_COSTS = ("reward/total", "reward/kl")

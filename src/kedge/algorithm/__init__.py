@@ -1,8 +1,9 @@
 """The mathematics of PPO for language models: pure functions on tensors, one owner per detail.
 
 In the order of a training step: logprobs · shaping (scores → token rewards, KL) · advantages · group_advantages ·
-policy_losses · critic · controllers.
-Data types: experience. Reward model: preference. Used by all of them: masking. Evaluation: statistics, readout.
+control_variate · policy_losses · critic · controllers.
+Data types: experience, prefixes. Reward model: preference. Used by all of them: masking. Evaluation: statistics,
+readout.
 Imports only torch, and jaxtyping and typing_extensions for annotations.
 """
 
@@ -17,6 +18,7 @@ from kedge.algorithm.advantages import (
     TotalReward,
     generalized_advantages,
 )
+from kedge.algorithm.control_variate import ControlVariateAdvantage
 from kedge.algorithm.controllers import adapt_entropy_coef, adapt_kl_coef_schulman, adapt_kl_coef_ziegler
 from kedge.algorithm.critic import (
     Bins,
@@ -76,6 +78,7 @@ __all__ = [
     "Advantages",
     "Averaging",
     "Bins",
+    "ControlVariateAdvantage",
     "Experience",
     "GeneralizedAdvantage",
     "GreedyBaselineAdvantage",

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kedge.algorithm.advantages import Advantage, AdvantageInputs
+from kedge.algorithm.control_variate import ControlVariateAdvantage
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
 from kedge.algorithm.logprobs import BandOf, truncated_importance_weights, within_ratio_band
 from kedge.algorithm.masking import keep_counted, magnitude_of, magnitude_of_rewards, masked_whiten
@@ -289,7 +290,12 @@ def _importance_weights(
 
 
 def _reads_values(advantage: Advantage, values: Tensor | None) -> bool:
-    """True if it estimates from values; a user's own function gets them where there are any."""
+    """True if it estimates from values; a user's own function gets them where there are any.
+
+    A control variate does not: what it is subtracted from is the return as sampled.
+    """
+    if isinstance(advantage, ControlVariateAdvantage):
+        return False
     return advantage.needs == "values" or (values is not None and isinstance(advantage, OwnAdvantage))
 
 

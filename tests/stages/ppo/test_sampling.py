@@ -247,6 +247,30 @@ def test_remax_compares_each_response_with_the_greedy_one_to_its_prompt(policy: 
     assert row["flops/rollout"] > row["flops/experience"]  # the greedy responses are sampled, but not evaluated
 
 
+@pytest.mark.parametrize(("base", "num_responses"), [("rloo", 2), ("reinforce++", 1)])
+def test_a_critic_that_adds_starts_from_the_estimator_without_one(
+    policy: Path, tmp_path: Path, base: str, num_responses: int
+) -> None:
+    """A new critic's values are 0, and so is its weight; later updates of many like responses let it count."""
+    found = {}
+    for name in (base, f"{base}_critic"):
+        settings: dict[str, Any] = {"advantage": name, "num_responses": num_responses, "constant_groups": "keep"}
+        settings |= {"critic": "separate", "num_prompts": 8, "num_updates": 3, "critic_learning_rate": 0.03}
+        found[name] = train(policy, tmp_path / name, Reward(), **settings, num_critic_epochs=4)
+    (first, *_), (plain, *_) = found[f"{base}_critic"], found[base]
+    assert (first["advantage/critic_weight"], first["advantage/variance_saved"]) == (0, 0)
+    assert "advantage/critic_weight" not in plain
+    same = ("policy/loss", "policy/approx_kl", "policy/grad_norm", "reward/score_mean")
+    assert {key: first[key] for key in same if key in first} == {key: plain[key] for key in same if key in plain}
+    one, other = (
+        [each["advantages"] for each in read_samples(tmp_path / name) if each["update"] == 1] for name in found
+    )
+    assert one == other
+    for row in found[f"{base}_critic"]:
+        assert 0 <= row["advantage/critic_weight"] <= 1
+        assert row["advantage/variance_saved"] <= 1
+
+
 @pytest.mark.parametrize("advantage", ["grpo", "rloo"])
 def test_rewards_per_token_reach_the_tokens_that_they_were_given_for(
     policy: Path, tmp_path: Path, advantage: str

@@ -16,10 +16,10 @@ from kedge.config.schema.update.loop import Loop
 from kedge.config.schema.update.measurements import Measurements
 from kedge.config.schema.update.policy_loss import PolicyLoss, RatioOf
 
-NEED_VALUES = ("gae", "monte_carlo", "td", "n_step")
+NEED_VALUES = ("gae", "monte_carlo", "td", "n_step", "rloo_critic", "reinforce++_critic")
 """The estimators that use a critic."""
 
-NEED_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo")
+NEED_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo", "rloo_critic")
 """The estimators that compare the responses to a prompt."""
 
 CLIPPED = ("clipped", "dual_clip", "cispo", "double_sided")
@@ -37,7 +37,7 @@ KINDS: Mapping[str, Literal["shared", "separate", "none"]] = {
 }
 """The kind of each critic that `critic` names."""
 
-UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo")
+UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo", "rloo_critic")
 """The estimators published without normalization of the advantages over the batch."""
 
 IMPLIED = {

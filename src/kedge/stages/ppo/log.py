@@ -11,6 +11,8 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
+from kedge.algorithm.advantages import Advantage, AdvantageInputs
+from kedge.algorithm.control_variate import ControlVariateAdvantage
 from kedge.algorithm.experience import Experience
 from kedge.config import field_advice, schedule_in_words
 from kedge.logs.experience_metrics import (
@@ -144,6 +146,7 @@ class PpoLog:
             **(describe_truncation(experience) if settings.rollout.max_staleness and use.importance_cap else {}),
             **(describe_masked(experience) if use.importance_band else {}),
             **batch.metrics(compares_groups=use.advantage.needs == "group"),
+            **_control_variate_metrics(use.advantage, experience),
             **result.metrics(),
             **trainer.coefficients.metrics(),
             **({} if trainer.roles.missing_eos is None else trainer.roles.missing_eos.metrics()),
@@ -423,6 +426,14 @@ class Costs:
         if self.judges is not None:
             phases["judge"] = self.judges.flops(*scored)
         return {**{f"flops/{name}": flops for name, flops in phases.items()}, "cost/sft_steps": total}
+
+
+def _control_variate_metrics(advantage: Advantage, experience: Experience) -> dict[str, float]:
+    """What a critic contributes to an advantage that is right without it."""
+    if not isinstance(advantage, ControlVariateAdvantage):
+        return {}
+    inputs: AdvantageInputs = {"values": experience.values, "group": experience.rollout.group}
+    return advantage.metrics(experience.rewards, experience.reward_mask, **inputs)
 
 
 def _scoring(models: Mapping[str, ModelReward]) -> ForwardCost:

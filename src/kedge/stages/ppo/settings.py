@@ -15,6 +15,7 @@ from kedge.algorithm.advantages import (
     RewardToGo,
     TotalReward,
 )
+from kedge.algorithm.control_variate import ControlVariateAdvantage
 from kedge.algorithm.critic import Bins, spread_of_returns
 from kedge.algorithm.experience import Experience
 from kedge.algorithm.group_advantages import (
@@ -238,8 +239,9 @@ def advantage_of(config: Config) -> Advantage:
     if isinstance(gae_lambda, Choice):
         gae_lambda = LengthAdaptiveLambda(gae_lambda.parameter or LENGTH_ADAPTIVE_ALPHA)
     num_steps = N_STEPS if isinstance(use.advantage, str) else use.advantage.parameter or N_STEPS
+    gae = GeneralizedAdvantage(use.gamma, gae_lambda, use.value_gae_lambda)
     estimates: dict[str, Advantage] = {
-        "gae": GeneralizedAdvantage(use.gamma, gae_lambda, use.value_gae_lambda),
+        "gae": gae,
         "monte_carlo": GeneralizedAdvantage(use.gamma, 1.0, use.value_gae_lambda),
         "td": GeneralizedAdvantage(use.gamma, 0.0, use.value_gae_lambda),
         "n_step": NStepAdvantage(use.gamma, num_steps, use.value_gae_lambda),
@@ -252,6 +254,8 @@ def advantage_of(config: Config) -> Advantage:
         "reinforce++_baseline": GroupMeanAdvantage(use.gamma),
         "remax": GreedyBaselineAdvantage(use.gamma),
         "opo": OptimalBaselineAdvantage(use.gamma),
+        "rloo_critic": ControlVariateAdvantage(LeaveOneOutAdvantage(use.gamma), gae),
+        "reinforce++_critic": ControlVariateAdvantage(RewardToGo(use.gamma), gae),
     }
     return estimates[use.estimator]
 

@@ -27,6 +27,8 @@ class Advantages(Section):
                 "reinforce++_baseline",
                 "remax",
                 "opo",
+                "rloo_critic",
+                "reinforce++_critic",
             ],
             Literal["n_step"],
             Annotated[int, Ge(1)],
@@ -38,7 +40,9 @@ class Advantages(Section):
         "tokens of reward precede the value: {n_step: 3}; n_step alone has 5, as A3C. Without: the return (to_go, "
         "total, reinforce++), or the score less a baseline: the mean of the prompt's other responses (rloo), of all of "
         "them (dr_grpo, reinforce++_baseline; grpo divides by their standard deviation), weighted by length (opo), or "
-        "the score of the greedy response (remax). Or a function (rewards, mask, values=, group=) → (advantages, "
+        "the score of the greedy response (remax). Both: rloo or reinforce++ less w times the critic's change of value "
+        "since the response's start, with the w in [0, 1] that lowers the variance on other prompts, or 0 "
+        "(rloo_critic, reinforce++_critic). Or a function (rewards, mask, values=, group=) → (advantages, "
         "returns), `file.py:name`.",
         source="S0, S3, S4, N+; monte_carlo is S1's reward − V; RLOO, GRPO, Dr. GRPO, REINFORCE++, OPO, ReMax "
         "(docs/family.md)",
