@@ -294,7 +294,7 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     small["schedules"] = {"ppo.clip_range": {1: 0.2}}
     small |= {"positive_nll_coef": 0.1, "policy_loss": {"dual_clip": 3.0}}
     small |= {"missing_eos_score": {"subtract": 1.0}}  # with one score for all, no group would have spread
-    small |= {"critic": "separate", "critic_learning_rate": 1e-3, "num_critic_epochs": 2}
+    small |= {"advantage": "rloo_critic", "critic": "separate", "critic_learning_rate": 1e-3, "num_critic_epochs": 2}
     small |= {"num_updates": 2, "value_warmup_updates": 1}
     small |= {"eval_every": 1, "evaluate.judge": str(tmp_path / "model")}
     small |= {"critic_check": 1, "critic_check_size": [32, 4, 4]}
