@@ -18,13 +18,14 @@ from kedge_tasks.verify.answers import gsm8k, gsm8k_strict, math, number
 from kedge_tasks.verify.generated import reasoning_gym
 from kedge_tasks.verify.instructions import instruction_text, instructions, instructions_partial
 from kedge_tasks.verify.programs import code, code_stdio
-from kedge_tasks.verify.texts import choice, exact, json_schema, normalized, pattern, tags
+from kedge_tasks.verify.texts import choice, exact, f1, json_schema, normalized, pattern, tags
 
 __all__ = [
     "choice",
     "code",
     "code_stdio",
     "exact",
+    "f1",
     "gsm8k",
     "gsm8k_strict",
     "instruction_text",

@@ -23,6 +23,7 @@ CASES: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
     "choice": ({"answer": "B", "choices": ["red", "green"]}, "The answer is B.", "The answer is A."),
     "exact": ({"answer": "Ahoy"}, "Ahoy", "ahoy"),
     "normalized": ({"answer": "Ahoy!"}, "ahoy", "a hoy"),
+    "f1": ({"answer": "Ahoy there"}, "there, ahoy!", "avast"),
     "pattern": ({"pattern": r"\Aland"}, "land ho", "no land"),
     "tags": ({}, "<think>Two.</think><answer>2</answer>", "2"),
     "json_schema": ({"schema": '{"type": "integer"}'}, "7", '"7"'),
