@@ -289,7 +289,7 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
     """
     if constant := _all_alike(run):
         return constant
-    if nearly_all_truncated(run) or _other_prompts(run) or _has_moved(run, score, score_std):
+    if nearly_all_truncated(run) or _has_moved(run, score, score_std):
         return None
     reasons = _reasons(run)
     return Symptom(
@@ -359,7 +359,7 @@ def score_falling(run: RunRecord, score: Series, score_std: Series) -> Symptom |
     Serious. Not with `data.curriculum` or `data.draw`, where later prompts are harder or easier.
     """
     least = max(LOST, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.start
-    for move, error in () if _other_prompts(run) else _moves(score):
+    for move, error in _moves(score):
         if -move > max(least, SIGNIFICANT * error):
             return _fallen(score.late - move, score.late, score.late_span, score_std)
     return None
@@ -414,7 +414,7 @@ def prompts_memorized(run: RunRecord, score: Series, held_out: Series) -> Sympto
     """
     trained = combine(lambda _, mean: mean, held_out, score)
     ahead = combine(lambda other, mean: mean - other, held_out, score)
-    if trained is None or ahead is None or _other_prompts(run) or not (rose(trained) and rose(ahead)):
+    if trained is None or ahead is None or not (rose(trained) and rose(ahead)):
         return None
     if ahead.rise <= MEMORIZED * trained.rise:
         return None
