@@ -149,7 +149,8 @@ class Rule:
         of_policy: Whether the updates that train the critic alone do not count.
         of_reward: Whether it judges what a reward does to the policy, and so no run that learns from a teacher alone:
             there a changed length or entropy is the teacher's. Rules that need scores need not set it.
-        fits: True if it applies to a run with these settings.
+        fits: True if it applies to a run with these settings; False also where one turns off what it needs, which is
+            then no check that could not be made.
         lacks: Anything else without which `check` is not called, or an empty text.
     """
 
