@@ -66,7 +66,8 @@ def test_a_healthy_run_has_no_serious_finding(tmp_path: Path) -> None:
 
 
 def test_every_rule_about_training_has_a_fault() -> None:
-    assert {case.rule for case in FAULTS} == {rule.name for rule in RULES if set(rule.stages) & set(TRAINED)}
+    rules = {rule.name for rule in RULES if set(rule.stages) & set(TRAINED)}
+    assert {case.rule for case in FAULTS} == rules, "bench/faults/faulty.py needs a run with each rule's fault"
 
 
 def test_no_two_cases_share_a_folder() -> None:

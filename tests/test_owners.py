@@ -177,7 +177,7 @@ def is_called(calls: set[tuple[str, int]], file: str, name: str) -> bool:
     return lines is None or any(path == str(SOURCE / file) and first in lines for path, first in calls)
 
 
-@pytest.mark.parametrize(("file", "name"), OWNERS, ids=":".join)
+@pytest.mark.parametrize(("file", "name"), OWNERS)
 def test_a_run_executes_the_owner(calls: set[tuple[str, int]], file: str, name: str) -> None:
     assert is_called(calls, file, name)
 

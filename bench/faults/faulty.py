@@ -28,6 +28,19 @@ DISTILLED: Final = {
 }
 """As the preset `distill`."""
 
+BY_HEART: Final = {
+    "ppo.kl_in": "loss",
+    "ppo.kl_coef": 0.01,
+    "ppo.learning_rate": 1e-3,
+    "ppo.schedule": "constant",
+    "ppo.num_updates": 24,
+    "ppo.eval_every": 2,
+    "rollout.missing_eos_score": -2.0,
+    "ppo.eval_num_prompts": 48,
+    "data.eval_fraction": 0.75,
+}
+"""Many passes over sixteen prompts, of which three times as many are held out."""
+
 CHECKED: Final = {"ppo.critic_check": 12}
 """The critic's values are held against fresh continuations, at the start and at the end."""
 
@@ -211,6 +224,13 @@ RESPONSES: Final = (
     Case("max_new_tokens 12", "truncated_at_cap", {"rollout.max_new_tokens": 12}),
     Case("reward for brevity", "stops_at_once", AGGRESSIVE, function("short")),
     Case("16 prompts, repeated", "duplicated_prompts", change=few(16)),
+    Case(
+        "16 prompts with a rule for each",
+        "prompts_memorized",
+        {**IN_GROUPS, **BY_HEART},
+        function("arbitrary"),
+        change=few(64),
+    ),
     Case(
         "a quarter of the prompts too long", "rows_dropped", {"data.max_rejected_fraction": 1.0}, change=some_too_long
     ),

@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 import random
 import time
+import zlib
 
 
 def by_prompt(prompts: list[str], completions: list[str]) -> list[float]:
     """A score that depends on the prompt alone."""
     return [float(len(prompt) % 3) for prompt in prompts]
+
+
+def arbitrary(prompts: list[str], completions: list[str]) -> list[float]:
+    """Words count for half of the prompts and against the other half: nothing is to be learned for another prompt."""
+    signs = [1.0 if zlib.crc32(prompt.encode()) % 2 else -1.0 for prompt in prompts]
+    return [sign * len(text.split()) / 10 for sign, text in zip(signs, completions, strict=True)]
 
 
 def faint(prompts: list[str], completions: list[str]) -> list[float]:

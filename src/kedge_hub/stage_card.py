@@ -15,13 +15,13 @@ from kedge.runs.recipe import recipe_of
 from kedge.runs.resuming import CHANGED
 from kedge.runs.run import Run
 from kedge_base.errors import KedgeError
+from kedge_base.estimators import may_need_critic
 from kedge_base.run_folder.record_format import METRICS_FILE, SAMPLES_FILE, read_samples
 from kedge_base.stage import find_stage
 from kedge_base.texts import names_function
 from kedge_hub.card import CardSample, ModelCard
 from kedge_inspect.diagnosis import diagnose_run
 from kedge_inspect.doctor import one_line
-from kedge_inspect.resolved import CRITIC_FREE
 
 NUM_SAMPLES = 2
 
@@ -74,7 +74,7 @@ def stage_card(
 
 def algorithm_of(config: Config) -> str:
     """The name of the last preset that is an algorithm, else of a critic-free advantage estimator, else PPO."""
-    advantages = [config.ppo.estimator] if config.ppo.estimator in CRITIC_FREE else []
+    advantages = [] if may_need_critic(config.ppo.estimator) else [config.ppo.estimator]
     family = [preset.name for preset in FAMILY if preset.name in config.preset]
     name = [*advantages, *sorted(family, key=config.preset.index)][-1:] or ["PPO"]
     return ALGORITHMS.get(name[0], name[0].upper())

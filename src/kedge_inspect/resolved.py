@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from kedge_base.estimators import NEED_GROUPS, UNWHITENED, may_need_critic
 from kedge_inspect.record import RunRecord
-
-CRITIC_FREE = ("to_go", "total", "rloo", "grpo", "dr_grpo", "reinforce++", "reinforce++_baseline", "remax", "opo")
-"""Advantages that need no values."""
-
-UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo", "rloo_critic")
-"""Advantages that `ppo.whiten_advantages=auto` leaves as they are."""
-
-IN_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo", "rloo_critic")
-"""Advantages that compare the responses to a prompt with each other."""
 
 KL_COSTS = ("reward/total", "reward/kl")
 """Metrics without information where the rewards contain no KL: the score itself, of the responses trained on, and 0."""
@@ -24,7 +18,13 @@ def critic_of(run: RunRecord) -> str:
         return {"detached": "shared", "frozen_attention": "separate"}.get(critic, critic)
     if "critic" in run.roles:
         return "separate"
-    return "none" if run.setting("ppo.advantage") in CRITIC_FREE else "shared"
+    return "shared" if may_need_critic(_advantage_of(run)) else "none"
+
+
+def _advantage_of(run: RunRecord) -> str:
+    """The estimator's name, without its parameter."""
+    written = run.setting("ppo.advantage") or "gae"
+    return "".join(written) if isinstance(written, Mapping) else str(written)
 
 
 def is_detached(run: RunRecord) -> bool:
@@ -34,7 +34,7 @@ def is_detached(run: RunRecord) -> bool:
 
 def compares_groups(run: RunRecord) -> bool:
     """True if the advantage compares the responses to a prompt."""
-    return run.setting("ppo.advantage") in IN_GROUPS
+    return _advantage_of(run) in NEED_GROUPS
 
 
 def charges_kl(run: RunRecord) -> bool:

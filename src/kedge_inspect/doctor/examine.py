@@ -57,6 +57,7 @@ RULES: tuple[Rule, ...] = (
     responses.duplicated_prompts,
     rewards.responses_unscored,
     kl.beta_too_small,
+    rewards.prompts_memorized,
     hacking.proxy_up_judge_down,
     hacking.hacking_by_not_stopping,
     rewards.group_std_blows_up,

@@ -376,7 +376,7 @@ def entropy_collapse(run: RunRecord, nats: Series, length: Series) -> Symptom | 
     scheduled `rollout.temperature`, which the entropy follows.
     """
     entropy = _of_responses(nats, length)
-    if entropy is None or entropy.early < TWO_RESPONSES or _sampled_hotter_or_colder(run):
+    if entropy is None or entropy.early < TWO_RESPONSES:
         return None
     left = entropy.late / entropy.early
     few = entropy.late < THREE_RESPONSES
@@ -440,7 +440,7 @@ def entropy_rising(run: RunRecord, entropy: Series) -> Symptom | None:
     """
     # A bonus that is far too large acts within the first three updates.
     start = min(entropy.first, entropy.early)
-    if start <= 0 or _sampled_hotter_or_colder(run):
+    if start <= 0:
         return None
     factor = entropy.late / start
     significant = len(entropy) < MIN_TREND or rose(entropy) or factor >= DOUBLED

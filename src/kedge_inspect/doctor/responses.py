@@ -33,6 +33,11 @@ MOSTLY_REPEATED = 0.4
 MORE_TOKENS = scale("rollout.max_new_tokens", 2.0)
 
 
+def more_prompts(run: RunRecord) -> Change:
+    """Add prompts: no number of them can be suggested."""
+    return Change("data.prompts", "switch", "add prompts to data.prompts and remove duplicates")
+
+
 def eos_is_scored(run: RunRecord) -> bool:
     """True if a response without a stop token gets a separate score, as `RolloutConfig.eos_score` decides."""
     score = run.setting("rollout.missing_eos_score")
@@ -262,10 +267,7 @@ def duplicated_prompts(run: RunRecord, distinct: Series) -> Symptom | None:
     return Symptom(
         "serious" if distinct.late < MOSTLY_REPEATED else "warning",
         f"only {distinct.late:.0%} of an update's prompts are distinct ({distinct.late_span})",
-        (
-            lambda run: Change("data.prompts", "switch", "add prompts to data.prompts and remove duplicates"),
-            scale("rollout.num_prompts", 0.5),
-        ),
+        (more_prompts, scale("rollout.num_prompts", 0.5)),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kedge_base.texts import names_function
 from kedge_inspect.doctor.responses import (
     has_episodes,
+    more_prompts,
     nearly_all_truncated,
     num_responses,
     num_sampled,
@@ -288,7 +289,7 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
     """
     if constant := _all_alike(run):
         return constant
-    if nearly_all_truncated(run) or _other_prompts(run) or _has_moved(run, score, score_std):
+    if nearly_all_truncated(run) or _has_moved(run, score, score_std):
         return None
     reasons = _reasons(run)
     return Symptom(
@@ -358,7 +359,7 @@ def score_falling(run: RunRecord, score: Series, score_std: Series) -> Symptom |
     Serious. Not with `data.curriculum` or `data.draw`, where later prompts are harder or easier.
     """
     least = max(LOST, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.start
-    for move, error in () if _other_prompts(run) else _moves(score):
+    for move, error in _moves(score):
         if -move > max(least, SIGNIFICANT * error):
             return _fallen(score.late - move, score.late, score.late_span, score_std)
     return None
@@ -386,6 +387,43 @@ def reward_saturated(run: RunRecord, score: Series, score_std: Series) -> Sympto
         f"{fmt(score.late)} ({score_std.late_span})",
         (scale("ppo.num_updates", 0.5),),
         "use an earlier checkpoint, harder prompts, or a reward that tells good responses apart",
+    )
+
+
+MEMORIZED = 0.5
+"""Share of the gain on the training prompts that held-out ones may lack."""
+
+
+@rule(
+    "The score rises on the prompts that the policy is trained on, and much less on others: it learns what scores well "
+    "for each of them by heart.",
+    needs=("reward/score_mean", "eval/score"),
+    updates=MIN_TREND,
+    fits=lambda run: run.setting("ppo.eval_every") is not None,
+    lacks=_other_prompts,
+)
+def prompts_memorized(run: RunRecord, score: Series, held_out: Series) -> Symptom | None:
+    """Seen: `reward/score_mean` rises, and `eval/score` on held-out prompts rises much less, or falls.
+
+    Try: More prompts in `data.prompts`; if there are none, halve `ppo.num_updates`, which means fewer passes over them.
+    Compare like with like: held-out prompts of another kind show the same.
+
+    Threshold: Held-out prompts gain less than half of what the training prompts do in the updates with an evaluation,
+    and the difference is more than three standard errors. A warning; serious if they gain nothing. Not with
+    `data.curriculum` or `data.draw`, where later prompts are harder or easier.
+    """
+    trained = combine(lambda _, mean: mean, held_out, score)
+    ahead = combine(lambda other, mean: mean - other, held_out, score)
+    if trained is None or ahead is None or not (rose(trained) and rose(ahead)):
+        return None
+    if ahead.rise <= MEMORIZED * trained.rise:
+        return None
+    return Symptom(
+        "warning" if held_out.rise > 0 else "serious",
+        f"the mean score goes from {fmt(trained.early)} to {fmt(trained.late)} on the training prompts, and from "
+        f"{fmt(held_out.early)} to {fmt(held_out.late)} on held-out ones ({held_out.late_span})",
+        (more_prompts, scale("ppo.num_updates", 0.5)),
+        "check that the held-out prompts are of the same kind",
     )
 
 

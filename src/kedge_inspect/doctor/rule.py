@@ -143,14 +143,15 @@ class Rule:
             them itself.
         also: Further metrics that it reads; `NAME` is the name of a reward term.
         figures: Results in `summary.json`, numbers or intervals, without which there is nothing to check.
-        early: Looks for it if the run lacks the series or the figures.
+        early: Looks for it if the run lacks the series or the figures, or anything else.
         updates: Smallest number of updates with the metrics.
         stages: The stages that it is about.
         of_policy: Whether the updates that train the critic alone do not count.
         of_reward: Whether it judges what a reward does to the policy, and so no run that learns from a teacher alone:
             there a changed length or entropy is the teacher's. Rules that need scores need not set it.
-        fits: True if it applies to a run with these settings.
-        lacks: Anything else that is missing, or an empty text.
+        fits: True if it applies to a run with these settings; False also where one turns off what it needs, which is
+            then no check that could not be made.
+        lacks: Anything else without which `check` is not called, or an empty text.
     """
 
     name: str
@@ -179,7 +180,7 @@ class Rule:
         metrics = (name for name in self.needs if "|" not in name)
         series = [read(run, name, at_least=self.updates, of_policy=self.of_policy) for name in metrics]
         given = [*series, *(_figure(run, name) for name in self.figures)]
-        return self.early(run) if None in given else self.check(run, *given)
+        return self.early(run) if None in given or self.lacks(run) else self.check(run, *given)
 
     def concerns(self, run: RunRecord) -> bool:
         """True if the rule applies to the run's stage and settings; a run without a stage may be of any."""

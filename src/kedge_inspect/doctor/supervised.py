@@ -256,7 +256,7 @@ def critic_explains_nothing(run: RunRecord, explained: Mapping[str, Any]) -> Sym
     Threshold: 5 %: with less, the advantages vary as they would without a critic. Serious; a warning if the interval
     reaches 5 %.
     """
-    if explained["value"] >= LITTLE or run.summary.get("measured_on") != "held-out prompts":
+    if explained["value"] >= LITTLE:
         return None
     return Symptom(
         "serious" if explained["high"] < LITTLE else "warning",

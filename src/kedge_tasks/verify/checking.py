@@ -16,6 +16,7 @@ from kedge_base.thoughts import answer_of, opened_thought
 from kedge_base.verdict import Verdict, reads
 
 RIGHT = "right"
+PARTLY = "partly right"
 NO_ANSWER = "no answer found"
 CUT_OFF = "cut off"
 TOO_SLOW = "took too long"

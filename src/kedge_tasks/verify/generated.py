@@ -12,6 +12,7 @@ from kedge_base.generated import find_entry
 from kedge_base.verdict import Verdict
 from kedge_tasks.verify.checking import (
     NO_ANSWER,
+    PARTLY,
     RIGHT,
     TOO_SLOW,
     WRONG_FORMAT,
@@ -24,7 +25,6 @@ from kedge_tasks.verify.checking import (
     verifier,
 )
 
-PARTLY = "partly right"
 NOTHING = 0.1
 """The highest score that tasks give to an entirely wrong answer."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import string
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,6 +17,7 @@ from kedge_base.verdict import Verdict
 from kedge_tasks.verify.answers import boxed
 from kedge_tasks.verify.checking import (
     NO_ANSWER,
+    PARTLY,
     RIGHT,
     TOO_SLOW,
     Expired,
@@ -272,6 +274,26 @@ def exact(completions: list[str], answer: list[Any], stopped: list[bool] | None 
 def normalized(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """`exact` without regard to case, punctuation, articles and repeated spaces."""
     return verdicts(completions, stopped, _answers(answer), _judge_text(_normalized))
+
+
+@verifier(_answers)
+def f1(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
+    """Score the words that a response shares with the answer, from 0 to 1: the F1 of SQuAD, the best of all answers.
+
+    F1 = 2 · shared words / (words of the response + words of the answer), each word as often as it occurs in both.
+    Words are compared as by `normalized`; their order does not count.
+
+    Source: Rajpurkar et al. 2016 (arXiv 1606.05250), section 6.1.
+    """
+    return verdicts(completions, stopped, _answers(answer), _judge_words)
+
+
+def _judge_words(text: str, is_whole: bool, answers: list[str]) -> Judged:
+    if not text.strip() or not is_whole:
+        return NO_ANSWER
+    found, *wanted = (Counter(_normalized(each).split()) for each in (text, *answers))
+    score = max(2 * (found & each).total() / (found + each).total() for each in wanted)
+    return Verdict(score, RIGHT if score == 1 else PARTLY if score else WRONG_TEXT, _normalized(text))
 
 
 # Patterns and tags

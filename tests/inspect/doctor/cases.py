@@ -292,6 +292,13 @@ CASES = [
         {"prompt/distinct": [0.01] * 16},
         {"prompt/distinct": [0.01] * 16, "episode/turns": [3.0] * 16},
     ),
+    metrics(  # the training prompts gain 1.06
+        "prompts_memorized",
+        "warning",
+        {"eval/score": towards(0.9, 1.4)},
+        {"eval/score": towards(0.9, 1.7)},
+        settings={"ppo.eval_every": 1},
+    ),
     metrics(
         "proxy_up_judge_down",
         "serious",

@@ -565,6 +565,19 @@ EDGES: list[Edge] = [
         (WARNING, {"reward/score_std": step(1.0, 0.098)}),
         (SILENT, {"reward/score_std": step(1.0, 0.102)}),
     ),
+    *metrics(  # the training prompts gain 1
+        "prompts_memorized",
+        (WARNING, {"reward/score_mean": step(1.0, 2.0), "eval/score": step(1.0, 1.49)}),
+        (SILENT, {"reward/score_mean": step(1.0, 2.0), "eval/score": step(1.0, 1.51)}),
+        (WARNING, {"reward/score_mean": step(1.0, 2.0), "eval/score": step(1.0, 1.01)}),
+        (SERIOUS, {"reward/score_mean": step(1.0, 2.0), "eval/score": step(1.0, 0.99)}),
+        (SILENT, {"reward/score_mean": step(1.0, 1.0), "eval/score": step(1.0, 0.9)}),
+        # Three standard errors of the difference are 3.0 times the noise's height
+        (SERIOUS, {"reward/score_mean": step(1.0, 2.0), "eval/score": noisy(step(1.0, 1.0), 0.33)}),
+        (SILENT, {"reward/score_mean": step(1.0, 2.0), "eval/score": noisy(step(1.0, 1.0), 0.35)}),
+        **{"ppo.eval_every": 1},
+    ),
+    *metrics("prompts_memorized", (SILENT, {"eval/score": 0.9}), **{"ppo.eval_every": 1, "data.draw": {"evenly": 3}}),
     *metrics(
         "steps_skipped",
         (SERIOUS, {"guard/skipped_steps": of_16(2, 1.0, 0.0)}),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge.config.schema.ppo import NEED_GROUPS
 from kedge_base.errors import ConfigError
+from kedge_base.estimators import NEED_GROUPS
 from kedge_base.run_folder.record_format import read_metrics
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 

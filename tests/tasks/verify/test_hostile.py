@@ -10,6 +10,7 @@ from kedge_base.errors import RewardError
 from kedge_tasks.verify import (
     choice,
     exact,
+    f1,
     gsm8k,
     gsm8k_strict,
     instructions,
@@ -48,6 +49,7 @@ VERIFIERS = {
     choice: "B",
     exact: "7",
     normalized: "seven",
+    f1: "seven",
     json_schema: {"type": "number", "multipleOf": 0.01},
     tags: None,
     instructions: [{"kind": "json"}, {"kind": "sentences", "count": 2}, {"kind": "paragraphs", "count": 2}],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.source import Responses
 from kedge_base.errors import RewardError
-from kedge_tasks.verify import choice, exact, json_schema, normalized, number, pattern, tags
+from kedge_tasks.verify import choice, exact, f1, json_schema, normalized, number, pattern, tags
 
 CITIES = ["London", "Paris", "New York", "York"]
 
@@ -175,6 +175,40 @@ def test_exact_and_normalized_matches():
         assert reason(normalized, text, "A") == "wrong text"
     with pytest.raises(RewardError, match="expected a text, or a list"):
         exact.check_rows(answer=[""])
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "score", "why"),
+    [
+        ("Denver Broncos", "Denver Broncos", 1.0, "right"),
+        ("the broncos, Denver!", "Denver Broncos", 1.0, "right"),
+        ("It is Denver Broncos", "Denver Broncos", 2 / 3, "partly right"),  # precision 2/4, recall 2/2
+        ("Denver Denver", "Denver Broncos", 0.5, "partly right"),  # the second Denver is not shared
+        ("Carolina", "Denver Broncos", 0.0, "wrong text"),
+        ("It is Paris", ["Paris, France", "Paris"], 0.5, "partly right"),  # the better of 2/5 and 1/2
+        ("<think>Lyon</think>Nice", "Nice", 1.0, "right"),
+        (" ", "Nice", 0.0, "no answer found"),
+    ],
+)
+def test_f1_of_shared_words(text, answer, score, why):
+    [verdict] = f1([text], [answer])
+    assert (float(verdict), verdict.reason) == (pytest.approx(score), why)
+
+
+WORDS = st.lists(st.sampled_from(["red", "green", "blue", "7"]), min_size=1, max_size=6)
+
+
+@given(WORDS, WORDS)
+def test_f1_is_the_harmonic_mean_of_precision_and_recall(response, answer):
+    left, shared = [*answer], 0
+    for word in response:
+        if word in left:
+            left.remove(word)
+            shared += 1
+    precision, recall = shared / len(response), shared / len(answer)
+    expected = 2 * precision * recall / (precision + recall) if shared else 0.0
+    assert f1([" ".join(response)], [" ".join(answer)]) == pytest.approx([expected])
+    assert f1(["7"], ["7"], stopped=[False])[0].reason == "cut off"
 
 
 def test_patterns():

@@ -23,6 +23,7 @@ CASES: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
     "choice": ({"answer": "B", "choices": ["red", "green"]}, "The answer is B.", "The answer is A."),
     "exact": ({"answer": "Ahoy"}, "Ahoy", "ahoy"),
     "normalized": ({"answer": "Ahoy!"}, "ahoy", "a hoy"),
+    "f1": ({"answer": "Ahoy there"}, "there, ahoy!", "avast"),
     "pattern": ({"pattern": r"\Aland"}, "land ho", "no land"),
     "tags": ({}, "<think>Two.</think><answer>2</answer>", "2"),
     "json_schema": ({"schema": '{"type": "integer"}'}, "7", '"7"'),
@@ -71,7 +72,8 @@ def trained(
 
 
 def test_every_verifier_has_a_case() -> None:
-    assert {*CASES} == {*verify.__all__} - {"instruction_text", "reasoning_gym"}, "reasoning_gym needs its package"
+    untried = {"instruction_text", "reasoning_gym"}  # no verifier, and one that needs its package
+    assert {*CASES} == {*verify.__all__} - untried, "CASES needs a row, a right and a wrong response for each verifier"
 
 
 @pytest.mark.parametrize("is_chat", [False, True], ids=["text", "chat"])

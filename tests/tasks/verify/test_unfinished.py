@@ -7,6 +7,7 @@ import pytest
 from kedge_tasks.verify import (
     choice,
     exact,
+    f1,
     gsm8k,
     gsm8k_strict,
     instructions,
@@ -31,6 +32,7 @@ ANSWERED = (
     (exact, "7", "7"),
     (exact, "7", "<answer>7</answer>"),
     (normalized, "seven", "Seven."),
+    (f1, "seven", "Seven."),
     (pattern, r"\d", "7"),
     (json_schema, {"type": "integer"}, "7"),
     (instructions, [{"kind": "max_words", "count": 5}], "seven"),

@@ -15,12 +15,7 @@ from kedge.config.schema.update.kl import KlPenalty
 from kedge.config.schema.update.loop import Loop
 from kedge.config.schema.update.measurements import Measurements
 from kedge.config.schema.update.policy_loss import PolicyLoss, RatioOf
-
-NEED_VALUES = ("gae", "monte_carlo", "td", "n_step", "rloo_critic", "reinforce++_critic")
-"""The estimators that use a critic."""
-
-NEED_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo", "rloo_critic")
-"""The estimators that compare the responses to a prompt."""
+from kedge_base.estimators import NEED_GROUPS, NEED_VALUES, UNWHITENED, may_need_critic
 
 CLIPPED = ("clipped", "dual_clip", "cispo", "double_sided")
 """The policy losses with a clip range above 1."""
@@ -36,9 +31,6 @@ KINDS: Mapping[str, Literal["shared", "separate", "none"]] = {
     "none": "none",
 }
 """The kind of each critic that `critic` names."""
-
-UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo", "rloo_critic")
-"""The estimators published without normalization of the advantages over the batch."""
 
 IMPLIED = {
     "kl_target": ("kl_controller", "ziegler"),
@@ -161,7 +153,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
         """The kind of critic, `auto` resolved."""
         if self.critic != "auto":
             return KINDS[self.critic]
-        return "shared" if self.needs_values or ":" in self.estimator else "none"
+        return "shared" if may_need_critic(self.estimator) else "none"
 
     @check
     def _check_clips(self) -> None:

@@ -1,0 +1,15 @@
+"""The values of `ppo.advantage`: what a configuration, and whatever reads a run's folder, must know of each."""
+
+NEED_VALUES = ("gae", "monte_carlo", "td", "n_step", "rloo_critic", "reinforce++_critic")
+"""The estimators that use a critic."""
+
+NEED_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo", "rloo_critic")
+"""The estimators that compare the responses to a prompt."""
+
+UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo", "rloo_critic")
+"""The estimators published without normalization of the advantages over the batch."""
+
+
+def may_need_critic(estimator: str) -> bool:
+    """True if an estimator uses a critic, or is a user's function, which may."""
+    return estimator in NEED_VALUES or ":" in estimator
