@@ -1,4 +1,4 @@
-"""The worker process of chat templates, which come with a model and may never finish."""
+"""The worker process that renders chat templates: they come with a model and may never finish."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _set_clock(day: str | None) -> None:
 
 @cache
 def _tokenizer() -> PreTrainedTokenizerBase:
-    """A tokenizer without a vocabulary: rendering only needs a template and special tokens, which requests contain."""
+    """Make a tokenizer without a vocabulary: rendering only needs the request's template and special tokens."""
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase  # imports no torch
 
     return PreTrainedTokenizerBase()

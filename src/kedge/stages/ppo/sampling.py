@@ -1,4 +1,4 @@
-"""The sampling of an update: prompts, responses and their scores, in several rounds if groups have no spread.
+"""Samples an update's prompts, responses and scores, in several rounds if groups have no spread.
 
     prompts ─▶ rollout ─▶ scores ─▶ groups with spread ─▶ enough? ─▶ batch
        ▲                                                    │ no
@@ -30,15 +30,15 @@ class SampledBatch:
     """The responses of an update.
 
     Attributes:
-        prompts: The prompts that were drawn; the groups are numbered by their places.
+        prompts: The prompts that were drawn; groups are indices into them.
         rollouts: Everything that was sampled, greedy responses included.
-        num_sampled: Responses that were sampled, without the greedy ones.
-        scored: The responses that have a score and, if it is needed, a greedy response that has one.
+        num_sampled: Number of responses that were sampled, without the greedy ones.
+        scored: The responses that have a score and, if needed, a scored greedy response to the same prompt.
         trained: The responses that the update trains on, or only evaluates if it `is_flat` or all are masked.
-        is_flat: Groups without spread were to be left out, and no other group was found: no step is taken.
-        num_rounds: Rounds of sampling.
-        num_masked: Responses that were cut off and are left out of the steps; None if they are not to be.
-        masked_share: Their share of those that the update would train on otherwise.
+        is_flat: Groups without spread are excluded, and no other group was found: no step is taken.
+        num_rounds: Number of rounds of sampling.
+        num_masked: Number of cut-off responses excluded from the steps; None if they are not excluded.
+        masked_share: Their share of the responses that the update would otherwise train on.
         takes_steps: False if no response is left to train on.
         costs: Metrics that the update's clock lacks: sending the weights to the engine, resting prompts, and with
             sampling ahead the seconds of its phases.
