@@ -25,7 +25,7 @@ from kedge_base.errors import ModelError
 from kedge_base.machine.memory import in_phase
 
 NUM_PARTS = 3
-"""Parts of a response in which the explained variance is measured: a critic may know the end and not the start."""
+"""Parts of a response whose explained variance is measured: a critic may predict the end but not the start."""
 
 ROUNDING = 1e-12
 """A variance below this share of the mean square counts as 0, because it is then only float64 rounding."""
