@@ -567,9 +567,7 @@ def _say_without_effect(config: Config, stage: Stage, device: torch.device) -> N
 
 
 def repeated_rewards(config: Config) -> list[str]:
-    """Describe each reward that is listed several times, so that its scores count several times. Objects may share a
-    name.
-    """
+    """Describe rewards that are listed, and so counted, several times. Objects are skipped: they may share a name."""
     named = Counter(
         (term.source, repr(term.settings))
         for term in config.reward

@@ -76,7 +76,7 @@ class Update:
         return self._model
 
     def stop(self, reason: str = "a callback stopped it") -> None:
-        """End the run after this update, as if it were complete: the model is saved, `finished.json` has the reason."""
+        """End the run after this update as if complete: the model is saved, and `finished.json` has the reason."""
         self._loop.request_end(reason)
 
 
