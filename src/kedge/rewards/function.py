@@ -277,7 +277,7 @@ class FunctionReward:
         return own_copy(positional), own_copy(named)
 
     def _texts(self, responses: Responses) -> list[str]:
-        """The `completions`; kedge's own functions only get the policy's last turn, not what an environment said."""
+        """The `completions`; kedge's own functions only get the policy's last turn, without other turns."""
         if self._module.startswith("kedge_tasks.verify."):
             return responses.answers
         return responses.last_turns if self._is_ours else responses.completions

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # a reward function's process imports this module, and needs 
     from kedge.rewards.model import ModelReward
 
 MOST_REASONS = 32
-"""Most reasons per source that get a metric, so that a function with a reason per response does not flood the logs."""
+"""Maximum number of reasons with a metric per source, so that a reason per response does not flood the logs."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reward functions in worker processes: a function that hangs, crashes, leaks or prints does not harm the training."""
+"""Runs reward functions in worker processes: one that hangs, crashes, leaks or prints does not disturb training."""
 
 from __future__ import annotations
 
