@@ -226,7 +226,7 @@ def _with_system(fields: Fields, options: ReadingOptions, *, is_named: bool = Tr
         if messages[0]["role"] != "system":
             messages = [*system, *messages]
         elif is_named and messages[:1] != system:
-            raise RowError(f"field {name!r} starts with a message of the system, which is not that of 'system'")
+            raise RowError(f"field {name!r} starts with a system message that differs from 'system'")
         conversations[name] = messages
     return {**fields, **conversations}
 

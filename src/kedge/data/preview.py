@@ -85,7 +85,7 @@ def _table(lengths: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def histogram(values: Sequence[int]) -> str:
-    """Bars of equal width from the smallest value to the largest; a bin with any value is never empty."""
+    """Draw a bar per bin of equal width, from the smallest value to the largest."""
     low = min(values)
     high = max(values)
     if low == high:

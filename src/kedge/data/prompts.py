@@ -134,7 +134,7 @@ class PromptStream:
         return sum(self._rests(row, self._epoch + 1) for row in self._rested) / len(self._prompts)
 
     def _put_to_rest(self, spreads: Mapping[int, float]) -> None:
-        """Put rows without spread to rest from the pass after the one that drew them, maybe this one; wake others."""
+        """Skip rows without spread from the pass after the one that drew them, maybe this one; use others again."""
         for row, spread in spreads.items():
             if spread:
                 self._rested.pop(row, None)

@@ -1,4 +1,4 @@
-"""Length limits: prompts that are too long are rejected or cut, texts at a token and conversations at a turn."""
+"""Applies length limits: rejects or cuts prompts that are too long, texts at a token, conversations at a turn."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def truncate_conversation(
 ) -> Messages:
     """Drop as many of a conversation's oldest turns as necessary; unchanged if it fits.
 
-    Cutting the rendered text would break the template's format. So `keep_end` drops whole turns, from the system
-    message up to one of the user's messages. `keep_start` changes nothing, since it would drop the question.
+    Cutting the rendered text would break the template's format. So `keep_end` drops whole turns after the system
+    message, up to one of the user's messages. `keep_start` changes nothing, since it would drop the question.
 
     Args:
         tokenizer: renders and measures the conversation.

@@ -114,7 +114,7 @@ class TemplateTurns:
             place for them, writes calls that kedge cannot parse, or moves them to the last question, as Mistral's does.
 
     Attributes:
-        misfit: The reason why the template cannot be used for the tools; empty if it can.
+        incompatibility: The reason why the template cannot be used for the tools; empty if it can.
 
     Raises:
         DataError: The template rewrites earlier turns later in a conversation, or the tokenizer has no template.
@@ -136,7 +136,7 @@ class TemplateTurns:
         self._stop_ids = frozenset(stop_ids)
         self._shown: list[dict[str, Any]] = []
         self._description = ""
-        self.misfit = ""
+        self.incompatibility = ""
         self._rendered = lru_cache(_KEPT)(lambda conversation: self._render(json.loads(conversation), self._shown))
         if tools is None:
             self._has_tool_role = self._writes_results()
@@ -146,18 +146,18 @@ class TemplateTurns:
         has_place = self._render([_user(QUESTION)], schemas) != self._render([_user(QUESTION)])
         calls = [*self._calls(tools.sample, schemas)] if has_place else []
         if calls and not any(map(tools.reads_sample, calls)):
-            self.misfit = "shows tools, but writes no call that kedge reads"
+            self.incompatibility = "shows tools, but writes no call that kedge reads"
         elif has_place:
             self._shown = schemas
             self._has_tool_role = self._writes_results()
             with suppress(DataError):
                 self._check_continues(RESULT)
                 return
-            self.misfit = "shows tools, but elsewhere once the conversation continues"
+            self.incompatibility = "shows tools, but elsewhere once the conversation continues"
             self._shown = []
             self._rendered.cache_clear()
         else:
-            self.misfit = "has no place for tools"
+            self.incompatibility = "has no place for tools"
         self._description = tools.description
         self._has_tool_role = self._writes_results()
         self._check_continues(RESULT)

@@ -288,10 +288,10 @@ class Player:
     def _chat_turns(self, tokenizer: PreTrainedTokenizerBase) -> TemplateTurns:
         tools = self.environment.tools
         turns = TemplateTurns(tokenizer, self._stop_ids, tools=tools)
-        if tools and turns.misfit and self._say:
+        if tools and turns.incompatibility and self._say:
             self._say(
-                f"{self.environment.name}: the chat template {turns.misfit}; they are described before the first "
-                f"question, and called as {tools.sample_text}"
+                f"{self.environment.name}: the chat template {turns.incompatibility}; they are described before the "
+                f"first question, and called as {tools.sample_text}"
             )
         return turns
 

@@ -116,13 +116,13 @@ def _load_critic(
     if config.ppo.names_critic:
         return load_saved_critic(config, run, tokenizer, bases), True
     wanted = config.ppo.critic_init
-    misfit = _misfit(models)
-    if wanted == "reward" and misfit is not None:
+    obstacle = _why_not_copied(models)
+    if wanted == "reward" and obstacle is not None:
         raise ConfigError(
             "ppo.critic_init=reward needs exactly one reward model, a decoder with the policy's tokenizer; the reward "
-            f"has {misfit}; use ppo.critic_init=policy"
+            f"has {obstacle}; use ppo.critic_init=policy"
         )
-    is_copy = wanted != "policy" and misfit is None
+    is_copy = wanted != "policy" and obstacle is None
     if is_copy and bases is None:
         return copy.deepcopy(models[0].model).requires_grad_(True), True
     critic = load_scalar_model(
@@ -138,7 +138,7 @@ def _load_critic(
     return critic, is_copy
 
 
-def _misfit(models: Sequence[ModelReward]) -> str | None:
+def _why_not_copied(models: Sequence[ModelReward]) -> str | None:
     """The reason why the critic cannot be a copy of the reward model; None if it can."""
     if len(models) != 1:
         return str(len(models))
