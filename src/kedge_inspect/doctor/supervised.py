@@ -1,4 +1,4 @@
-"""Fine-tuning, reward models and critics: divergence, overfitting, and too little learned."""
+"""Rules about fine-tuning, reward models and critics: divergence, overfitting, and learning too little."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _nothing_to_judge_by(run: RunRecord) -> str:
 
 
 def _at_chance_in_training(run: RunRecord) -> Symptom | None:
-    """The same judged by training pairs, where nothing was held out: a model does no better on other pairs."""
+    """Judge by training pairs if nothing was held out: a model is not better on other pairs."""
     accuracy = read(run, "accuracy")
     loss = read(run, "loss")
     if accuracy is None or loss is None:
@@ -215,7 +215,7 @@ def reward_model_barely_better_than_length(
 
 
 def _error(accuracy: Mapping[str, Any], by_length: Mapping[str, Any]) -> float:
-    """Half the width of the interval of the difference, assuming independence, which is conservative."""
+    """Return half the width of the difference's interval, assuming independence, which is conservative."""
     below = by_length["value"] - by_length.get("low", by_length["value"])
     return math.hypot(accuracy["high"] - accuracy["value"], below)
 

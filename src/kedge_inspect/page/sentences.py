@@ -55,7 +55,7 @@ def of_reward_model(record: RunRecord, progress: str) -> list[str]:
 
 
 def of_critic(record: RunRecord, progress: str) -> list[str]:
-    """The share of the returns that it explains, in all and by third of the responses."""
+    """The share of the returns that the critic explains, overall and by third of the responses."""
     return list(filter(None, (_explained_sentence(record, progress), _thirds_sentence(record))))
 
 
