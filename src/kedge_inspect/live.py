@@ -30,7 +30,7 @@ from kedge_inspect.record import RESULTS
 from kedge_inspect.report import collect_page, runs_in
 
 REBUILD_SHARE = 10
-"""Rebuilding the data takes at most this fraction of the time (as a divisor), so as not to slow down the run."""
+"""Rebuilding the data takes at most 1/`REBUILD_SHARE` of the time, so as not to slow down the run."""
 
 LIVE_DATA = "data.json"
 

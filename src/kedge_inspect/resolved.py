@@ -49,7 +49,7 @@ def has_kl_in_loss(run: RunRecord) -> bool:
 
 
 def weighs_scores(run: RunRecord) -> bool:
-    """True if β compares the KL with the score, and not with advantages whose size does not depend on the score's."""
+    """True if β weighs the KL against the score, and not against advantages with an independent scale."""
     whitening = run.setting("ppo.whiten_advantages")
     advantage = run.setting("ppo.advantage")
     whitens = advantage not in UNWHITENED if whitening == "auto" else whitening

@@ -12,7 +12,7 @@ from kedge_inspect.page.numbers import mean_of, numbers_of
 from kedge_inspect.record import RunRecord
 
 WINDOW = 20
-"""First and last values are means over the first and last part of the run, of one in this many parts."""
+"""First and last values are means over the first and last 1/`WINDOW` of the run."""
 
 ROUNDING = 1e-6
 CERTAIN = 3.0

@@ -24,9 +24,7 @@ from kedge_inspect.resolved import critic_of, learns_from_teacher
 
 MOST_POINTS = 240
 SMOOTHED_OVER = 25
-"""The best update is determined from means over this fraction of the run (as a divisor): one lucky update is not an
-optimum.
-"""
+"""The best update is determined from means over 1/`SMOOTHED_OVER` of the run: one lucky update is not an optimum."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ COUNTS = ("unused", "sampled", "resamples")
 
 
 def of_ppo(record: RunRecord, progress: str) -> list[str]:
-    """The score and the KL; held-out scores; what else changed; responses that were thrown away, if there are any."""
+    """Sentences on score and KL, held-out scores, other changes, and responses that were thrown away, if any."""
     measured = [_reward_sentence(record, progress), *before_and_after(record), _behavior_sentence(record)]
     return [*measured, *_unused_sentence(record)]
 
