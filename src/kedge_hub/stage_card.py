@@ -32,7 +32,7 @@ ALGORITHMS = {
     "to_go": "PPO without a critic",
     "total": "PPO without a critic",
 }
-"""Names of presets and advantages that are not simply written in capitals."""
+"""Names of presets and advantages that are not simply the setting in capitals."""
 
 
 def stage_card(

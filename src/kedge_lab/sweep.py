@@ -197,7 +197,7 @@ def _missing(metric: str | None, folders: Sequence[Path]) -> str | None:
 
 
 def _error(exit_code: int, log: Path) -> str:
-    """Why a trial failed: the last line of its log, or the signal that killed it, which leaves no error there."""
+    """Return why a trial failed: the last line of its log, or the signal that killed it, which leaves no line."""
     if exit_code >= 0:
         return last_line(log)
     return f"killed by {signal.Signals(-exit_code).name}"
