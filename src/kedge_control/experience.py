@@ -1,4 +1,4 @@
-"""The experience of a control task, a row per transition, or with a memory per short sequence, and its learner."""
+"""The experience of a control task, with a row per transition or short sequence, and its learner."""
 
 from __future__ import annotations
 

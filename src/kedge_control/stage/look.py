@@ -1,4 +1,4 @@
-"""Control: returns that do not rise or fall again, updates that go too far, and the look of its runs."""
+"""The look of control runs, and rules about returns that stay flat or collapse and updates that go too far."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from kedge_control.stage.settings import ControlConfig
 from kedge_control.steps import Episodes
 
 LEAST_STEPS = 30_000
-"""Optimizer steps from which on compiling pays: it takes 20 s of CPU time and saves a millisecond of every step."""
+"""Optimizer steps from which compiling pays off: it takes 20 s of CPU time and saves a millisecond per step."""
 
 EVALUATED_EPISODES = 10
 
