@@ -160,7 +160,8 @@ def stage_loop(run: Run, *, model: CheckpointModel, stop: Stopping | None = None
     Raises:
         ModelError: The model cannot be saved.
         KeyboardInterrupt, Terminated: The run was interrupted; the state after the last complete step is saved, unless
-        an optimizer step has followed. OutOfMemoryError: Memory ran out; the state after the last whole step is saved.
+            an optimizer step has followed.
+        OutOfMemoryError: Memory ran out; the state after the last complete step is saved.
     """
     checkpoint = run.config.checkpoint
     run.ranks.first(lambda: model.try_saving(run.folder))

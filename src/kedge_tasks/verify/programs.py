@@ -290,8 +290,8 @@ def code_stdio(
         memory: Likewise, MiB.
         partial: Score the share of right outputs, instead of 1 or 0.
         compare: `exact`: compares lines, ignoring trailing blanks and empty lines around the output. `tokens`: compares
-            the parts between blanks and line breaks. `numbers`: likewise, and numbers other than
-                integers may differ by 1e-6, relative or absolute.
+            the parts between blanks and line breaks. `numbers`: likewise, and numbers other than integers may
+            differ by 1e-6, relative or absolute.
     """
 
     def judge(text: str, row: Pairs | Tests, place: Sandbox, limits: Mapping[str, Any]) -> Outcome:

@@ -216,7 +216,9 @@ def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
 
     Args:
         path: Its folder.
-        ranks: Share the checks out: all of them call this. Raises:
+        ranks: Share the checks: all of them call this.
+
+    Raises:
         DataError: A file is missing, damaged or unexpected; the message names it. Raised on every rank.
     """
     found = None
