@@ -55,7 +55,7 @@ def _set_clock(day: str | None) -> None:
         def now(cls, tz: tzinfo | None = None) -> datetime:
             return datetime.fromisoformat(day) if day else datetime.now(tz)
 
-    # `strftime_now` gets the time from this name.
+    # `strftime_now` looks up the time through this name.
     chat_template_utils.datetime = Clock  # pyright: ignore[reportPrivateImportUsage]
 
 

@@ -70,12 +70,12 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._spaces = spaces
 
     def reset(self, **options: Any) -> Any:
-        """The same, checked."""
+        """Reset the environment, and check its observation."""
         observation, info = self.env.reset(**options)
         return checked_observation(observation, self._spaces), info
 
     def step(self, action: Any) -> Any:
-        """The same, checked."""
+        """Take a step, and check its observation."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return checked_observation(observation, self._spaces), reward, terminated, truncated, info
 

@@ -54,10 +54,10 @@ class Work:
         make: Makes an update or a step.
         count: Returns the number of updates, parts or steps in the run; None if unknown.
         unit: Name of the unit that is counted.
-        rows: The name of its rows, for a stage that does not sample.
+        rows: The name of the stage's rows, if it does not sample.
         texts: Texts per row, assumed to be equally long.
         critic_field: The setting with the critic's kind.
-        config: Returns the configuration that an update is made with.
+        config: Returns the configuration of an update.
         group: Returns the number of consecutive rows with the same prompt, which is read once for all of them.
         optimizer_steps: Returns the mean number of optimizer steps in an update.
     """

@@ -137,7 +137,7 @@ class Rollout:
         return _tensors(self)
 
     def to(self, device: torch.device) -> Rollout:
-        """The same on a device."""
+        """Move the tensors to a device."""
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors().items()}
         return replace(self, **moved)
 

@@ -77,7 +77,7 @@ class ToolUse(Protocol):
 
     @property
     def sample_text(self) -> str:
-        """The same call, written as in the description."""
+        """The sample call, written as in the description."""
         ...
 
     def reads_sample(self, text: str) -> bool:

@@ -50,7 +50,7 @@ class ScoredRollout:
         return total_scores(self.scores, self.token_scores)
 
     def renumbered(self, first_group: int) -> ScoredRollout:
-        """The same responses, with `first_group` added to the numbers of the groups."""
+        """Add `first_group` to the groups' numbers."""
         return replace(self, rollout=replace(self.rollout, group=self.rollout.group + first_group))
 
     def select(self, rows: Sequence[int]) -> ScoredRollout:

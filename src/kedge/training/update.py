@@ -219,13 +219,13 @@ class Steps(Generic[B]):
 
     Attributes:
         learner: See `ppo_update`.
-        optimizer: See there.
-        experience: See there.
-        objective: See there; of a step of the critic alone, only the value term is used.
-        max_grad_norm: See there.
-        early_stop_kl: See there.
-        extra_loss: See there.
-        check_step: See there.
+        optimizer: See `ppo_update`.
+        experience: See `ppo_update`.
+        objective: See `ppo_update`; steps that train only the critic only use its value term.
+        max_grad_norm: See `ppo_update`.
+        early_stop_kl: See `ppo_update`.
+        extra_loss: See `ppo_update`.
+        check_step: See `ppo_update`.
         result: The result so far.
     """
 

@@ -60,7 +60,7 @@ def colors_of(order: Sequence[int]) -> list[int | None]:
 
 
 def field_plots(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """For each field with numbers as values: the settings' values, and the settings that differ in it alone.
+    """Make a plot for each field with numeric values, with lines of settings that differ only in that field.
 
     Returns:
         Plots with the `field`, its `values` by setting, whether its axis is `log`, and `lines`: settings in the order

@@ -285,9 +285,9 @@ def code_stdio(
             `fn_name`, arguments and results of a function. Or `[{"input": …, "output": …}, …]` as in LiveCodeBench.
         stopped: Whether each response ended with a stop token.
         metadata: The `func_name` of LiveCodeBench's functional tests.
-        sandbox: As in `code`, like the other settings.
-        seconds: For each input, or for all calls.
-        memory: Likewise, MiB.
+        sandbox: As in `code`.
+        seconds: CPU seconds for each input, or for all calls.
+        memory: MiB for each input, or for all calls.
         partial: Score the share of right outputs, instead of 1 or 0.
         compare: `exact`: compares lines, ignoring trailing blanks and empty lines around the output. `tokens`: compares
             the parts between blanks and line breaks. `numbers`: likewise, and numbers other than integers may

@@ -53,7 +53,7 @@ class Client:
         """The JSON at a path; None if the answer is empty.
 
         Raises:
-            ServerGone, ServerRefused: See there.
+            ServerGone, ServerRefused: See the classes.
         """
         return self._request("GET", path, None, timeout)
 

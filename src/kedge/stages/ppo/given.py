@@ -188,10 +188,10 @@ class Reader:
             prompts: One per response.
             responses: Texts, token ids, or parts.
             done: Number of updates that the policy has completed.
-            logprobs: See `PpoTrainer.batch`, like the next three.
-            stopped: See `logprobs`.
-            groups: See `logprobs`.
-            policy_version: See `logprobs`.
+            logprobs: See `PpoTrainer.batch`.
+            stopped: See `PpoTrainer.batch`.
+            groups: See `PpoTrainer.batch`.
+            policy_version: See `PpoTrainer.batch`.
 
         Raises:
             DataError: A prompt or response cannot be used.

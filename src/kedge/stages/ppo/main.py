@@ -108,15 +108,15 @@ def opened_updates(
     on_update: Callable[[int, Roles], None] | None = None,
     planned: PlannedMemory | None = None,
 ) -> Iterator[Updates]:
-    """Load a run's models, start it, and end it after the block.
+    """Load a run's models, start the run, and end it after the block.
 
     Args:
         run: The run, opened.
         has_prompts: False for a run that gets its prompts later.
         stop: Set by signals that the caller listens to; None to listen here.
-        callback: See `run_ppo`, like the next two.
-        on_update: See `callback`.
-        planned: See `callback`.
+        callback: See `run_ppo`.
+        on_update: See `run_ppo`.
+        planned: See `run_ppo`.
     """
     config = run.config
     check_ahead(config, run)

@@ -77,9 +77,9 @@ class PpoTrainer:
         environment: The environment that `sample` plays episodes in; it may give the reward. See `kedge.ppo`.
         prompts: Prompts for `sample` without prompts.
         eval_prompts: Prompts for `eval_every` and `critic_check`.
-        critic: As in `kedge.ppo`, like the next two.
-        advantage: See `critic`.
-        surrogate: See `critic`.
+        critic: As in `kedge.ppo`.
+        advantage: As in `kedge.ppo`.
+        surrogate: As in `kedge.ppo`.
         resume: Resume the run in `out`, if there is one: weights, optimizer, controllers, random streams, and the
             number of the update. A list of fields or sections lets these differ.
         on_update: Called with an `Update` after each update.

@@ -36,7 +36,7 @@ class SampledBatch:
         scored: The responses that have a score and, if needed, a scored greedy response to the same prompt.
         trained: The responses that the update trains on, or only evaluates if it `is_flat` or all are masked.
         is_flat: Groups without spread are excluded, and no other group was found: no step is taken.
-        num_rounds: Number of rounds of sampling.
+        num_rounds: Number of sampling rounds.
         num_masked: Number of cut-off responses excluded from the steps; None if they are not excluded.
         masked_share: Their share of the responses that the update would otherwise train on.
         takes_steps: False if no response is left to train on.
@@ -78,10 +78,10 @@ class SampledBatch:
         return group_scores(self.scored.total_scores, self.scored.rollout.group)
 
     def masked(self, experience: Experience) -> tuple[SampledBatch, Experience]:
-        """The same without the responses that were cut off: their scores are in the baselines, but no step is taken.
+        """Exclude the responses that were cut off: their scores remain in the baselines, but no step is taken on them.
 
         Args:
-            experience: Of `trained`; the advantages were estimated with all responses.
+            experience: The experience of `trained`; the advantages were estimated with all responses.
 
         Source: DAPO (arXiv 2503.14476) §3.4, overlong filtering.
         """
@@ -271,7 +271,7 @@ class Sampling:
         return scored.compared_with(greedy)
 
     def _with_spread(self, batch: SampledBatch, wanted: int, update: int) -> SampledBatch:
-        """The same responses; the update trains on the first `wanted` groups with spread."""
+        """Restrict training to the first `wanted` groups with spread; the responses are unchanged."""
         groups = batch.groups
         found = groups.group[groups.has_spread][:wanted]
         is_flat = len(found) == 0

@@ -69,7 +69,7 @@ class SampledReturns:
         return SampledReturns(self.rollout.select(chosen), self.returns[chosen], self.mask[chosen])
 
     def on(self, device: torch.device) -> SampledReturns:
-        """The same on a device."""
+        """Move the responses and returns to a device."""
         return SampledReturns(self.rollout.to(device), self.returns.to(device), self.mask.to(device))
 
     @classmethod
