@@ -59,9 +59,8 @@ def kept_random_state() -> Iterator[None]:
 def seeded(seed: int) -> Iterator[None]:
     """Seed the global generators for a user's call in the block, and restore them afterwards.
 
-    The call's draws depend on the seed alone, and its thread's later draws do not depend on the call. Calls from
-    several threads take turns; draws that another thread makes at the same time outside of such a call are not
-    protected.
+    The call's draws only depend on the seed, and its thread's later draws do not depend on the call. Calls from several
+    threads take turns; draws that another thread makes at the same time outside of such a call are not protected.
     """
     global _outside
     with _one_at_a_time:

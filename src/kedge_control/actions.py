@@ -80,7 +80,7 @@ def _joint(numbers: Iterable[Tensor]) -> Float[Tensor, " n"]:
 
 
 def _log_slope(u: Tensor) -> Tensor:
-    """log(1 − tanh² u), exact for large u as well.
+    """log(1 − tanh² u), also exact for large u.
 
     Source: Haarnoja et al. 2018 (arXiv 1801.01290), appendix C, rewritten so that no digits are lost at the bounds.
     """

@@ -72,7 +72,7 @@ def make_environments(
 
     Args:
         source: The environment to make; a spec also has keyword arguments for it.
-        num_envs: N. A function that makes a vector environment is given it if it has such a parameter.
+        num_envs: N, which is also passed to a function that makes a vector environment, if it has such a parameter.
         seed: The run's seed. Every episode starts from its own seed, derived from this one and the numbers of
             environment and episode.
         vectorization: In this process, or each in a separate process; without effect on a function that makes a

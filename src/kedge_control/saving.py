@@ -46,7 +46,7 @@ class _Normalization(BaseModel):
 
 
 class _Description(BaseModel):
-    """The file beside the weights."""
+    """The file that is saved with the weights."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 

@@ -35,7 +35,7 @@ class TrustRegion:
     Attributes:
         max_kl: δ > 0, largest mean KL from the old policy to the new one, nats.
         damping: c ≥ 0, added to the diagonal of the Fisher matrix.
-        iterations: Of the conjugate gradients.
+        iterations: Maximum iterations of conjugate gradients.
         shrink: β in (0, 1): factor between the lengths of consecutive tries.
         max_tries: Maximum number of steps that are tried, ≥ 1.
     """
@@ -218,8 +218,8 @@ def flat_gradient(
     Args:
         scalar: The function.
         parameters: Its arguments.
-        keep: It is differentiated again.
-        create: The gradient itself is to be differentiated.
+        keep: The scalar will be differentiated again.
+        create: The gradient itself will be differentiated.
     """
     gradients = torch.autograd.grad(
         scalar, parameters, retain_graph=keep or create, create_graph=create, allow_unused=True, materialize_grads=True

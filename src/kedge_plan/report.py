@@ -72,13 +72,13 @@ class MachinePlan:
 
     @property
     def seconds(self) -> float | None:
-        """Per update or step."""
+        """Seconds per update or step."""
         known = [phase.seconds for phase in self.phases if phase.seconds is not None]
         return sum(known) if known else None
 
     @property
     def whole(self) -> float | None:
-        """Seconds of the run."""
+        """Seconds of the whole run."""
         return None if self.seconds is None or self.updates is None else self.seconds * self.updates
 
 

@@ -142,7 +142,7 @@ class NStepAdvantage:
 
 @dataclass(frozen=True)
 class RewardToGo:
-    """Ψ_t = G_t = Σ_{k≥t} γ^{k−t}·r_k, without a baseline; G_t is the critic's target as well.
+    """Ψ_t = G_t = Σ_{k≥t} γ^{k−t}·r_k, without a baseline; G_t is also the critic's target.
 
     Source: GAE §2; spec §9 (REINFORCE).
     """

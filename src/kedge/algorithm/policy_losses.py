@@ -256,7 +256,7 @@ class PolicyLossOf(Protocol[Settings]):
 
 
 def _also_of_tensors(formula: Callable[Concatenate[Tokens, Settings], PolicyLoss]) -> PolicyLossOf[Settings]:
-    """Let a policy loss be called with the arguments of `Tokens.of` as well."""
+    """Let a policy loss also be called with the arguments of `Tokens.of`."""
     of_tokens: Callable[..., PolicyLoss] = formula
 
     @wraps(formula)

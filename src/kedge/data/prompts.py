@@ -89,8 +89,8 @@ class PromptStream:
         Args:
             prompts: the pool.
             seed: seed of the shuffles.
-            curriculum: column with the difficulty of a prompt, a number; None shuffles the first pass as well.
-            mixture: shares of several sources; None for one pass over all prompts after the other.
+            curriculum: column with the difficulty of a prompt, a number; None also shuffles the first pass.
+            mixture: shares of several sources; None for successive passes over all prompts.
             rest: number of passes that skip a prompt without spread.
             by_spread: from the second pass on, draw prompts in proportion to their spread.
 

@@ -103,7 +103,7 @@ def _is_source_name(entry: object) -> bool:
 
 
 def _named_rows(name: str) -> Iterator[Row]:
-    # Opened lazily, with the first row, so that the memory limit covers opening as well.
+    # Opened lazily, with the first row, so that the memory limit also covers opening.
     return within_free_memory(chain.from_iterable(map(_open_rows, (name,))), name)
 
 

@@ -22,7 +22,7 @@ from kedge_base.run_folder.record_format import NUM_BINS, OF_SCORES, WIDEST
 NUM_QUANTILES = 21
 
 GRAM = 4
-"""Length of the sequences that count as repeated; shorter ones recur in good prose as well."""
+"""Length of the sequences that count as repeated; shorter ones also recur in good prose."""
 HASH = 1_000_003
 
 PERCENTS = (1, 50, 99)

@@ -136,7 +136,7 @@ def initialize_head(head: ValueHead, init: HeadInit) -> ValueHead:
 def find_head(
     folder: Path, *, trunk: str, own: Collection[str], ignored: Collection[str] = (), width: int
 ) -> nn.Linear | None:
-    """The head that another library saved with a model under another name; None unless there is exactly one.
+    """Find the head that another library saved with a model under another name; None unless there is exactly one.
 
     OpenRLHF names it `value_head`, TRL `v_head.summary`, and LLaMA-Factory saves the latter in a separate file, so the
     head is recognized by its shape.

@@ -335,7 +335,7 @@ class Episodes:
         """See `Dialogue`.
 
         Raises:
-            EnvError: The environment failed, and the run is to stop.
+            EnvError: The environment failed, and the run should stop.
             DataError: An episode opens with more tokens than there is room for, or cannot be rendered.
         """
         for row in rows:

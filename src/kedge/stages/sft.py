@@ -142,7 +142,7 @@ def train_sft(
     Args:
         model: The model to train; a value head, if present, is left unchanged.
         tokenizer: The model's tokenizer.
-        demonstrations: Training examples; EOS is learned as well.
+        demonstrations: Training examples; EOS is also learned.
         held_out: Demonstrations for evaluation only.
         training: Learning rate, batch size and so on: the fields of `TrainingSettings`.
 

@@ -102,7 +102,7 @@ class Trained:
     Attributes:
         outcome: How it ended.
         facts: Rows of the model card.
-        results: Entries of `finished.json`; `summary` becomes `summary.json` as well.
+        results: Entries of `finished.json`; `summary` is also written to `summary.json`.
     """
 
     outcome: Outcome

@@ -46,7 +46,8 @@ Action = Literal["stop", "skip", "rollback"]
 
 StepCheck = Callable[[int, Mapping[str, float], Callable[[], BadValue]], bool]
 """Decides whether to take an optimizer step. Arguments: its number in the update (from 0), its metrics, and a function
-that searches for the response behind a bad value."""
+that searches for the response that caused a bad value.
+"""
 
 MAX_RATIO: Mapping[str, float] = {"fp32": 1.01, "bf16": 2.0}
 """Largest ratio of two probabilities of the same token that rounding can explain, by number format.

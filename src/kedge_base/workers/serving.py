@@ -113,7 +113,7 @@ def _listen(
 
 
 def _end_group(process: int) -> None:
-    """Kill this process and its children; do nothing in a fork, which exits alone."""
+    """Kill this process and its children; do nothing in a fork, which exits without killing others."""
     if os.getpid() == process:
         os.killpg(process, signal.SIGKILL)
 

@@ -43,7 +43,7 @@ class Tools:
     """The tools of an environment: its public methods.
 
     Attributes:
-        schemas: For each tool, its JSON schema, as chat templates take it.
+        schemas: The JSON schema of each tool, in the form for chat templates.
     """
 
     schemas: Sequence[Mapping[str, Any]]

@@ -365,7 +365,7 @@ def differences(
 
 
 def effective_settings(*configs: Config) -> list[dict[str, Any]]:
-    """All settings of configurations that are to be compared, as nested JSON types.
+    """Return all settings of configurations to compare, as nested JSON types.
 
     If one has `auto` and another does not, `auto` is replaced by its value if that depends on other fields. If all have
     `auto`, it is kept: the fields that its value depends on are compared themselves.

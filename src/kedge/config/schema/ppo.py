@@ -287,7 +287,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @check
     def _check_eval_num_prompts(self) -> None:
-        """Reject a number of evaluation prompts without an evaluation, unless `eval_every` is set explicitly."""
+        """Reject `eval_num_prompts` without an evaluation, unless `eval_every` is set explicitly."""
         default = type(self).model_fields["eval_num_prompts"].default
         if self.eval_num_prompts != default and "eval_every" not in self.model_fields_set:
             raise ValueError(

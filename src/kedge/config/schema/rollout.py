@@ -234,7 +234,7 @@ class RolloutConfig(Section):
 
 
 def check_responses(section: str, num_prompts: int, num_responses: int) -> None:
-    """Reject so many responses at a time that tables of them would not fit into memory.
+    """Reject too many responses at a time, whose tables would not fit into memory.
 
     Raises:
         ValueError: There are over a million.

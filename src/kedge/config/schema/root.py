@@ -39,7 +39,7 @@ def _as_terms(value: object) -> object:
 
 
 def _as_environment(value: object) -> object:
-    """Convert an environment's class alone to a section with this class."""
+    """Convert a bare environment class to a section with this class."""
     return {"source": value} if isinstance(value, str) else value
 
 

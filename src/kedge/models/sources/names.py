@@ -80,7 +80,7 @@ def _check_pointers(folder: Path) -> None:
 
 
 def _check_labels(folder: str) -> None:
-    """Reject so many labels that transformers would fill the memory with their names."""
+    """Reject a model with more labels than `MAX_LABELS`."""
     try:
         count = json.loads(Path(folder, "config.json").read_bytes()).get("num_labels")
     except (OSError, ValueError, AttributeError, RecursionError):  # reported when the model is loaded

@@ -218,7 +218,7 @@ class Measurements:
         return {**metrics, **terms, "responses": responses}
 
     def _compare(self, update: int, name: str, scores: list[list[float]]) -> None:
-        """Store the scores at the start, or what is measured instead of them; at the end, print both."""
+        """Store the scores, or the metric in their place, at the start; at the end, print both."""
         if update == 0:
             self._start_scores = scores
         elif update == self._last and scores and self._start_scores:

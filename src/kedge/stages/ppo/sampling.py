@@ -257,7 +257,7 @@ class Sampling:
             scored = trainer.score(sampled[0], prompts, *names, scores=scores)
         if not trainer.settings.needs_baseline:
             return scored
-        # Prompts of given responses may have other tokens than their texts, and the responses another limit.
+        # The caller's prompts may have been encoded differently, and its responses may have another length limit.
         given: dict[str, Any] = sampling_of(sampled[0], len(prompts)) if is_given else {}
         with clock.phase("rollout"):
             sampled.append(trainer.sample(prompts, *streams, groups=range(len(prompts)), greedy=True, **given))
@@ -307,7 +307,7 @@ class Sampling:
 
 
 def next_round_size(wanted: int, drawn: int, found: int) -> int:
-    """Prompts of the next round: as many as the share of groups with spread so far makes enough, at most `wanted`.
+    """Estimate how many prompts the next round needs from the share of groups with spread so far; at most `wanted`.
 
     Args:
         wanted: Groups with spread that the update needs, more than `found`.

@@ -104,7 +104,7 @@ class TrainingSettings:
         learning_rate: Peak learning rate.
         batch_size: Examples per optimizer step.
         num_epochs: Passes over the examples, > 0; can be a fraction.
-        micro_batch_tokens: Tokens per forward pass; None for the whole batch. Limits memory; does not change results.
+        micro_batch_tokens: Tokens per forward pass; None for the whole batch. Limits memory without changing results.
         schedule: Learning rate schedule.
         warmup_fraction: Share of the steps, in [0, 1), with a rising learning rate.
         max_grad_norm: Gradients are clipped to this norm; None or 0 for no clipping.
