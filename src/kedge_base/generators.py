@@ -23,8 +23,9 @@ _outside: tuple[Mapping[str, Tensor], Mapping[str, Any]] | None = None
 
 
 def random_state() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-    """Return the state of the global generators of Python and, if imported, NumPy and torch. A user's functions may use
-    any of them. During a seeded call, this is the state outside the call.
+    """Return the state of the global generators of Python and, if imported, NumPy and torch.
+
+    A user's functions may use any of them. During a seeded call, this is the state outside the call.
     """
     with _switching:
         return _outside or _read()

@@ -169,8 +169,9 @@ class CompiledUpdate:
         return result
 
     def _names(self, experience: ControlExperience, objective: Objective, result: UpdateResult) -> list[str]:
-        """Return the names of a step's figures, and record how they are reduced. The pass also makes torch look up the
-        formulas of its KL divergences, which its compiler cannot.
+        """Return the names of a step's figures, and record how they are reduced.
+
+        The pass also makes torch look up the formulas of its KL divergences, which its compiler cannot.
         """
         first = experience.select(slice(0, 1))
         metrics = objective(self.learner.evaluate(first), first, objective.divisors(first)).metrics

@@ -1,7 +1,8 @@
 """Runs environments side by side, through Gymnasium's vector interface, in each of its three ways to start an episode.
-disabled we reset: each episode starts from its own seed, and can be replayed next step   the step after an episode's
-end ignores the action and only starts the next one: it is not valid same step   the step that ends an episode already
-shows the next one's first observation
+
+disabled    we reset: each episode starts from its own seed, and can be replayed
+next step   the step after an episode's end ignores the action and only starts the next one: it is not valid
+same step   the step that ends an episode already shows the next one's first observation
 """
 
 from __future__ import annotations
@@ -282,8 +283,9 @@ class Environments:
             self._start_where(np.array(lost))
 
     def _replay(self) -> list[bool]:
-        """Repeat all logged actions, so that all episodes arrive at the same time; return which of them did not end
-        early. All environments step at once. Shorter episodes start later: until then, the environment takes arbitrary
+        """Repeat all logged actions, so that all episodes arrive together; return which of them did not end early.
+
+        All environments step at once. Shorter episodes start later: until then, the environment takes arbitrary
         actions, which the reset with its seed undoes.
         """
         lengths = [len(log) for log in self._actions]

@@ -123,9 +123,10 @@ def _flattened(vector: VectorEnv[Any, Any, Any], name: str) -> VectorEnv[Any, An
 
 
 def _in_worker(spec: EnvironmentSpec, spaces: Spaces, parent: int) -> gymnasium.Env[Any, Any]:
-    """Make an environment in a separate process that ends with the trainer. The trainer handles Ctrl-C, since it still
-    needs the workers. A trainer that is killed cannot end them, and one that hangs in a step, or waits at a pipe with
-    its other end in a sibling, would never notice.
+    """Make an environment in a separate process that ends with the trainer.
+
+    The trainer handles Ctrl-C, since it still needs the workers. A trainer that is killed cannot end them, and one that
+    hangs in a step, or waits at a pipe with its other end in a sibling, would never notice.
     """
     if os.getpid() != parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

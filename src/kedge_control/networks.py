@@ -285,8 +285,10 @@ after it."""
 
 def acting_function(policy: ControlActorCritic, num_envs: int) -> Acting:
     """Return the policy for the next steps of `num_envs` environments: it is called many times, and weights must not
-    change meanwhile. For a single state and small dense layers, torch's dispatch of every operation takes several times
-    as long as the products; numpy takes half as long.
+    change meanwhile.
+
+    For a single state and small dense layers, torch's dispatch of every operation takes several times as long as the
+    products; numpy takes half as long.
     """
     layers = [*_plain_layers(policy), policy.policy_output]
     largest = num_envs * max(layer.weight.numel() for layer in layers)

@@ -49,9 +49,10 @@ def collect_steps(
     generator: torch.Generator,
     memory: Memory | None = None,
 ) -> Steps:
-    """Let the policy act for a number of steps in every environment. All noise is drawn at once beforehand, and log
-    probabilities and values are computed in one pass afterwards. So the loop has little overhead besides the network
-    and the environments.
+    """Let the policy act for a number of steps in every environment.
+
+    All noise is drawn at once beforehand, and log probabilities and values are computed in one pass afterwards. So the
+    loop has little overhead besides the network and the environments.
 
     Args:
         environments: They continue from where they are.

@@ -176,7 +176,7 @@ def load_control_policy(
     folder = Path(os.path.expanduser(folder))
     described = _description(folder)
     if described.has_custom_network and network is None:
-        raise ModelError(f"{folder}: the policy has a network of its own; name the function that makes it")
+        raise ModelError(f"{folder}: the policy has a custom network; name the function that makes it")
     spaces = described.spaces
     make = find_named(network, word="network", error=ConfigError) if isinstance(network, str) else network
     try:

@@ -190,9 +190,7 @@ def sweep(
     for field, value in ((field, value) for field, value in given.items() if value is not None):
         values, kept = read_argument(field, value, field)
         if kept is not None:
-            raise ConfigError(
-                f"the runs of a sweep are processes of their own: {field} must be a file or folder, by name"
-            )
+            raise ConfigError(f"the runs of a sweep are separate processes: {field} must be a file or folder, by name")
         parts.append(values)
     shared = full_settings(stage, *parts)
     full_settings(stage, *({name: values} for name, values in fields.items()))  # refuses a field under two names
@@ -219,7 +217,7 @@ def _as_texts(field: str, values: object) -> list[str]:
     try:
         return [_as_text(value, field) for value in cast("Iterable[object]", values)]
     except TypeError:
-        raise ConfigError(f"{field}: the runs of a sweep are processes of their own; {values!r} is not text") from None
+        raise ConfigError(f"{field}: the runs of a sweep are separate processes; {values!r} is not text") from None
 
 
 def _as_text(value: object, field: str) -> str:

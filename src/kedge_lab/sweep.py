@@ -204,8 +204,9 @@ def _error(exit_code: int, log: Path) -> str:
 
 
 def _prepare(trials: Sequence[Trial], folder: Path) -> None:
-    """Write each trial's configuration; reject a changed configuration, or changed inputs of a finished trial. The
-    inputs of an unfinished trial may change: it has failed, or resuming checks them.
+    """Write each trial's configuration; reject a changed configuration, or changed inputs of a finished trial.
+
+    The inputs of an unfinished trial may change: it has failed, or resuming checks them.
     """
     all_hashes = input_hashes_of_all([trial.config for trial in trials])
     with writing(folder):

@@ -82,8 +82,10 @@ class Rollout:
 
     @property
     def was_cut(self) -> Bool[Tensor, " batch"]:
-        """True if the response has no stop token. An episode was cut if it was ended by anything other than the limit
-        of turns: the environment, the context, a timeout, or the limit of tokens.
+        """True if the response has no stop token.
+
+        An episode was cut if it was ended by anything other than the limit of turns: the environment, the context, a
+        timeout, or the limit of tokens.
         """
         was_cut = ~self.stopped if self.cut_off is None else self.cut_off
         return was_cut if self.ending is None else was_cut | (self.ending == ENDINGS.index("max_tokens"))

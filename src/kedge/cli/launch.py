@@ -38,7 +38,7 @@ def launch(
     port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="A free port there.")] = 29500,
     max_restarts: Annotated[
         int,
-        typer.Option(min=0, metavar="N", help="If a rank fails, start all again from the last checkpoint, so often."),
+        typer.Option(min=0, metavar="N", help="Times to restart all ranks from the last checkpoint if one fails."),
     ] = 0,
 ) -> None:
     """Print the line that starts a stage as several ranks with torchrun."""

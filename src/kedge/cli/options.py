@@ -149,9 +149,10 @@ def _term(reward: str) -> str | dict[str, Any]:
 
 
 def literal_prompts(prompts: Sequence[str] | None) -> list[str] | None:
-    """Return the texts of `--prompts`, if they are texts; None if they name files, folders or hub ids. A value is a
-    text if no file or folder has that name, it does not end like a file name, and it cannot be a hub id because it has
-    no slash, or contains a space or another character that ids cannot have.
+    """Return the texts of `--prompts`, if they are texts; None if they name files, folders or hub ids.
+
+    A value is a text if no file or folder has that name, it does not end like a file name, and it cannot be a hub id
+    because it has no slash, or contains a space or another character that ids cannot have.
 
     Raises:
         ConfigError: Some are texts and some are names.

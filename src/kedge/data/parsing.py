@@ -508,8 +508,9 @@ def _checked_lengths(prompt: str, answers: Mapping[str, str], options: ReadingOp
 
 
 def _prompt_budget(answers: Mapping[str, str], options: ReadingOptions) -> int | None:
-    """The maximum tokens of a prompt together with its longest answer; None for no limit. An answer that leaves no room
-    for a prompt is rejected later.
+    """The maximum tokens of a prompt together with its longest answer; None for no limit.
+
+    An answer that leaves no room for a prompt is rejected later.
     """
     longest = options.max_length
     limits = [options.max_prompt_tokens]

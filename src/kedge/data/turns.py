@@ -273,8 +273,10 @@ class TemplateTurns:
 
 def opened_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, opening: str) -> Messages:
     """Recover the initial conversation of an episode: the row's messages, and the text that the environment added as
-    user. Ranks and checkpoints only transfer the text. If it is not the rendering of the row's messages with one text
-    added, as when it describes tools, the row's messages alone are returned.
+    user.
+
+    Ranks and checkpoints only transfer the text. If it is not the rendering of the row's messages with one text added,
+    as when it describes tools, the row's messages alone are returned.
 
     Args:
         tokenizer: The policy's, with which the opening was rendered.

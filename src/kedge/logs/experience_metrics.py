@@ -135,7 +135,9 @@ def describe_responses(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dic
 
 def describe_lengths(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[str, float]:
     """`response/length_right`, `response/length_wrong`: mean length of the responses with scores above 0, and of the
-    others, if scores are verdicts. A mean over no responses is absent.
+    others, if scores are verdicts.
+
+    A mean over no responses is absent.
 
     Args:
         rollout: The responses.

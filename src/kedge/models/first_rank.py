@@ -1,5 +1,6 @@
-"""Loads sharded models on the first rank; the others build them without weights, and receive the weights from it. Host
-memory thus holds a single full copy for all ranks, instead of one per rank.
+"""Loads sharded models on the first rank; the others build them without weights, and receive the weights from it.
+
+Host memory thus holds a single full copy for all ranks, instead of one per rank.
 """
 
 from __future__ import annotations

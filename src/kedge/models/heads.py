@@ -114,9 +114,10 @@ def read_values(head: ValueHead, hidden: Float[Tensor, "*rest dim"]) -> Values:
 
 
 def initialize_head(head: ValueHead, init: HeadInit) -> ValueHead:
-    """Initialize a head in place: weights 0, or normal with std 1/√(d+1); the bias is 0 in both cases. A histogram head
-    starts from such a scalar head, with a wide spread, and is shifted so that zero weights give the value 0. If 0 is
-    outside the support or close to one of its ends, it starts at the value 5 % inside that end.
+    """Initialize a head in place: weights 0, or normal with std 1/√(d+1); the bias is 0 in both cases.
+
+    A histogram head starts from such a scalar head, with a wide spread, and is shifted so that zero weights give the
+    value 0. If 0 is outside the support or close to one of its ends, it starts at the value 5 % inside that end.
 
     Source: spec §3.8 (N+), §7.34.
     """

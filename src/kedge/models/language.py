@@ -198,7 +198,7 @@ class LanguageModel(nn.Module):
         """Reject a model whose states depend on later tokens, or that computes its logits in an unsupported way."""
         kind = type(self.causal).__name__
         if not self.trunk.is_causal:
-            raise ModelError(f"{kind} reads later tokens, too, so it is no language model; use a causal language model")
+            raise ModelError(f"{kind} reads later tokens as well, so it is not a language model; use a causal one")
         if Findings(self.causal, ranks).error("logits", self._logit_error) > TOLERANCE:
             raise ModelError(
                 f"{kind} computes its logits in a way that kedge does not support; use another architecture"

@@ -187,6 +187,7 @@ def _predicts_further(config: PreTrainedConfig, name: str) -> bool:
 
 def _note_untied(model: PreTrainedModel) -> None:
     """Turn off tying in the configuration of a model whose files have an output layer that differs from the embedding.
+
     transformers loads both, but would tie them, as config.json says, once the embedding grows.
     """
     if model.get_output_embeddings() is None or getattr(model, "all_tied_weights_keys", None) != {}:

@@ -52,8 +52,8 @@ class AdaptiveTokens:
             error: The error; None if another rank failed.
         """
         self._say(
-            f"out of memory{_asked(error)} in a pass of up to {self.tokens:,} tokens; it is repeated, and the run goes "
-            f"on, with passes of up to {smaller:,} (runtime.micro_batch_tokens=auto)"
+            f"out of memory{_asked(error)} in a pass of up to {self.tokens:,} tokens; it is repeated, and the run "
+            f"continues with passes of up to {smaller:,} (runtime.micro_batch_tokens=auto)"
         )
         self.tokens = smaller
 
@@ -61,7 +61,7 @@ class AdaptiveTokens:
         """Continue with fewer responses sampled at once."""
         self.rows = rows
         self._say(
-            f"out of memory{_asked(error)} in sampling; it is repeated, and the run goes on, with up to {rows:,} "
+            f"out of memory{_asked(error)} in sampling; it is repeated, and the run continues with up to {rows:,} "
             "responses at once (runtime.micro_batch_tokens=auto)"
         )
 

@@ -150,7 +150,9 @@ def plan_parts(
 
 def _in_order(lengths: Sequence[int], prompts: Prompts) -> list[tuple[int, int, int]]:
     """Sort rows by descending length, keeping rows with the same prompt together; return them with their prompts'
-    numbers and tokens. A prompt is placed by its longest row.
+    numbers and tokens.
+
+    A prompt is placed by its longest row.
     """
     rows = [(row, *((row, 0) if prompts is None else prompts[row])) for row in range(len(lengths))]
     longest = dict[int, int]()
@@ -293,8 +295,9 @@ class Ranks:
         self.largest(0)
 
     def apart(self) -> Callable[[], AbstractContextManager[None]]:
-        """Return a context for another thread whose operations do not mix with this thread's; all ranks call this. On
-        every rank, that thread calls the same methods in the same order, independently of this one.
+        """Return a context for another thread whose operations do not mix with this thread's; all ranks call this.
+
+        On every rank, that thread calls the same methods in the same order, independently of this one.
         """
         if not self.are_several:
             return nullcontext

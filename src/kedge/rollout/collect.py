@@ -296,10 +296,11 @@ def _reads_values(advantage: Advantage, values: Tensor | None) -> bool:
 def _value_at_cut(
     rollout: Rollout, models: Models, reward_mask: Bool[Tensor, "batch time"], *, gamma: float
 ) -> Float[Tensor, "batch time"]:
-    """The value of the final state of each cut-off episode: γ·V(s_L) at its last action. Advantages and returns treat
-    it as a reward; the experience's rewards exclude it, and so do the total and the cost of the KL in the metrics. If
-    the slot after the last action counts, as with `score_at="after_last"`, that slot belongs to the state and gets
-    V(s_L).
+    """The value of the final state of each cut-off episode: γ·V(s_L) at its last action.
+
+    Advantages and returns treat it as a reward; the experience's rewards exclude it, and so do the total and the cost
+    of the KL in the metrics. If the slot after the last action counts, as with `score_at="after_last"`, that slot
+    belongs to the state and gets V(s_L).
 
     Source: Pardo et al. 2018, "Time limits in reinforcement learning", eq. 4 (partial-episode bootstrapping).
     """

@@ -164,9 +164,11 @@ class Sampler:
                 self._talk(table, list(rows), decoder, dialogue)
 
     def _talk(self, table: _Rows, rows: list[int], decoder: Decoder, dialogue: Dialogue) -> None:
-        """Sample conversations. Rows whose turn has ended wait until there are enough of them to be answered together.
-        Conversations that have ended then leave the batch. A forward pass reads the other answers, and the last token
-        of rows whose turn continues.
+        """Sample conversations.
+
+        Rows whose turn has ended wait until there are enough of them to be answered together. Conversations that have
+        ended then leave the batch. A forward pass reads the other answers, and the last token of rows whose turn
+        continues.
         """
         device = self.model.device
         prompts = table.request.prompts

@@ -168,8 +168,9 @@ def after_critic(config: Config, model: str, start: str, judge: str) -> list[Cal
 
 
 def after_policy(config: Config, model: str, start: str, judge: str) -> list[Call]:
-    """Calls that compare the new policy with the initial one, or sample episodes if it was trained on episodes. They
-    need unseen prompts, because they hold out none of the training prompts.
+    """Calls that compare the new policy with the initial one, or sample episodes if it was trained on episodes.
+
+    They need unseen prompts, because they hold out none of the training prompts.
     """
     first = [judge] if judge else [term.source for term in config.reward][:1]
     unseen = _given(config.data.eval_prompts)

@@ -31,9 +31,10 @@ from kedge_base.texts import names_function
 
 def _code_files(source: str) -> list[Path]:
     """The files of a function named `path/to/file.py:function` or `package.module:function`: its own file first, then
-    those of modules that it imports from its folder or the working directory. Imports are read from the source, without
-    running anything: a file that cannot be parsed does not hide others, and packages need no `__init__.py`, which the
-    standard library's ModuleFinder does not allow for.
+    those of modules that it imports from its folder or the working directory.
+
+    Imports are read from the source, without running anything: a file that cannot be parsed does not hide others, and
+    packages need no `__init__.py`, which the standard library's ModuleFinder does not allow for.
     """
     name = source if source.endswith(".py") else source.rpartition(":")[0]
     here = Path.cwd()

@@ -81,6 +81,7 @@ def hold_bases_of(
     models: Iterable[ActorCritic | LanguageModel | ScalarModel | None], config: Config, device: torch.device
 ) -> None:
     """Convert the bases under a run's adapters to `adapter.base_dtype` in place, unless all weights are trained.
+
     Afterwards the models are on the device, except frozen ones that are offloaded to host memory.
 
     Args:
@@ -115,6 +116,7 @@ def freeze_models(
     models: Iterable[LanguageModel | ScalarModel], config: Config, run: Run, *, can_rest: bool = True
 ) -> None:
     """Freeze models in place, convert them to `runtime.frozen_dtype`, and shard them in a run with sharded models.
+
     Scoring models that cannot be sharded are replicated.
 
     Args:

@@ -34,8 +34,9 @@ FIELDS = (
 
 
 def check_names(config: Config, stage: str, given: Collection[str] = ()) -> None:
-    """Check that the loggers are installed and that all named inputs of a stage exist. Models that a chain will produce
-    in its own folder are not checked.
+    """Check that the loggers are installed and that all named inputs of a stage exist.
+
+    Models that a chain will produce in its own folder are not checked.
 
     Args:
         config: The configuration.

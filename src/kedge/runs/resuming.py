@@ -55,7 +55,9 @@ def checkpoint_to_resume(
     ranks: Ranks = ALONE,
 ) -> Checkpoint | None:
     """Return the newest valid checkpoint of the run in a folder, if it may be restored; None for a run without
-    checkpoints. The settings and inputs must be those of the run. A run can only be extended from its last state.
+    checkpoints.
+
+    The settings and inputs must be those of the run. A run can only be extended from its last state.
 
     Args:
         config: The configuration to resume with.
@@ -142,7 +144,7 @@ def describe_extension(
     else:
         condition = ", if the batch size divides the rows"
         condition += "; the evaluations so far were at other steps than that run's" if evaluations else ""
-    return f"{so_far}, bit for bit as if it had always been this long{condition}."
+    return f"{so_far}, with bit-identical results as if it had always been this long{condition}."
 
 
 def _stretched(config: Config, stage: Stage) -> list[str]:
@@ -259,8 +261,9 @@ def changes_so_far(config: Config, folder: Path, stage: Stage, done: int) -> str
 
 
 def threads_before(folder: Path) -> int | None:
-    """Return the number of CPU threads of the run in a folder; None if unknown, or if there are fewer cores. Another
-    number changes the order of summation, and thus the last digits of every result.
+    """Return the number of CPU threads of the run in a folder; None if unknown, or if there are fewer cores.
+
+    Another number changes the order of summation, and thus the last digits of every result.
     """
     before = read_config(folder)[0].get(THREADS, "")
     now = set_threads()
@@ -270,7 +273,7 @@ def threads_before(folder: Path) -> int | None:
     if int(before) > cores:
         say(f"The run had {before} threads, and there are {cores} cores: the last digits of its results will differ")
         return None
-    say(f"The run goes on with {before} threads, as before, in place of {now}; runtime.num_threads changes them")
+    say(f"The run continues with {before} threads, as before, instead of {now}; runtime.num_threads changes them")
     return int(before)
 
 
@@ -318,8 +321,9 @@ def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any], fingerpr
 
 
 def finished_run(config: Config) -> Path | None:
-    """Return the output folder if its run has finished and the configuration does not extend it, else None. A run with
-    a damaged model has not finished: its end is repeated from a checkpoint.
+    """Return the output folder if its run has finished and the configuration does not extend it, else None.
+
+    A run with a damaged model has not finished: its end is repeated from a checkpoint.
 
     Raises:
         DataError: `finished.json` or the model is damaged, and the run has no checkpoint.

@@ -61,9 +61,10 @@ class Update:
 
     @property
     def model(self) -> nn.Module:
-        """The trained model: the transformers model of policy, reward model or critic; in control, the networks. It has
-        the current weights, and a callback may read it and sample from a policy. Changes to it take effect in a single
-        process; with several ranks, the weights would differ, and the run ends.
+        """The trained model: the transformers model of policy, reward model or critic; in control, the networks.
+
+        It has the current weights, and a callback may read it and sample from a policy. Changes to it take effect in a
+        single process; with several ranks, the weights would differ, and the run ends.
 
         Raises:
             ConfigError: The weights are sharded, so that no rank has all of them.

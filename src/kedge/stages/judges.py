@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ScoredResponses:
     """Responses of one side, with their scores (None if the judge only compares) and the reasons for them, if any.
+
     `answers` are the answers that the judge extracted from the responses, if it does. `endings` say how episodes ended.
     """
 

@@ -364,8 +364,9 @@ def write_rows(path: Path, rows: Sequence[Any]) -> str:
 
 @contextmanager
 def published_policy(run: Run) -> Iterator[None]:
-    """Copy the newest policy to `model/` when the block ends, even with an error; `model/` is never incomplete. With
-    several ranks, only the first has policies in its folder.
+    """Copy the newest policy to `model/` when the block ends, even with an error; `model/` is never incomplete.
+
+    With several ranks, only the first has policies in its folder.
     """
     folder = run.folder
     try:

@@ -81,9 +81,11 @@ class Session:
             raise ConfigError(f"process {self.process} trains in {self.folder}, and a fork of it cannot")
 
     def call(self, do: Callable[[], T]) -> T:
-        """Call a function that uses the models. A signal ends it: in a single process at once, unless that would leave
-        something half done. The signal does not affect the next call. An error that comes after an update has changed
-        weights closes the run: the update is discarded.
+        """Call a function that uses the models.
+
+        A signal ends it: in a single process at once, unless that would leave something half done. The signal does not
+        affect the next call. An error that comes after an update has changed weights closes the run: the update is
+        discarded.
         """
         try:
             return self.variables.run(self._interruptible, do)

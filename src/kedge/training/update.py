@@ -438,7 +438,9 @@ def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter], ranks: Rank
 @torch.no_grad()
 def distance_moved(learner: Learner[B], experience: B) -> float:
     """KL from the sampling policy to the current one in nats, averaged over the actions: the exact KL if the policy
-    computes it, else ρ − 1 − log ρ. After the epochs, it is d of the PPO paper's adaptive penalty.
+    computes it, else ρ − 1 − log ρ.
+
+    After the epochs, it is d of the PPO paper's adaptive penalty.
 
     Source: PPO §4.
     """

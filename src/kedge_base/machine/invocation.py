@@ -100,6 +100,7 @@ def importing_user_code() -> Iterator[None]:
 
 def refuse_nested_run() -> None:
     """Reject a run that a script starts while it is being imported, by kedge for its functions or by a pool's worker.
+
     The run would import the script again, without end.
 
     Raises:

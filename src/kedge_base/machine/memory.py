@@ -295,8 +295,10 @@ def note_exhaustion(error: Exception, phase: str) -> None:
 
 def release(error: BaseException | None) -> None:
     """Free memory that a failed computation still holds: the local variables of the functions that the exception passed
-    through. Its traceback keeps them alive, and with them every activation. Freed memory is then returned to the
-    system, so that other threads and libraries can use it.
+    through.
+
+    Its traceback keeps them alive, and with them every activation. Freed memory is then returned to the system, so that
+    other threads and libraries can use it.
     """
     while error is not None:
         if error.__traceback__ is not None:

@@ -229,8 +229,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return the system's reason for a failed read or write; None for other kinds of errors. safetensors and
-    tokenizers, written in Rust, raise their own errors, which contain the text of the system's error.
+    """Return the system's reason for a failed read or write; None for other kinds of errors.
+
+    safetensors and tokenizers, written in Rust, raise their own errors, which contain the text of the system's error.
     """
     if isinstance(error, OutputError) and error.__cause__ is not None:
         return refusal(error.__cause__)

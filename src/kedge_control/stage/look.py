@@ -1,4 +1,4 @@
-"""The look of control runs, and rules about returns that stay flat or collapse and updates that go too far."""
+"""Control: returns that stay flat or collapse, updates that go too far, and the look of its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about the critic: its predictions, and the advantages computed from them."""
+"""Critic: its predictions, and the advantages computed from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about misleading figures of evaluations and generated responses."""
+"""Evaluations and generated responses: misleading figures."""
 
 from __future__ import annotations
 

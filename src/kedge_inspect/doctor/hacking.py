@@ -1,5 +1,6 @@
-"""Rules about reward hacking: the score rises for the wrong reason. A reward term with weight 0 is a *judge*: it is
-measured as `score/NAME` and not trained on.
+"""Reward hacking: the score rises for the wrong reason.
+
+A reward term with weight 0 is a *judge*: it is measured as `score/NAME` and not trained on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules about the KL penalty and exploration: the distance from the reference, and the variety of responses."""
+"""KL penalty and exploration: the distance from the reference, and the variety of responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about data, prompts and responses: rows that were dropped, and how responses end."""
+"""Data, prompts and responses: rows that were dropped, and how responses end."""
 
 from __future__ import annotations
 

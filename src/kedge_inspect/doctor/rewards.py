@@ -1,4 +1,4 @@
-"""Rules about the score: its improvement, its functions, and the comparison of responses to a prompt."""
+"""Score: its improvement, its functions, and the comparison of responses to a prompt."""
 
 from __future__ import annotations
 

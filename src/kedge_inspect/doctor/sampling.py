@@ -1,4 +1,4 @@
-"""Rules about the sampler, time and memory: agreement of sampler and trainer, and the cost of an update."""
+"""Sampler, time and memory: agreement of sampler and trainer, and the cost of an update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about numerics and steps: batches and steps that the guard discarded, and the size of updates."""
+"""Numerics and steps: batches and steps that the guard discarded, and the size of updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about fine-tuning, reward models and critics: divergence, overfitting, and learning too little."""
+"""Fine-tuning, reward models and critics: divergence, overfitting, and learning too little."""
 
 from __future__ import annotations
 

@@ -132,7 +132,9 @@ def whole_response(text: str) -> tuple[str, bool]:
 
 def final_answer(text: str) -> tuple[str, bool] | None:
     """Return the text in the last `<answer>…</answer>` after the thoughts, or all text after them, and whether it was
-    tagged. None if the last thought was not closed, since a thought is not an answer.
+    tagged.
+
+    None if the last thought was not closed, since a thought is not an answer.
     """
     answer = answer_of(text)
     if answer is None:

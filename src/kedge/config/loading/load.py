@@ -160,8 +160,9 @@ def _parse_override(override: str, stage: str | None) -> dict[str, Any]:
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten settings to dotted names; a dotted name overrides the value in its section. A section whose lines are all
-    commented out has no value and adds no settings.
+    """Flatten settings to dotted names; a dotted name overrides the value in its section.
+
+    A section whose lines are all commented out has no value and adds no settings.
     """
     flat: dict[str, Any] = {}
     for name, value in sorted(settings.items(), key=lambda item: "." in str(item[0])):

@@ -20,8 +20,10 @@ _BAD_TAGS = (AttributeError, LookupError, OverflowError, TypeError)
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without aliases and dates. A few aliases can expand to billions of values, or to a value that contains
-    itself; no field is a date, but a folder may have a date as its name.
+    """SafeLoader without aliases and dates.
+
+    A few aliases can expand to billions of values, or to a value that contains itself; no field is a date, but a folder
+    may have a date as its name.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012  as in SafeLoader

@@ -106,9 +106,9 @@ class OptimizationConfig(Section):
         known = type(self).model_fields.keys() - {"stages"}
         for section, values in self.stages.items():
             if section not in TRAINED:
-                raise ValueError(f"optimization.stages has {section}, which is none of {', '.join(TRAINED)}")
+                raise ValueError(f"optimization.stages has {section}, which is not one of {', '.join(TRAINED)}")
             if unknown := [name for name in values if name not in known]:
-                raise ValueError(f"optimization.stages: {unknown[0]} is none of {', '.join(sorted(known))}")
+                raise ValueError(f"optimization.stages: {unknown[0]} is not one of {', '.join(sorted(known))}")
             try:
                 self.of(section)
             except ValidationError as error:

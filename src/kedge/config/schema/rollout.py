@@ -223,6 +223,7 @@ class RolloutConfig(Section):
 
     def eos_score(self, *, reward_model: bool) -> float | Literal["auto"] | None:
         """The score of a response without a stop token; None keeps its score, `auto` leaves it to the first update.
+
         Also None if these responses are masked.
 
         Args:

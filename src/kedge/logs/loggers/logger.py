@@ -22,8 +22,9 @@ class Logger(Protocol):
 
     @property
     def last_update(self) -> int | None:
-        """The last update in the log when it was opened; −1 for an empty log. None if rows are stored as soon as they
-        are written, so that kedge's own record is right even after a kill.
+        """The last update in the log when it was opened; −1 for an empty log.
+
+        None if rows are stored as soon as they are written, so that kedge's own record is right even after a kill.
         """
         ...
 

@@ -117,7 +117,7 @@ class AdapterFolder:
                 "the folder"
             )
         if is_adapter(os.path.expanduser(self.base)):
-            raise ModelError(f"{folder}: its base {named!r} is an adapter, too; merge that first: kedge merge {named}")
+            raise ModelError(f"{folder}: its base {named!r} is also an adapter; merge that first: kedge merge {named}")
 
     def for_classifier(self) -> AdapterFolder:
         """Return the adapter without its output layer, for a critic that starts from a policy."""

@@ -639,8 +639,9 @@ class KeyValues:
     def _attend_one(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
     ) -> Tensor:
-        """Attend from one token of each row. Query heads that share a key head are passed as query tokens, so that no
-        key has to be copied.
+        """Attend from one token of each row.
+
+        Query heads that share a key head are passed as query tokens, so that no key has to be copied.
         """
         rows, heads, _, dim = query.shape
         grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], dim)

@@ -334,8 +334,9 @@ def _loss_of(config: Config) -> partial[Objective]:
 
 
 def _returns_unit(experience: Experience) -> float:
-    """The standard deviation of the returns, at least `MIN_SHARE_OF_ERROR` of the RMS of R − V; 1 if both are 0. It
-    scales with the reward.
+    """The standard deviation of the returns, at least `MIN_SHARE_OF_ERROR` of the RMS of R − V; 1 if both are 0.
+
+    It scales with the reward.
     """
     returns = experience.returns[experience.reward_mask]
     error = 0.0

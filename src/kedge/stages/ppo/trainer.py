@@ -107,8 +107,9 @@ class Trainer:
         return cast(int, self.roles.tokenizer.pad_token_id)
 
     def publish(self, version: int) -> dict[str, float]:
-        """Send the policy's weights to an engine that has its own copy, unless it already has them. A callback or the
-        surrounding loop may have changed them.
+        """Send the policy's weights to an engine that has its own copy, unless it already has them.
+
+        A callback or the surrounding loop may have changed them.
 
         Args:
             version: Number of updates that the policy has completed.
