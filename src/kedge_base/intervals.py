@@ -78,8 +78,9 @@ def share_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -
     c ± z·√(v/(N − 1)),   N = n + z²,   c and v: mean and variance of the values, z²/2 zeros and z²/2 ones
 
     This is Wilson's center with a measured variance, so that ties narrow the interval, and all ties also have an
-    interval. For all losses or all wins, it is exact:   0 to 1 − α^(1/n),   or   α^(1/n) to 1,   with α = (1 −
-    confidence)/2
+    interval. For all losses or all wins, it is exact:
+
+    0 to 1 − α^(1/n),   or   α^(1/n) to 1,   with α = (1 − confidence)/2
 
     Args, errors: As in `mean_interval`; a value outside [0, 1] is also an error.
 

@@ -73,7 +73,7 @@ def stage_card(
 
 
 def algorithm_of(config: Config) -> str:
-    """The name of the last preset that is an algorithm, else of a critic-free advantage estimator, else PPO."""
+    """Name the algorithm: the last preset that is one, else a critic-free advantage estimator, else PPO."""
     advantages = [config.ppo.estimator] if config.ppo.estimator in CRITIC_FREE else []
     family = [preset.name for preset in FAMILY if preset.name in config.preset]
     name = [*advantages, *sorted(family, key=config.preset.index)][-1:] or ["PPO"]

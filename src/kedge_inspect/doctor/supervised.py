@@ -116,7 +116,7 @@ def _learn_more(run: RunRecord) -> Iterator[Remedy]:
 def _other_rate(run: RunRecord) -> Remedy:
     """Triple the learning rate, or cut it to a third if training shows that its steps are too large."""
     loss = read(run, "loss")
-    # With margins, equal scores have a higher loss than INDIFFERENT: that of the first batch.
+    # With margins, equal scores have a higher loss than INDIFFERENT, namely the first batch's.
     is_worse = run.stage == "reward" and loss is not None and loss.late > (1 + RISEN) * max(INDIFFERENT, loss.first)
     spikes = gradient_spikes.find(run)
     are_too_large = is_worse or loss_rising.find(run) is not None or (spikes is not None and spikes.severity != "note")

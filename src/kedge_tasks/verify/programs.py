@@ -356,7 +356,7 @@ def _lines(text: str) -> str:
 
 
 def _are_close(found: str, wanted: str) -> bool:
-    """True for equal tokens, and for numbers within the tolerance, which for integers is absolute, as for counts."""
+    """True for equal tokens, and for numbers within the tolerance, which is absolute for integers, such as counts."""
     number = _NUMBER.fullmatch(wanted)
     if number is None or not _NUMBER.fullmatch(found):
         return found == wanted

@@ -38,7 +38,7 @@ attending to it exceeds the savings.
 """
 
 MIN_GROWTH: Final = 32
-"""Minimum number of columns that a key–value cache grows by, because growing copies it."""
+"""Minimum number of columns by which a key–value cache grows, because growing copies it."""
 CACHE_NAMES: Final = ("cache", "cache_params", "past_key_values")
 """Names of a trunk's argument for its cache; the first is used from transformers 5.24 on."""
 
