@@ -467,7 +467,7 @@ def test_a_sweep_gets_names_and_values(monkeypatch):
     assert (seen["num_processes"], seen["at"]) == (3, Path("runs/sweep-ppo"))
     kedge.sweep("ppo", {"preset": ["grpo", "rloo"]}, model="m", prompts="p", reward="r", preset="small-cpu")
     assert [trial.config.preset for trial in seen["trials"]] == [["small-cpu", "grpo"], ["small-cpu", "rloo"]]
-    with pytest.raises(KedgeError, match=r"processes of their own: data\.prompts must be a file or folder"):
+    with pytest.raises(KedgeError, match=r"separate processes: data\.prompts must be a file or folder"):
         kedge.sweep("ppo", {"ppo.num_epochs": [1, 2]}, model="m", prompts=["a text"], reward="r")
     with pytest.raises(KedgeError, match="a sweep runs sft, reward, critic, ppo, control, not 'rlhf'"):
         kedge.sweep("rlhf", {}, model="m")
@@ -491,7 +491,7 @@ def test_a_sweep_keeps_the_values_of_python(monkeypatch):
     for field, values, more, said in (
         ("kl_coef", 0.1, {}, "kl_coef must be a list of values to try; it is 0.1"),
         ("kl_coef", "0.1,0.2", {}, "kl_coef must be a list of values to try; it is '0.1,0.2'"),
-        ("reward", [count_letters], {}, "reward: the runs of a sweep are processes of their own"),
+        ("reward", [count_letters], {}, "reward: the runs of a sweep are separate processes"),
         ("gamma", [1, 0.5], {"seeds": 1.5}, "seeds must be a number of seeds or a list of them; it is 1.5"),
         ("gamma", [1, 0.5], {"model": None}, "kedge ppo needs model"),
         ("gamma", [1, 0.5], {"data.prompts": "q"}, "data.prompts is given twice"),

@@ -59,7 +59,7 @@ _MODULES = dict.fromkeys(("critic", "merge", "ppo", "preview_data", "reward", "r
     "PpoTrainer": "kedge.stages.ppo.own_loop",
     "Update": "kedge.runs.training",
 }
-"""The names of this package; the entry points `kedge.names` have those of others."""
+"""Module of each public name in this package; other packages add names through the entry points `kedge.names`."""
 
 
 def __getattr__(name: str) -> Any:
@@ -81,7 +81,7 @@ def __dir__() -> list[str]:
 
 
 def _added() -> dict[str, str]:
-    """The names that registered stages add, and what they stand for."""
+    """Names added by registered stages, with their values."""
     from kedge_base.stage import registered_stages
 
     return {name: reference for stage in registered_stages() for name, reference in stage.python.items()}

@@ -7,7 +7,7 @@ explain`): `**{"ppo.clip_range": 0.1}` or `ppo={"clip_range": 0.1}`, just `num_u
 the sections of the stage, and `preset="tldr-n+"` or `preset=["small-cpu", "grpo"]`.
 
 Each function writes to the folder `out` and returns a result that points to the files. By default it is `runs/STAGE`,
-or the first of `runs/STAGE-2`, … that is free; with `resume`, always `runs/STAGE`.
+or the first free folder among `runs/STAGE-2`, …; with `resume`, always `runs/STAGE`.
 
 Invalid input raises `kedge.KedgeError`: one line that states what is wrong, where, and what is expected.
 """
@@ -62,12 +62,12 @@ R = TypeVar("R")
 
 
 def answering(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a stage's function, by whose name it is called: see `answering_for`."""
+    """Decorate the function of the stage with the same name; see `answering_for`."""
     return answering_for(function.__name__)(function)
 
 
 def answering_for(stage: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a function that runs a stage: other libraries' names are answered before Python misses an argument."""
+    """Decorate a function that runs a stage: reject unknown names, with kedge's name for those of other libraries."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         own = inspect.signature(function).parameters
@@ -151,7 +151,7 @@ def critic(
         prompts: As in `ppo`.
         reward: As in `ppo`.
         policy: Another name of `model`.
-        eval_prompts: Prompts to measure the critic with; without them, some of the prompts are held out.
+        eval_prompts: Prompts to evaluate the critic on; by default some of `prompts` are held out.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
         on_update: Called with an `Update` after each optimizer step.
@@ -188,10 +188,10 @@ def ppo(
         environment: A class for episodes of several turns, `file.py:Class` or `openenv:URL`; see
             `kedge_tasks.environments.shapes`.
         policy: Another name of `model`.
-        teacher: The model that the KL is measured to, in place of the policy's start; then no reward is needed, and
+        teacher: The model that the KL is measured to, instead of the initial policy; no reward is needed then, and
             `preset="distill"` learns from the KL alone.
         critic: A trained critic to start from, such as a run of `kedge.critic`; or its kind, as `ppo.critic`.
-        eval_prompts: Prompts for `eval_every` and `critic_check`; without them, some of the prompts are held out.
+        eval_prompts: Prompts for `eval_every` and `critic_check`; by default some of `prompts` are held out.
         advantage: An estimator of your own, `(rewards, mask, values=, group=)` → `(advantages, returns)` with tensors
             `[batch, time]`; or the value of `ppo.advantage`.
         surrogate: A policy loss of your own, `(log_ratios, advantages)` → one loss per token; or the value of
@@ -218,7 +218,7 @@ def rlhf(
     on_update: Callback | None = None,
     **settings: Any,
 ) -> RlhfResult:
-    """Fine-tuning, reward model and PPO in a chain, once or in rounds; see `kedge.stages.rlhf.run_rlhf`.
+    """Run fine-tuning, reward model training and PPO in a chain, once or in rounds; see `kedge.stages.rlhf.run_rlhf`.
 
     Args:
         model: Folder, hub id or `LoadedModel` to start from.

@@ -24,21 +24,21 @@ from kedge_base.texts import error_text
 RepositoryKind = Literal["model", "dataset"]
 
 PROBE_SECONDS = 5.0
-"""Time limit of the request; transformers and datasets alone try six times over 23 seconds."""
+"""Time limit of the request; without it, transformers and datasets try six times over 23 seconds."""
 
 PROBED_FILES: dict[RepositoryKind, tuple[str, ...]] = {
     "model": ("config.json", "adapter_config.json"),
     "dataset": ("README.md",),
 }
-"""The file that the libraries ask for first; for a model, also an adapter's."""
+"""The files that the libraries request first; for a model, also an adapter's."""
 
 GGUF_CACHE = ("kedge", "gguf")
-"""Folder of the models that were read from GGUF files, below `HF_HOME`."""
+"""Folder of models converted from GGUF files, below `HF_HOME`."""
 
 WEIGHTS = "model.safetensors"
 
 ADAPTER_FILES = ("*.json", "adapter_model.safetensors", "value_head/*.safetensors", "*.jinja", "*.txt", "*.model")
-"""Of an adapter's repository: its weights, and its tokenizer if it has one."""
+"""Files to download from an adapter's repository: its weights, and its tokenizer if it has one."""
 
 
 @cache
@@ -70,13 +70,13 @@ def hub_fault(name: str, kind: RepositoryKind) -> str | None:
 
 @cache
 def adapter_snapshot(name: str) -> str | None:
-    """The folder of a repository that has an adapter, downloaded unless it is in the cache; else None.
+    """Return the local folder of an adapter's repository, downloading what is not cached; None without an adapter.
 
     Args:
         name: A hub id in which `hub_fault` finds no fault.
 
     Raises:
-        ModelError: It also has a whole model.
+        ModelError: The repository also has a full model.
     """
     whole, adapter = PROBED_FILES["model"]
     whole_is_cached, is_cached = (isinstance(try_to_load_from_cache(name, each), str) for each in (whole, adapter))
@@ -94,9 +94,9 @@ def adapter_snapshot(name: str) -> str | None:
 
 @cache
 def repository_file(name: str, file: str) -> Path | None:
-    """A file of a model's repository, downloaded unless it is in the cache; None if it is not there.
+    """Return a file of a model's repository, downloading it unless it is cached; None if it is missing.
 
-    A file that cannot be asked for counts as missing, with a warning: most repositories have none.
+    A file whose request fails counts as missing, with a warning: most repositories do not have it.
 
     Args:
         name: A hub id in which `hub_fault` finds no fault.
@@ -118,12 +118,12 @@ def repository_file(name: str, file: str) -> Path | None:
 
 
 def has_whole_weights(folder: str | Path) -> bool:
-    """Return True for a folder with weights of a whole model under the names that transformers looks for."""
+    """Return True for a folder with a full model's weights under the names that transformers looks for."""
     return any(True for pattern in ("model*.safetensors*", "pytorch_model*.bin*") for _ in Path(folder).glob(pattern))
 
 
 def two_models(name: str) -> ModelError:
-    """The error about a folder or repository that has an adapter and a whole model."""
+    """The error for a folder or repository with both an adapter and a full model."""
     return ModelError(
         f"model {name!r} has a whole model and an adapter (adapter_config.json), which may be merged into it "
         "already; name a folder that has one of them"
@@ -131,7 +131,7 @@ def two_models(name: str) -> ModelError:
 
 
 def _is_there(name: str, file: str) -> bool:
-    """Return True for a repository with a file; False if the hub cannot be asked."""
+    """Return True if a repository has the file; False if the hub cannot be reached."""
     if constants.HF_HUB_OFFLINE:
         return isinstance(try_to_load_from_cache(name, file), str)
     try:

@@ -1,4 +1,4 @@
-"""The worker process of chat templates, which come with a model and may never finish."""
+"""The worker process that renders chat templates: they come with a model and may never finish."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def _set_clock(day: str | None) -> None:
         def now(cls, tz: tzinfo | None = None) -> datetime:
             return datetime.fromisoformat(day) if day else datetime.now(tz)
 
-    # `strftime_now` gets the time from this name.
+    # `strftime_now` looks up the time through this name.
     chat_template_utils.datetime = Clock  # pyright: ignore[reportPrivateImportUsage]
 
 
 @cache
 def _tokenizer() -> PreTrainedTokenizerBase:
-    """A tokenizer without a vocabulary: rendering only needs a template and special tokens, which requests contain."""
+    """Make a tokenizer without a vocabulary: rendering only needs the request's template and special tokens."""
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase  # imports no torch
 
     return PreTrainedTokenizerBase()

@@ -15,7 +15,7 @@ from kedge_base.version import __version__
 
 
 class Command(TyperCommand):
-    """A command that prints its result. Help shows flags without a type; a single value may be given only once."""
+    """A command that prints its result. Help shows flags without a type; a single value can only be given once."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, without Python types such as `<bool>` on flags and arguments."""
@@ -41,7 +41,7 @@ class Command(TyperCommand):
             raise
 
     def advice_on(self, option: str, command: str) -> str | None:
-        """Suggest what to write instead of an unknown option; None to leave the error to typer."""
+        """Suggest a replacement for an unknown option; None to leave the error to typer."""
         return None
 
 
@@ -57,10 +57,10 @@ class Group(TyperGroup):
         return _without_types(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Look up the command that the first argument names.
+        """Look up the command named by the first argument.
 
         Raises:
-            ConfigError: There is no such command; the line has the advice on it, or lists the commands.
+            ConfigError: There is no such command; the message has advice, or lists the commands.
         """
         if self.get_command(ctx, args[0]) is None and (advice := self.advice_on(args[0])):
             raise ConfigError(f"kedge has no command {args[0]}; {advice}")
@@ -72,7 +72,7 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def advice_on(self, command: str) -> str | None:
-        """Suggest what to write instead of an unknown command; None without a suggestion."""
+        """Suggest a replacement for an unknown command; None without a suggestion."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""One base exception; each error is also the standard-library type that callers expect.
+"""Errors: one base exception; each error is also the standard-library type that callers expect.
 
 A `KedgeError` is a mistake in the input or a failure of the environment: the command line prints one line and exits
 with 2. Any other exception is a bug in kedge and keeps its traceback.
@@ -23,7 +23,7 @@ class KedgeError(Exception):
         return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}…"
 
     def _render_traceback_(self) -> list[str]:
-        """Show the line instead of a traceback through kedge in IPython and notebooks."""
+        """Show the one-line message instead of a traceback in IPython and notebooks."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -32,7 +32,9 @@ class RunEnded(SystemExit):
 
 
 def install_line(extra: str) -> str:
-    """The command that installs an extra: `pip install -e '.[adapters]'` in a clone, else by the package's name."""
+    """Return the command that installs an extra: `pip install -e '.[adapters]'` in a clone, otherwise by the package's
+    name.
+    """
     try:
         origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except PackageNotFoundError:  # run from source, without installation
@@ -85,10 +87,10 @@ class NumericsError(KedgeError, ArithmeticError):
 
 
 class OutOfMemoryError(KedgeError, MemoryError):
-    """Memory ran out; what was saved is the state after a whole update.
+    """Memory ran out; the saved state is that after the last complete update.
 
     Attributes:
-        settings: Settings with which the run, resumed, needs less memory, by dotted name.
+        settings: Settings with which the resumed run needs less memory, by dotted name.
     """
 
     def __init__(self, message: str, settings: Mapping[str, Any] | None = None) -> None:
@@ -101,7 +103,7 @@ class PushError(KedgeError, ConnectionError):
 
 
 class RewardError(KedgeError, RuntimeError):
-    """A reward function that cannot be loaded or broke its contract."""
+    """A reward function that cannot be loaded or returned invalid results."""
 
 
 class NonfiniteScoreError(RewardError):

@@ -15,7 +15,9 @@ from kedge_base.texts import error_text
 PREFIX = "reasoning-gym:"
 
 APART = 1_000_000
-"""Distance of the package's seeds: it makes row i from seed s + i, so adjacent ones would share all rows but one."""
+"""Distance between seeds passed to the package, which makes row i from seed s + i, so that adjacent seeds would share
+all rows but one.
+"""
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
@@ -24,7 +26,7 @@ def find_entry(reference: str) -> tuple[str, Any, dict[str, Any]]:
     """Resolve a row's `entry` to the name of its task, the task, and the entry itself.
 
     Raises:
-        DataError: It refers to no entry.
+        DataError: There is no such entry.
     """
     source, _, index = reference.rpartition("#")
     if not source.startswith(PREFIX) or not index.isdecimal():
@@ -84,7 +86,7 @@ def open_entry(source: str, index: int) -> dict[str, Any]:
 
 
 def _split(source: str) -> tuple[str, dict[str, Any]]:
-    """The name of a task and its parameters; values are JSON or texts."""
+    """Split a source into the name of a task and its parameters; values are JSON or texts."""
     name, *parts = re.split(r",(?=[^,=]*=)", source.removeprefix(PREFIX))
     parameters = dict(part.split("=", 1) for part in parts)
     return name.strip(), {key.strip(): _value(text.strip()) for key, text in parameters.items()}

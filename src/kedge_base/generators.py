@@ -1,4 +1,4 @@
-"""The global random generators: their state, for checkpoints and for passes that are repeated, and seeded calls."""
+"""The global random generators: their state, for checkpoints and repeated passes, and seeded calls."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:  # a reward function's process imports this module, and needs 
 _one_at_a_time = threading.RLock()
 _switching = threading.Lock()
 _outside: tuple[Mapping[str, Tensor], Mapping[str, Any]] | None = None
-"""The state outside the seeded call in progress, if any; it may run in another thread."""
+"""The state outside of the seeded call in progress, if any, which may run in another thread."""
 
 
 def random_state() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-    """State of the global generators of Python and, if they are imported, NumPy and torch.
+    """Return the state of the global generators of Python and, if imported, NumPy and torch.
 
     A user's functions may use any of them. During a seeded call, this is the state outside the call.
     """
@@ -43,7 +43,7 @@ def restore_random_state(tensors: Mapping[str, Tensor], state: Mapping[str, Any]
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Restore the global generators after the block: a run reseeds them, and its caller may draw from them later."""
+    """Restore the global generators after the block: a run reseeds them, but its caller may use them later."""
     import torch
 
     before = random_state()
@@ -60,8 +60,8 @@ def kept_random_state() -> Iterator[None]:
 def seeded(seed: int) -> Iterator[None]:
     """Seed the global generators for a user's call in the block, and restore them afterwards.
 
-    The call's draws depend on the seed alone, and its thread's later draws do not depend on the call. Calls from
-    several threads take turns; draws that another thread makes outside such a call meanwhile are not protected.
+    The call's draws only depend on the seed, and its thread's later draws do not depend on the call. Calls from several
+    threads take turns; draws that another thread makes at the same time outside of such a call are not protected.
     """
     global _outside
     with _one_at_a_time:

@@ -35,7 +35,7 @@ class _Kind:
 
     @property
     def named(self) -> str:
-        """The Python object of this kind."""
+        """Return the Python object of this kind."""
         return "class" if self.word == "environment" else "function"
 
     @property
@@ -45,7 +45,7 @@ class _Kind:
 
 
 def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[..., Any]:
-    """The function or class of a given name, with any signature.
+    """Import the function or class with a given name and any signature.
 
     A file runs each time it is loaded, as a module with the file's name, so that processes that it starts can import
     it. It can import modules in its folder, relatively or by plain name, and modules in the working directory.
@@ -85,7 +85,7 @@ def check_named(spec: str, *, word: str, error: type[KedgeError]) -> None:
 
 
 _DEFINES = "__getattr__|__dict__|globals|locals|vars|exec|setattr|modules"
-"""Words in a file that may define names, besides a star import."""
+"""Words in a file that may define names, in addition to a star import."""
 
 
 def _is_module(name: str) -> bool:
@@ -187,7 +187,7 @@ def _missing(kind: _Kind, spec: str, known: list[str]) -> KedgeError:
 
 
 def _failed(what: str, error: BaseException, kind: _Kind) -> KedgeError:
-    """One line for an error raised by a module while it was imported."""
+    """Describe in one line an error that a module raised during import."""
     if isinstance(error, SyntaxError):
         return kind.error(f"{what}, line {error.lineno}: {error.msg}")
     return kind.error(f"{what} raised {typed_error_text(error)} ({place_of(error)})")

@@ -10,8 +10,9 @@ from statistics import NormalDist, fmean, stdev
 from kedge_base.errors import ShapeError
 
 ENOUGH_UNITS = 30
-"""Units from which the resamples' quantiles are used as the interval. For a mean, they cover 74 % of the time with 3
-values, 87 % with 10, and 94 % with 30."""
+"""Number of units from which the resamples' quantiles are used as the interval. For a mean, they cover 74 % of the time
+with 3 values, 87 % with 10, and 94 % with 30.
+"""
 
 CONFIDENCE = 0.95
 """Coverage of intervals: the share of repetitions with the true figure inside their interval."""
@@ -76,10 +77,12 @@ def share_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -
 
     c ± z·√(v/(N − 1)),   N = n + z²,   c and v: mean and variance of the values, z²/2 zeros and z²/2 ones
 
-    That is Wilson's center; the variance is measured, so that ties narrow the interval, and a tie of all has one. For
-    none and for all it is exact:   0 to 1 − α^(1/n),   or   α^(1/n) to 1,   with α = (1 − confidence)/2
+    This is Wilson's center with a measured variance, so that ties narrow the interval, and all ties also have an
+    interval. For all losses or all wins, it is exact:
 
-    Args, errors: As in `mean_interval`; a value outside [0, 1] is an error as well.
+    0 to 1 − α^(1/n),   or   α^(1/n) to 1,   with α = (1 − confidence)/2
+
+    Args, errors: As in `mean_interval`; a value outside [0, 1] is also an error.
 
     Source: Agresti and Coull 1998; added values instead of counts, for ties, as in Bonett and Price 2012; Clopper and
         Pearson 1934.
@@ -135,7 +138,7 @@ def resampled_interval(
         num_units: Independent units (prompts, seeds) that are resampled, n.
         bounds: The least and the largest possible figure.
 
-    Source: Efron 1979; Hesterberg 2015 (arXiv 1411.5279), section 4, for the few units.
+    Source: Efron 1979; Hesterberg 2015 (arXiv 1411.5279), section 4, for few units.
     """
     known = sorted(each for each in resamples if not math.isnan(each))
     if num_units < 2 or len(known) < 2:
@@ -149,7 +152,7 @@ def resampled_interval(
 
 
 def student_quantile(confidence: float, degrees: int) -> float:
-    """The t with P(|T| ≤ t) = confidence, by bisection of the angle θ = arctan(t/√ν).
+    """Compute t with P(|T| ≤ t) = confidence, by bisection of the angle θ = arctan(t/√ν).
 
     Args:
         confidence: In (0, 1).

@@ -1,4 +1,4 @@
-"""The packages that kedge consists of, and names that have moved between them: old ones work for one release."""
+"""The packages of kedge, and names that have moved between them: old names work for one release."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MOVED = {
     "kedge.system.streams": "kedge_base.machine.streams",
     "kedge.system.workers.chat_templates": "kedge.template_worker",
 }
-"""Modules and packages by their old name; what is in a package has moved with it."""
+"""New names of modules and packages by old name; the contents of a package have moved with it."""
 
 _MODULES = "|".join(re.escape(name) for name in sorted(MOVED, key=len, reverse=True))
 _OLD = re.compile(rf"({_MODULES})(\.\w+)*(:\w+(\.\w+)*)?")
@@ -92,7 +92,7 @@ def current_names(value: Any) -> Any:
 class _MovedModules(MetaPathFinder, Loader):
     """Imports a module under its old name as the same object.
 
-    It must be asked first: other finders would find the file in the folder of its parent, and import it twice.
+    It must come first: other finders would find the file in its parent's folder, and import it twice.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

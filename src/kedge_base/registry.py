@@ -1,4 +1,4 @@
-"""What installed packages add to kedge: entry points of their distributions, by group.
+"""Finds the additions of installed packages to kedge: entry points of their distributions, by group.
 
     [project.entry-points."kedge.commands"]
     inspect = "kedge_inspect.commands:add_commands"
@@ -9,7 +9,7 @@
 - `kedge.plans`: a function that checks a stage's memory before it starts, by the stage's name; see `Stage.plan`.
 - `kedge.command_line`: a command line that replaces the default one, which only has the registered commands.
 - `kedge.advice`: `(field, direction) -> text`, the effect of a value that is `too_high` or `too_low`.
-- `kedge.services`: a function that a run calls, such as the one that writes its report or its model card.
+- `kedge.services`: a function that a run calls, such as to write its report or its model card.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kedge_base.packages import is_own_module
 
 @cache
 def registered(group: str) -> Mapping[str, EntryPoint]:
-    """The entry points of a group by name; those of kedge's own packages come first, sorted by package."""
+    """Return the entry points of a group by name; those of kedge's own packages come first, sorted by package."""
     found = sorted(entry_points(group=group), key=lambda entry: (not is_own_module(entry.module), entry.module))
     return {entry.name: entry for entry in found}
 

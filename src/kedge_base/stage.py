@@ -1,8 +1,8 @@
 """The description of a stage: a command that trains, samples or evaluates.
 
 The command line, the Python API, resuming, the report, the doctor and the plan read descriptions instead of comparing
-names, so that a stage is described in one place. This module and the descriptions import no torch, and this module
-nothing of kedge but its errors, so that all of them may read it.
+names, so that a stage is described in one place. This module and the descriptions do not import torch, and this module
+only imports kedge's errors, so that all packages can import it.
 
 Another package registers a stage through an entry point of its distribution:
 
@@ -25,10 +25,10 @@ where `kedge_walk/description.py` holds only
     )
 
 It is then the command `kedge walk`, its settings are `walk.*` (in the code `config.walk`), and the names in `python`
-are attributes of `kedge`. Text of the form `module:name` is imported when it is needed: what `run` names when the stage
-starts; settings and presets together with `kedge.config`. The module with settings therefore imports from
-`kedge.config.schema` alone, that with presets from `kedge.config.presets.recipe` alone, and the package's `__init__.py`
-has `import kedge.config`, so that its modules can be imported in any order.
+are attributes of `kedge`. Text of the form `module:name` is imported when needed: the function `run` when the stage
+starts; settings and presets together with `kedge.config`. The module with settings therefore only imports from
+`kedge.config.schema`, and the module with presets only from `kedge.config.presets.recipe`, and the package's
+`__init__.py` has `import kedge.config`, so that its modules can be imported in any order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ GROUP = "kedge.stages"
 """The entry points of other packages' stages."""
 
 OWN = "kedge.stages.descriptions:OWN"
-"""The stages of the package that trains, if it is installed: a checkout needs no entry points for them."""
+"""The stages of the training package, if installed: a checkout needs no entry points for them."""
 
 Config = Any
 """A `kedge.config.Config`, which this package cannot import."""
@@ -65,8 +65,8 @@ class Flag:
         help: One line.
         repeats: The option may be given several times; the field is a list.
         takes_text: Its values may also be texts themselves, such as prompts.
-        only_with: The field that must be set as well.
-        otherwise: End of the error if that field is not set: what to use instead.
+        only_with: The field that must also be set.
+        otherwise: End of the error if that field is not set: the alternative.
     """
 
     names: tuple[str, ...]
@@ -80,7 +80,7 @@ class Flag:
 
     @property
     def parameter(self) -> str:
-        """The name of the parameter that the command's function gets."""
+        """The name of the parameter of the command's function."""
         return self.names[0].removeprefix("--").replace("-", "_")
 
 
@@ -93,10 +93,10 @@ class Stage:
         help: The summary of its command, one or two lines.
         run: Its function: `(config, *, resume=, callback=) -> result` if it resumes, else `(config) -> result`; and its
             `arguments`.
-        sections: Sections with fields that have bare names; a name is looked up in one tuple after the other.
+        sections: Sections with fields that have bare names; a name is looked up in each tuple in turn.
         unread: Fields of these sections that have no effect on it, and therefore no bare names.
         needs: Required fields, each with its flag.
-        needs_with: Fields that, if set, change what it does, each with the required fields that remain.
+        needs_with: Fields that, if set, change the stage's task, each with the remaining required fields.
         flags: Its own options, in the order of the help. All stages have --config, --preset, --out and --seed.
         title: Its name in sentences of a report; kedge's own stages have it in `kedge_inspect.page.looks`.
         arguments: Parameters of its function that may be Python objects, and the fields that they replace.
@@ -112,7 +112,7 @@ class Stage:
         trains: The sections with the optimizers of the trained models.
         unit: Unit of a row of `metrics.jsonl`: an `update` or a `step`.
         length: The field that a longer run raises.
-        bounds: Fields that end a run early; null for never. They may be raised as well.
+        bounds: Fields that end a run early; null for never. They may also be raised.
         stretched: The schedules that a longer run stretches, in words; None for those of `trains`.
         best_metrics: Metrics of `checkpoint.keep_best`, each with whether higher is better; a name that ends with a
             slash stands for all that start with it.
@@ -202,7 +202,7 @@ def imported(reference: str) -> Any:
 
 
 def value_of(config: Config, dotted: str) -> Any:
-    """The value of a field by its dotted name."""
+    """Return the value of a field by its dotted name."""
     section, _, name = dotted.partition(".")
     value = getattr(config, section)
     return value.model_dump()[name] if name else value

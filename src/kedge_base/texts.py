@@ -1,4 +1,4 @@
-"""Untrusted texts and values, printed on one line and checked to be writable as UTF-8; tables beside the code."""
+"""Prints untrusted texts and values on one line, checks that they can be written as UTF-8, and reads tables."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from typing import Any, cast
 DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 PACKAGE = "package:"
-"""Before the name of an installed package that has a model's GGUF file."""
+"""Prefix of the name of an installed package that contains a model's GGUF file."""
 
 IN_MEMORY = "python:in_memory"
 """The entry in `config.yaml` for content that is passed from Python, or to the pipeline as texts."""
@@ -29,7 +29,8 @@ def names_function(text: str) -> bool:
 
     The part after the last colon must be a dotted Python name. A model id has no colon, and neither a Windows path nor
     `model:7b` has a Python name after it; `package:` precedes the name of a package with a model. A `.py` file is
-    never a model, so `rewards.py` counts as a function whose name is missing: the loader's error then says what to add.
+    never a model, so `rewards.py` counts as a function whose name is missing: the loader's error then says that it must
+    be added.
     """
     _, colon, attribute = text.rpartition(":")
     is_named = bool(colon and DOTTED_NAME.fullmatch(attribute)) and not text.startswith(PACKAGE)
@@ -37,7 +38,7 @@ def names_function(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text with line breaks and control characters escaped, so that it stays on one line."""
+    """Escape line breaks and control characters in a text, so that it stays on one line."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
@@ -47,7 +48,9 @@ def markdown(text: str) -> str:
 
 
 def error_text(error: BaseException, limit: int = 300) -> str:
-    """The message of an error from user or library code on one line, truncated if long; its type without a message."""
+    """Return the message of an error from user or library code on one line, truncated if long, or its type if it has no
+    message.
+    """
     try:
         text = " ".join(str(error).split()) or type(error).__name__
     except Exception:  # `__str__` is user code as well
@@ -65,7 +68,7 @@ def typed_error_text(error: BaseException, limit: int = 300) -> str:
 def place_of(error: BaseException) -> str:
     """The file and line of user code that raised an error, directly or through a library: `rewards.py:12`.
 
-    Without user code in the traceback, it is the last line of library code.
+    Without user code in the traceback, this is the last line of library code.
     """
     frames = traceback.extract_tb(error.__traceback__)
     frame = ([each for each in frames if not _LIBRARY.match(each.filename)] or frames)[-1]
@@ -80,7 +83,7 @@ def traceback_text(error: BaseException) -> str:
 
 
 def unwritable(value: object, *, deepest: int) -> str | None:
-    """The reason why a value cannot be written to a file or sent to another process; None if it can.
+    """Return the reason why a value cannot be written to a file or sent to another process; None if it can.
 
     Works level by level instead of recursively: a value may nest deeper than the recursion limit, or contain itself.
 
@@ -134,6 +137,8 @@ def pointer_fault(file: Path) -> str | None:
 
 
 def read_table(path: Path) -> list[list[str]]:
-    """The rows of a table beside the code: columns separated by tabs, no empty lines, none that start with `#`."""
+    """Read the rows of a table in the package: columns are separated by tabs; empty lines and lines that start with `#`
+    are skipped.
+    """
     lines = path.read_text(encoding="utf-8").splitlines()
     return [line.split("\t") for line in lines if line and not line.startswith("#")]

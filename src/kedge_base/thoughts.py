@@ -1,4 +1,4 @@
-"""Thoughts in the responses of reasoning models: where they end, and the answer begins."""
+"""Finds where thoughts end and the answer starts in responses of reasoning models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARKS = (
     ("<thought>", "</thought>"),
     ("<reasoning>", "</reasoning>"),
 )
-"""The marks that open and close a thought."""
+"""The tags that open and close a thought."""
 CHANNEL = "<|channel|>"
 ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL = re.compile(r"<\|channel\|>final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
@@ -37,6 +37,6 @@ def answer_of(text: str) -> str | None:
 
 
 def opened_thought(prompt: str) -> str:
-    """Return the mark by which a prompt's end opens a thought, as templates of some reasoning models do; else empty."""
+    """Return the tag at a prompt's end that opens a thought, as some chat templates do; otherwise empty."""
     end = prompt.rstrip()
     return next((begin for begin in (*(begin for begin, _ in MARKS), ANALYSIS) if end.endswith(begin)), "")

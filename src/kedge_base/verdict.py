@@ -21,9 +21,9 @@ def reads(check: Callable[..., Any]) -> Callable[[_Function], _Function]:
 class Verdict(float):
     """A score with the reason for it: a number like any other, and `reason`, a short phrase such as `wrong value`.
 
-    A function may as well return `{"score": 0.0, "reason": "wrong value"}`, which is also its form in JSON. The reasons
-    of a function come from a small set: the share of each is a metric. `answer` is the answer that was found in the
-    response, if any: the majority of several responses is counted by it.
+    A function may also return `{"score": 0.0, "reason": "wrong value"}`, which is also its form in JSON. The reasons of
+    a function come from a small set: the share of each is a metric. `answer` is the answer that was found in the
+    response, if any: it is used to find the majority of several responses.
     """
 
     __slots__ = ("answer", "reason")
@@ -31,7 +31,7 @@ class Verdict(float):
     reason: str
 
     def __new__(cls, score: float, reason: str, answer: str | None = None) -> Verdict:
-        """A verdict of a score, its reason, and the answer that was found."""
+        """Make a verdict from a score, its reason, and the answer that was found."""
         verdict = super().__new__(cls, score)
         verdict.reason = reason
         verdict.answer = answer

@@ -1,4 +1,4 @@
-"""Name and version of the distribution, in a file of their own so that the build reads them without importing torch."""
+"""Name and version of the distribution, in a separate file so that the build can read them without importing torch."""
 
 DISTRIBUTION = "kedge-rl"
 """The name for pip; `kedge` on PyPI is another project."""

@@ -2,5 +2,5 @@
 
     environments ─▶ steps ─▶ experience ─▶ PPO epochs (kedge.training) ─▶ metrics, model/
 
-kedge never imports this package: it learns of it from `stage/description.py`, as from another package's stage.
+kedge never imports this package: it finds it through `stage/description.py`, like any other package's stage.
 """

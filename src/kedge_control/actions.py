@@ -1,8 +1,8 @@
-"""Actions: the distribution that a policy's outputs describe, and what an environment takes.
+"""Actions: the distribution given by a policy's outputs, and conversion to the environment's format.
 
 An action is chosen by adding noise to the outputs: the largest of logits + Gumbel noise, a switch where logits +
-logistic noise > 0, or mean + σ·normal noise. The noise of a whole rollout is drawn at once, and a step needs only an
-addition. With noise of 0, the action is the most probable one.
+logistic noise > 0, or mean + σ·normal noise. The noise of a whole rollout is drawn at once, so that a step only needs
+an addition. With noise of 0, the action is the most probable one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ActionDistribution:
 
     @property
     def parameters(self) -> Float[Tensor, "n parameters"]:
-        """All of its parameters, from which `ActionHead.restored` makes it again: logits, or means and then σ."""
+        """All parameters, from which `ActionHead.restored` reconstructs it: logits, or means followed by σ."""
         tables = ([part.loc, part.scale] if isinstance(part, Normal) else [part.logits] for part in self.parts)
         return torch.cat(list(itertools.chain(*tables)), -1)
 
@@ -58,7 +58,7 @@ class ActionDistribution:
         return found - _log_slope(actions).sum(-1) if self.is_squashed else found
 
     def entropy(self) -> Float[Tensor, " n"]:
-        """Nats, summed over components; E log(1 − tanh² u) by Gauss-Hermite quadrature."""
+        """Entropy in nats, summed over components; E log(1 − tanh² u) by Gauss-Hermite quadrature."""
         found = _joint(part.entropy() for part in self.parts)
         if not self.is_squashed:
             return found
@@ -67,12 +67,12 @@ class ActionDistribution:
         return found + (_log_slope(u) @ WEIGHTS.to(u)).sum(-1)
 
     def kl_from(self, old: ActionDistribution) -> Float[Tensor, " n"]:
-        """KL(old ‖ this), nats; squashed numbers have that of the normal ones, since the tanh is one-to-one."""
+        """KL(old ‖ this), nats; squashed numbers have the KL of the normal ones, since tanh is one-to-one."""
         return _joint(kl_divergence(one, other) for one, other in zip(old.parts, self.parts, strict=True))
 
 
 def _joint(numbers: Iterable[Tensor]) -> Float[Tensor, " n"]:
-    """The sum over components, which are tables or columns."""
+    """Sum over components, which are tables or columns."""
     first, *others = (each if each.ndim == 1 else each.sum(-1) for each in numbers)
     for each in others:
         first = first + each
@@ -80,7 +80,7 @@ def _joint(numbers: Iterable[Tensor]) -> Float[Tensor, " n"]:
 
 
 def _log_slope(u: Tensor) -> Tensor:
-    """log(1 − tanh² u), exact for large u as well.
+    """log(1 − tanh² u), also exact for large u.
 
     Source: Haarnoja et al. 2018 (arXiv 1801.01290), appendix C, rewritten so that no digits are lost at the bounds.
     """
@@ -122,7 +122,7 @@ class ActionHead:
         return self.spaces.action_kind == "continuous"
 
     def distribution(self, location: Float[Tensor, "n outputs"], log_std: Tensor | None) -> ActionDistribution:
-        """The distribution with a location; `log_std` [outputs] for numbers."""
+        """Make the distribution with this location; `log_std` [outputs] for numbers."""
         if log_std is not None:
             return self._normal(location, log_std.exp())
         if self.spaces.action_kind == "multi_binary":
@@ -134,11 +134,11 @@ class ActionHead:
         return ActionDistribution((Normal(mean, std, validate_args=False),), self.bounds == "squash")
 
     def restored(self, parameters: Float[Tensor, "n parameters"]) -> ActionDistribution:
-        """The distribution with these `ActionDistribution.parameters`."""
+        """Make the distribution with these `ActionDistribution.parameters`."""
         return self._normal(*parameters.chunk(2, -1)) if self.is_continuous else self.distribution(parameters, None)
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Float[Tensor, "time envs k"]:
-        """Standard noise of the family for a whole rollout: Gumbel, logistic or normal."""
+        """Draw the family's standard noise for a whole rollout: Gumbel, logistic or normal."""
         shape = (num_steps, num_envs, self.spaces.num_outputs)
         if self.is_continuous:
             return torch.randn(shape, generator=generator)
@@ -149,7 +149,9 @@ class ActionHead:
         return uniform.log_().neg_().log_().neg_()
 
     def choose(self, perturbed: Array) -> Array:
-        """The action [n, components] of a location plus scaled noise [n, outputs], without making a distribution."""
+        """Return the action [n, components] of a location plus scaled noise [n, outputs], without making a
+        distribution.
+        """
         kind = self.spaces.action_kind
         if kind == "continuous":
             return perturbed
@@ -161,7 +163,8 @@ class ActionHead:
         return np.concatenate([part.argmax(-1, keepdims=True) for part in np.split(perturbed, ends, -1)], -1)
 
     def executed(self, actions: Array) -> Any:
-        """Convert to what the environments take, one entry per row: a Python integer for one choice, else an array.
+        """Convert actions to the environments' format, one entry per row: a Python integer for one choice, else an
+        array.
 
         Args:
             actions: [n, components], float32 for numbers, int64 otherwise.
@@ -180,7 +183,7 @@ class ActionHead:
         return actions if len(spaces.action_shape) == 1 else actions.reshape(-1, *spaces.action_shape)
 
     def _within_bounds(self, actions: Array) -> Array:
-        """A new array in every case: environments may keep it."""
+        """Move actions within the bounds. Always returns a new array, because environments may keep it."""
         if self.bounds == "none":
             return actions.copy()
         low, high = self._limits

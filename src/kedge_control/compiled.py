@@ -1,9 +1,10 @@
-"""The PPO update with each optimizer step as one compiled graph: the same result up to rounding, several times as fast.
+"""Makes PPO updates with each optimizer step as one compiled graph: the same result up to rounding, several times as
+fast.
 
 A small network's step is mostly overhead: some two hundred operations of a few microseconds each. Compiled, it is one
 call of the update's own loss, differentiated by torch, with torch's clip and AdamW. The metrics of its steps stay on
-the device until the update has ended. If one is not finite then, the update is undone and repeated without the graph,
-so that the bad step is found before it is taken.
+the device until the update has ended. If one of them is not finite, the update is undone and repeated without the
+graph, so that the bad step is found before it is taken.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MOST_GRAPHS = 2
 """Sizes of minibatches for which a graph is compiled; others take their steps without one."""
 
 Numbers: TypeAlias = "dict[str, float]"
-"""Settings of the objective that change from update to update; a graph takes them as tensors, and is compiled once."""
+"""Settings of the objective that change between updates; a graph gets them as tensors, and is only compiled once."""
 
 MakeObjective: TypeAlias = Callable[..., Objective]
 """Makes the total loss from `Numbers`."""
@@ -38,7 +39,8 @@ MakeObjective: TypeAlias = Callable[..., Objective]
 Step: TypeAlias = Callable[..., Float[Tensor, " figures"]]
 """Takes a step in place: (state, count of steps, rate, batch, rows, numbers) → figures.
 
-The figures are the metrics of the objective in its order, then the gradient norms of the policy and of a critic apart.
+The figures are the metrics of the objective in its order, then the gradient norms of the policy and of a separate
+critic.
 """
 
 State: TypeAlias = "tuple[list[Tensor], list[Tensor], list[Tensor]]"
@@ -46,23 +48,23 @@ State: TypeAlias = "tuple[list[Tensor], list[Tensor], list[Tensor]]"
 
 
 def _compiled(step: Step) -> Step:
-    # Checking everything else that a graph depends on takes a quarter of its time; here it cannot change.
+    # Checking all other dependencies of a graph takes a quarter of its time, but they cannot change here.
     only_tensors = getattr(torch.compiler, "keep_tensor_guards_unsafe", None)
     options: dict[str, Any] = {"guard_filter_fn": only_tensors} if only_tensors else {}
-    # Calling the kernels from Python, with a check of every size, takes a fifth of it.
+    # Calling the kernels from Python and checking every size takes a fifth of a graph's time.
     options |= {"size_asserts": False, "cpp_wrapper": not torch.cuda.is_available()}
     return torch.compile(step, fullgraph=True, dynamic=False, options=options)
 
 
 @dataclass
 class CompiledUpdate:
-    """`ppo_update` for a policy without a memory: its passes are whole minibatches.
+    """`ppo_update` for a policy without a memory, with a pass per minibatch.
 
     Args:
         learner: Evaluates the policy and the critic.
         optimizer: AdamW on their parameters, with one learning rate and without decay.
         make_objective: Makes the total loss.
-        compile: Makes a graph of a step; torch's compiler.
+        compile: Compiles a step to a graph, like torch's compiler.
     """
 
     learner: ControlLearner
@@ -83,7 +85,7 @@ class CompiledUpdate:
         max_grad_norm: float | None,
         check_step: StepCheck = refuse_nonfinite,
     ) -> UpdateResult:
-        """See `ppo_update`, but for `passes`, which stay empty.
+        """See `ppo_update`, except that `passes` remains empty.
 
         `check_step` is called only if a value is not finite or the steps cannot be compiled.
         """
@@ -120,7 +122,7 @@ class CompiledUpdate:
         )
 
     def _state(self) -> tuple[State, list[Tensor]]:
-        """The state as it is now, and the optimizer's counts of steps."""
+        """Return the current state, and the optimizer's step counts."""
         parameters = all_parameters(self.optimizer)
         for parameter in parameters:
             own: dict[str, Any] = self.optimizer.state[parameter]
@@ -142,13 +144,13 @@ class CompiledUpdate:
         epochs: Sequence[Sequence[Int[Tensor, " rows"]]],
         max_grad_norm: float | None,
     ) -> UpdateResult | None:
-        """The update's steps as graphs; None without a graph, or if a value is not finite."""
+        """Take the update's steps as graphs; None without a graph, or if a value is not finite."""
         result = UpdateResult()
         figures: list[Tensor] = []
         objective = self.make_objective(**numbers)
         names = self._names(experience, objective, result)
         device = experience.old_logprobs.device
-        # In float64, as torch computes with the numbers that these are when a step is not compiled.
+        # In float64, because torch computes with Python numbers if a step is not compiled.
         given = {name: torch.tensor(each, device=device) for name, each in numbers.items()}
         rate = torch.tensor(self.optimizer.param_groups[0]["lr"], dtype=torch.float64, device=device)
         done = torch.arange(sum(map(len, epochs)), dtype=torch.float64, device=device) + max(map(float, counts))
@@ -167,9 +169,9 @@ class CompiledUpdate:
         return result
 
     def _names(self, experience: ControlExperience, objective: Objective, result: UpdateResult) -> list[str]:
-        """The names of a step's figures; notes how they are reduced.
+        """Return the names of a step's figures, and record how they are reduced.
 
-        The pass also lets torch look up the formulas of its KL divergences, which its compiler cannot.
+        The pass also makes torch look up the formulas of its KL divergences, which its compiler cannot.
         """
         first = experience.select(slice(0, 1))
         metrics = objective(self.learner.evaluate(first), first, objective.divisors(first)).metrics
@@ -184,7 +186,7 @@ class CompiledUpdate:
         objective: Objective,
         max_grad_norm: float | None,
     ) -> Step | None:
-        """The compiled step for minibatches of this size; None beyond `MOST_GRAPHS` sizes."""
+        """Return the compiled step for minibatches of this size; None beyond `MOST_GRAPHS` sizes."""
         key = (experience.num_rows, len(rows))
         if key not in self._graphs and len(self._graphs) < MOST_GRAPHS:
             divisors = objective.divisors(experience.select(rows))
@@ -192,7 +194,7 @@ class CompiledUpdate:
         return self._graphs.get(key)
 
     def _step(self, divisors: Divisors, max_grad_norm: float | None) -> Step:
-        """A step on minibatches of one size, not compiled yet."""
+        """Make a step on minibatches of one size, not compiled yet."""
         make_objective = self.make_objective
         policy = self.learner.policy
         loss = _Loss(policy, self.learner)
@@ -249,7 +251,7 @@ class CompiledUpdate:
 
 
 class _Graded(NamedTuple):
-    """A gradient where torch's clip looks for it."""
+    """Holds a gradient for torch's clipping."""
 
     grad: Tensor
 

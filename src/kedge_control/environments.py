@@ -1,4 +1,4 @@
-"""Environments side by side, behind Gymnasium's vector interface, in each of its three ways to start an episode.
+"""Runs environments side by side, through Gymnasium's vector interface, in each of its three ways to start an episode.
 
 disabled    we reset: each episode starts from its own seed, and can be replayed
 next step   the step after an episode's end ignores the action and only starts the next one: it is not valid
@@ -27,7 +27,9 @@ from kedge_base.texts import error_text, place_of, typed_error_text
 from kedge_control.spaces import Array, Spaces, checked_observation, observation_buffer, spaces_of
 
 MOST_ACTIONS = 200_000
-"""Actions of an episode that are kept: replaying more would take minutes, and so would saving them in every update."""
+"""Maximum actions of an episode that are kept: replaying more would take minutes, and so would saving them in every
+update.
+"""
 
 EXPECTED = {
     "reset": "reset(seed=…) to return (observation, info)",
@@ -40,7 +42,7 @@ class Record:
     """The steps of a rollout, filled in by the environments.
 
     Attributes:
-        rewards: As the environments gave them, float64 [time, envs].
+        rewards: As returned by the environments, float64 [time, envs].
         terminated: The episode ended in this step, by the task's own rules [time, envs].
         truncated: It was cut off in this step, and would have continued [time, envs].
         valid: The policy's action was taken; False where an environment only started a new episode [time, envs].
@@ -55,34 +57,34 @@ class Record:
 
     @classmethod
     def empty(cls, num_steps: int, num_envs: int) -> Record:
-        """The record of a rollout that is to come."""
+        """Make an empty record for a rollout."""
         shape = (num_steps, num_envs)
         ends = (np.zeros(shape, np.bool_) for _ in range(2))
         return cls(np.zeros(shape), *ends, valid=np.ones(shape, np.bool_), final={})
 
 
 class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment that is checked against its space: numpy would silently convert a misfit."""
+    """An environment whose observations are checked, because numpy would silently convert wrong ones."""
 
     def __init__(self, environment: gymnasium.Env[Any, Any], spaces: Spaces) -> None:
         super().__init__(environment)
         self._spaces = spaces
 
     def reset(self, **options: Any) -> Any:
-        """The same, checked."""
+        """Reset the environment, and check its observation."""
         observation, info = self.env.reset(**options)
         return checked_observation(observation, self._spaces), info
 
     def step(self, action: Any) -> Any:
-        """The same, checked."""
+        """Take a step, and check its observation."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return checked_observation(observation, self._spaces), reward, terminated, truncated, info
 
 
 class InProcess(VectorEnv[Any, Any, Any]):
-    """Environments stepped one after the other.
+    """Environments that are stepped in turn.
 
-    `SyncVectorEnv` also does this, but takes longer for its copies than MuJoCo for a step of HalfCheetah.
+    `SyncVectorEnv` also does this, but its copies take longer than a step of HalfCheetah in MuJoCo.
 
     Args:
         environments: Closed by `close`.
@@ -108,7 +110,7 @@ class InProcess(VectorEnv[Any, Any, Any]):
         return self._seen, {}
 
     def step(self, actions: Any) -> Any:
-        """A step of every environment. The next one overwrites the answer."""
+        """Take a step in every environment. The next step overwrites the result."""
         for number, environment in enumerate(self.environments):
             self._seen[number], reward, terminated, truncated, _ = environment.step(actions[number])
             self._rewards[number] = float(reward)
@@ -128,15 +130,15 @@ class Environments:
     Args:
         vector: In any of the three modes; closed by `close`.
         name: For messages.
-        seed: Of the run; with the environment's number and the episode's it makes the episode's seed.
+        seed: The run's seed; combined with the environment's and the episode's number, it gives the episode's seed.
 
     Attributes:
         observations: The policy's next inputs: [N, d] float32, or images [N, …] uint8. Overwritten by `step`.
-        starts: True where that observation is an episode's first [N].
+        starts: True where that observation is the first of an episode [N].
         lost: The environments that `load_state_dict` could not restore: they start a new episode.
 
     Raises:
-        EnvError: An environment raises an error, here or later, or gives something that cannot be used.
+        EnvError: An environment raises an error, now or later, or returns something unusable.
     """
 
     def __init__(self, vector: VectorEnv[Any, Any, Any], name: str, *, seed: int = 0) -> None:
@@ -159,7 +161,7 @@ class Environments:
 
     @property
     def unwrapped(self) -> list[Any]:
-        """The environments of this process without their wrappers, or the vector environment in their place."""
+        """The environments of this process without their wrappers, or else the vector environment."""
         each = self._vector.environments if isinstance(self._vector, InProcess) else [self._vector]
         return [environment.unwrapped for environment in each]
 
@@ -167,8 +169,8 @@ class Environments:
         """Take a step in every environment; where an episode ends, the next starts.
 
         Args:
-            actions: A row for each environment, as `ActionHead.executed` makes them.
-            step: Where to write in the record.
+            actions: A row for each environment, as returned by `ActionHead.executed`.
+            step: The index in the record.
             record: The recorded step.
         """
         rewards, terminated, truncated, infos = self._call("step", self._batched(actions))
@@ -220,7 +222,7 @@ class Environments:
         self._call("reset", seed=seeds, options={"reset_mask": mask.copy()})
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, as JSON types: seeds and actions of the episodes under way, if these can be made again."""
+        """The state, as JSON types: seeds and actions of the episodes under way, if these can be replayed."""
         if self._mode != AutoresetMode.DISABLED:
             return {"resumed": self._resumed}
         return {"environments": [self._state(number) for number in range(self.num_envs)]}
@@ -239,14 +241,14 @@ class Environments:
         }
 
     def _fingerprint(self, number: int) -> str:
-        """Shows whether an episode could be made again."""
+        """Hash an environment's observation, to check that its episode was replayed correctly."""
         return hashlib.sha256(self.observations[number].tobytes()).hexdigest()
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Restore a `state_dict`; episodes that cannot be restored are `lost`, with a message.
 
         Raises:
-            DataError: It is that of another number of environments.
+            DataError: The state has another number of environments.
         """
         if self._mode == AutoresetMode.DISABLED:
             if (saved := len(state["environments"])) != self.num_envs:
@@ -281,10 +283,10 @@ class Environments:
             self._start_where(np.array(lost))
 
     def _replay(self) -> list[bool]:
-        """Take all logged actions again, so that all episodes arrive together; return which did not end before.
+        """Repeat all logged actions, so that all episodes arrive together; return which of them did not end early.
 
-        All environments step at once. Shorter episodes start later: until then, the environment takes some action,
-        and its seed makes it forget that.
+        All environments step at once. Shorter episodes start later: until then, the environment takes arbitrary
+        actions, which the reset with its seed undoes.
         """
         lengths = [len(log) for log in self._actions]
         longest = max(lengths)
@@ -310,7 +312,9 @@ class Environments:
         return np.asarray(actions, dtype=self._vector.action_space.dtype)
 
     def _call(self, call: str, *arguments: Any, **options: Any) -> Any:
-        """The answer but for the observations, which are kept; errors and the end of a process become one line."""
+        """Call the environments, and return the result except for the observations, which are stored; errors and the
+        end of a process get a one-line message.
+        """
         self._waits = True
         try:
             self._shaped[:], *answer = getattr(self._vector, call)(*arguments, **options)
@@ -325,7 +329,7 @@ class Environments:
         return answer
 
     def _failure(self, call: str, error: BaseException) -> EnvError:
-        """The line for an error in an environment, or in reading its answer, which happens in this package."""
+        """The message for an error in an environment, or in reading its result, which happens in this package."""
         if Path(traceback.extract_tb(error.__traceback__)[-1].filename).parent != Path(__file__).parent:
             reason = f"{typed_error_text(error)} ({shown_place(error)})"
             return EnvError(f"environment {self.name!r}: {call}() raised {reason}")
@@ -335,7 +339,7 @@ class Environments:
         )
 
     def _abandon(self) -> None:
-        """End the other processes: an orderly close would wait for the one that is gone."""
+        """Kill the other processes: an orderly close would wait for the one that is gone."""
         if isinstance(self._vector, AsyncVectorEnv):
             for process in self._vector.processes:
                 process.kill()
@@ -360,7 +364,7 @@ def close_quietly(environment: Any, name: str) -> None:
 
 
 def shown_place(error: BaseException) -> str:
-    """The file and line that raised an error, or where they are shown."""
+    """Return the file and line that raised an error, or the place where they are shown."""
     place = place_of(error)
     # Gymnasium raises a worker process's error again, and prints its traceback.
     return "see above" if place.startswith("async_vector_env.py:") else place

@@ -1,4 +1,4 @@
-"""The experience of a control task, a row per transition, or with a memory per short sequence, and its learner."""
+"""The experience of a control task, with a row per transition or short sequence, and its learner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kedge_control.steps import Steps
 T = TypeVar("T")
 
 SEQUENCE_LENGTH = 32
-"""With a memory, the steps of an episode that are trained on at once, and that gradients reach back."""
+"""With a memory, the number of steps of an episode that are trained on at once and through which gradients flow."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class ControlExperience:
     padded on the right, where the mask is False; observations, actions and parameters then also have a time axis.
 
     Attributes:
-        observations: As the policy reads them: normalized numbers [n, d] or images [n, …].
+        observations: The policy's inputs: normalized numbers [n, d] or images [n, …].
         actions: The policy's choices [n, components].
-        parameters: Of the distributions that the actions were drawn from.
+        parameters: Parameters of the distributions from which the actions were drawn.
         action_mask: True on transitions.
         old_logprobs: Log probabilities at the start of the epochs, nats.
         values: The critic's values at the start of the epochs.
@@ -72,22 +72,22 @@ class ControlExperience:
 
     @property
     def reward_mask(self) -> Bool[Tensor, "n 1"]:
-        """The same: every action has a reward."""
+        """The action mask, since every action has a reward."""
         return self.action_mask
 
     def select(self, rows: Int[Tensor, " selected"] | slice) -> ControlExperience:
-        """A subset of the rows, in the order of `rows`."""
+        """Select rows, in the order of `rows`."""
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: each[rows] for name, each in tensors.items() if isinstance(each, Tensor)})
 
     def with_advantages(self, advantages: Float[Tensor, "n time"]) -> ControlExperience:
-        """The same with other advantages, such as whitened ones."""
+        """Return the experience with other advantages, such as whitened ones."""
         return replace(self, advantages=advantages)
 
 
 @dataclass(frozen=True)
 class _Pieces:
-    """The pieces of episodes in a rollout: each environment's steps, cut where an episode ends and at the last step.
+    """The pieces of episodes in a rollout: each environment's steps, split where an episode ends.
 
     Attributes:
         at: Step and environment of each transition, by environment, then by time.
@@ -103,7 +103,7 @@ class _Pieces:
 
     @classmethod
     def of(cls, steps: Steps, longest: int | None = None) -> _Pieces:
-        """The pieces of a rollout, of at most `longest` steps. Steps without an action are left out."""
+        """Split a rollout into pieces of at most `longest` steps. Steps without an action are left out."""
         ended = (steps.terminated | steps.truncated).T
         envs, times = np.nonzero(steps.valid.T)
         begins = np.ones(len(times), np.bool_)
@@ -117,13 +117,13 @@ class _Pieces:
         return cls((times, envs), *map(torch.from_numpy, (rows, columns, ends)))
 
     def padded(self, numbers: Tensor) -> Tensor:
-        """A table of transitions [n, …] as padded rows [pieces, time, …], 0 elsewhere."""
+        """Arrange a table of transitions [n, …] as padded rows [pieces, time, …], 0 elsewhere."""
         table = numbers.new_zeros((len(self.ends), int(self.columns.max()) + 1, *numbers.shape[1:]))
         table[self.rows, self.columns] = numbers
         return table
 
     def flat(self, table: Tensor) -> Tensor:
-        """The reverse of `padded`."""
+        """Reverse `padded`."""
         return table[self.rows, self.columns]
 
 
@@ -138,10 +138,10 @@ def experience_of(
     micro_batch: PassTokens = None,
     sequence_length: int = SEQUENCE_LENGTH,
 ) -> ControlExperience:
-    """The experience of a rollout: one pass of policy and critic, then generalized advantage estimation.
+    """Compute the experience of a rollout: one pass of policy and critic, then generalized advantage estimation.
 
-    Each piece of an episode is a separate row. Behind its last step comes: nothing (0) if the episode ended; the
-    value of its final observation if it was cut off; the value of the next observation if the rollout ended.
+    Each piece of an episode is a separate row. The value after its last step is 0 if the episode ended; the value of
+    its final observation if it was cut off; the value of the next observation if the rollout ended.
 
     Args:
         steps: The rollout.
@@ -175,7 +175,7 @@ def experience_of(
 
 
 def _played(steps: Steps, policy: ControlActorCritic, normalization: Normalization, longest: int) -> ControlExperience:
-    """The rows of a rollout: observations and actions; the rest is still empty."""
+    """Make the rows of a rollout with observations and actions; the other fields are empty."""
     pieces = _Pieces.of(steps, None if steps.memories is None else longest)
     seen = torch.from_numpy(normalization.normalize(steps.observations[pieces.at])).to(policy.device)
     actions = torch.from_numpy(steps.actions[pieces.at]).to(policy.device)
@@ -192,7 +192,7 @@ def _played(steps: Steps, policy: ControlActorCritic, normalization: Normalizati
 
 
 def _with_pass(played: ControlExperience, policy: ControlActorCritic, micro_batch: int | None) -> ControlExperience:
-    """The same with log probabilities, parameters and values, 0 on padding."""
+    """Add log probabilities, parameters and values, with 0 on padding."""
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     longest = played.action_mask.shape[1]
     rows = played.num_rows if micro_batch is None else max(1, micro_batch // longest)
@@ -211,12 +211,12 @@ def _with_pass(played: ControlExperience, policy: ControlActorCritic, micro_batc
 def _values_behind(
     steps: Steps, pieces: _Pieces, policy: ControlActorCritic, normalization: Normalization
 ) -> Float[Tensor, " pieces"]:
-    """The value of the state behind each piece."""
+    """Compute the value of the state after each piece."""
     memories = steps.memories
 
     def values(observations: Array, memory: Tensor | None) -> Tensor:
         read = torch.from_numpy(normalization.normalize(observations)).to(policy.device)
-        # To a policy with a memory, each observation is a sequence of one step.
+        # For a policy with a memory, each observation is a sequence of one step.
         return policy.values(read if memory is None else read.unsqueeze(1), memory).cpu()
 
     behind = torch.zeros(steps.valid.shape)
@@ -235,7 +235,7 @@ class ControlLearner:
     Args:
         policy: Policy and critic.
         micro_batch: Transitions of a forward and backward pass; None for a whole minibatch.
-        trains_kl: The loss holds the KL, which otherwise is measured without a gradient.
+        trains_kl: The loss contains the KL, which is otherwise measured without a gradient.
         ranks: The single process.
     """
 
@@ -281,6 +281,6 @@ class ControlLearner:
 
 
 def _table(numbers: Float[Tensor, " n"], batch: ControlExperience) -> Float[Tensor, "rows time"]:
-    """A number of each step as rows; 0 on padding, which only sequences have."""
+    """Arrange one number per step as rows, with 0 on padding, which only sequences have."""
     table = numbers.view(batch.action_mask.shape)
     return table if batch.memory is None else torch.where(batch.action_mask, table, 0.0)

@@ -30,7 +30,9 @@ from kedge_control.spaces import Spaces, spaces_of
 Vectorization = Literal["sync", "async"]
 
 EnvironmentSource: TypeAlias = "str | Callable[..., Any]"
-"""A registered id, `module:Id`, `path/to/file.py:function`, or a function; it makes an environment or a vector one."""
+"""A registered id, `module:Id`, `path/to/file.py:function`, or a function; the function makes an environment or a
+vector environment.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class EnvironmentSpec:
 
     @cached_property
     def function(self) -> Callable[..., Any] | None:
-        """The function that makes it; its file runs once. None if the source is an id."""
+        """The function that makes the environment; its file runs once. None if the source is an id."""
         if not isinstance(self.source, str):
             return self.source
         return find_named(self.source, word="environment", error=ConfigError) if names_function(self.source) else None
@@ -70,16 +72,16 @@ def make_environments(
 
     Args:
         source: The environment to make; a spec also has keyword arguments for it.
-        num_envs: N. A function that makes a vector environment is given it if it has such a parameter.
-        seed: Of the run: every episode starts from its own seed, derived from this one, the environment's number
-            and the episode's.
+        num_envs: N, which is also passed to a function that makes a vector environment, if it has such a parameter.
+        seed: The run's seed. Every episode starts from its own seed, derived from this one and the numbers of
+            environment and episode.
         vectorization: In this process, or each in a separate process; without effect on a function that makes a
             vector environment.
         beside: Environments in use, whose episodes must not be disturbed.
 
     Raises:
         ConfigError: The environment is unknown, its package is missing, its settings are wrong, its observations
-            or actions are not supported, or a function returns the same one again.
+            or actions are not supported, or a function returns the same environment again.
     """
     in_use = [] if beside is None else beside.unwrapped
     spec = source if isinstance(source, EnvironmentSpec) else EnvironmentSpec(source)
@@ -104,7 +106,7 @@ def make_environments(
 
 
 def _check_separate(environments: Sequence[object], name: str) -> None:
-    """Refuse an environment that stands for two: each would reset and step the other's episodes."""
+    """Reject an environment that is used twice: each use would reset and step the other's episodes."""
     if len({id(each) for each in environments}) < len(environments):
         raise ConfigError(f"environment {name!r}: its function returns the same one again; make a new one in it")
 
@@ -121,10 +123,10 @@ def _flattened(vector: VectorEnv[Any, Any, Any], name: str) -> VectorEnv[Any, An
 
 
 def _in_worker(spec: EnvironmentSpec, spaces: Spaces, parent: int) -> gymnasium.Env[Any, Any]:
-    """An environment in a separate process, which ends with the trainer.
+    """Make an environment in a separate process that ends with the trainer.
 
-    Ctrl-C is the trainer's to handle: it still needs the workers. A trainer that is killed cannot end them, and one
-    that hangs in a step, or waits at a pipe with its other end in a sibling, would never notice.
+    The trainer handles Ctrl-C, since it still needs the workers. A trainer that is killed cannot end them, and one that
+    hangs in a step, or waits at a pipe with its other end in a sibling, would never notice.
     """
     if os.getpid() != parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -180,7 +182,7 @@ def _made(
 
 
 def _unavailable(error: gymnasium_errors.Error | ModuleNotFoundError) -> str:
-    """The reason for which Gymnasium could not make an environment, and what would help."""
+    """Return the reason why Gymnasium could not make an environment, and a remedy."""
     if isinstance(error, ModuleNotFoundError) and error.name is not None:  # it is None in Gymnasium's, of `module:Id`
         return f"it needs the package {error.name!r}; {install_line('control')} has those of MuJoCo"
     return error_text(error)
@@ -195,7 +197,7 @@ def _from_source(spec: EnvironmentSpec, settings: dict[str, Any], num_envs: int)
             settings = {"num_envs": num_envs, **settings}
         return function(**settings)
     assert isinstance(source, str)
-    # The checker looks at every step, to warn about the environment's own code.
+    # The checker examines every step, to warn about the environment's own code.
     options = {"disable_env_checker": True, **settings}
     if source.rpartition(":")[-1].startswith("ALE/"):
         return _atari_game(source, options)
@@ -204,7 +206,7 @@ def _from_source(spec: EnvironmentSpec, settings: dict[str, Any], num_envs: int)
 
 
 def _atari_game(name: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """A game seen by its frames: four per action, gray, 84 × 84, the latest four side by side.
+    """Make a game that is observed through its frames: four per action, gray, 84 × 84, with the latest four stacked.
 
     Source: Mnih et al. 2015; Machado et al. 2018 (arXiv 1709.06009).
     """
@@ -224,7 +226,7 @@ def _atari_game(name: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any
 
 
 def _watch_mujoco(name: str) -> None:
-    """Let MuJoCo warn through Python instead of a file in the working directory."""
+    """Make MuJoCo warn through Python instead of a file in the working directory."""
     spec = gymnasium.registry.get(name)
     if spec is None or "mujoco" not in str(spec.entry_point):
         return

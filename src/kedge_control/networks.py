@@ -32,7 +32,7 @@ CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Channels, size and stride of each, of Mnih et al. 2015."""
 
 MOST_PRODUCTS = 2**16
-"""Products of a layer for all environments up to which numpy's library stays in one thread."""
+"""Maximum multiplications in a layer, over all environments, for which numpy's library uses a single thread."""
 
 
 class _Pixels(nn.Module):
@@ -47,12 +47,13 @@ class _Pixels(nn.Module):
             images = images.permute(0, 3, 1, 2)
         elif self.layout == "hw":
             images = images.unsqueeze(1)
-        # With the channels innermost, a step of the update takes a quarter less time on a CPU; to copy bytes is cheap.
+        # With the channels innermost, a step of the update takes a quarter less time on a CPU, and copying bytes is
+        # cheap.
         return images.contiguous(memory_format=torch.channels_last).float().div_(255.0)
 
 
 def _layers(spaces: Spaces, sizes: Sequence[int], activation: Activation) -> nn.Sequential:
-    """Dense layers, for images behind the convolutions of Mnih et al. 2015."""
+    """Make dense layers; for images, after the convolutions of Mnih et al. 2015."""
     layers: list[nn.Module] = []
     width = spaces.observation_size
     if spaces.image_layout is not None:
@@ -88,14 +89,14 @@ class ControlActorCritic(nn.Module):
 
     Args:
         spaces: Of the environment.
-        hidden_sizes: Units of the layers; for images, of those behind the convolutions.
+        hidden_sizes: Units of the layers; for images, of those after the convolutions.
         activation: Of these layers.
-        share_trunk: Policy and critic share all layers but the last; else each has its own.
-        initial_log_std: log σ of every number of an action, at first. It does not depend on the state.
+        share_trunk: Policy and critic share all layers except the last; otherwise each has its own.
+        initial_log_std: initial log σ of every number in an action. It does not depend on the state.
         action_bounds: See `ActionHead`.
         network: Makes the layers instead of `hidden_sizes`.
-        memory_size: Units of an LSTM behind the layers, for tasks with observations that do not show the whole state;
-            the trunk has to be shared. None for no memory.
+        memory_size: Units of an LSTM after the layers, for tasks whose observations do not contain the whole state; the
+            trunk must be shared. None for no memory.
         seed: Of the weights.
 
     Raises:
@@ -135,7 +136,7 @@ class ControlActorCritic(nn.Module):
         def trunk() -> nn.Module:
             return _layers(spaces, hidden_sizes, activation) if network is None else _custom(network, spaces)
 
-        # The global generator, which layers are initialized from, is left as it was.
+        # The global generator, with which layers are initialized, is left unchanged.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.policy_trunk = trunk()
@@ -164,7 +165,7 @@ class ControlActorCritic(nn.Module):
         return [*trunk, *self.value_output.parameters()]
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """All others; a shared trunk is among them."""
+        """All other parameters, including a shared trunk."""
         own = {id(each) for each in self.critic_parameters()}
         return [each for each in self.parameters() if id(each) not in own]
 
@@ -173,7 +174,7 @@ class ControlActorCritic(nn.Module):
         return torch.zeros(num_envs, 2, self.memory.hidden_size if self.memory else 0, device=self.device)
 
     def values(self, observations: Tensor, memory: Tensor | None = None, *, alone: bool = False) -> Tensor:
-        """The critic's value of each state [n]; `alone` keeps the gradient from a shared trunk."""
+        """The critic's value of each state [n]; with `alone`, no gradient reaches a shared trunk."""
         if self.value_trunk is not None:
             return self.value_output(self.value_trunk(observations)).squeeze(-1)
         features = self._features(observations, memory)
@@ -182,7 +183,7 @@ class ControlActorCritic(nn.Module):
     def forward(
         self, observations: Tensor, memory: Tensor | None = None
     ) -> tuple[ActionDistribution, Float[Tensor, " n"]]:
-        """Distribution and values of n states; a shared trunk runs once.
+        """Compute distribution and values of n states; a shared trunk runs once.
 
         Args:
             observations: A row each. With a memory, the steps of sequences [rows, time, …], and n = rows · time.
@@ -202,7 +203,7 @@ class ControlActorCritic(nn.Module):
 
     @torch.inference_mode()
     def act(self, observations: Array, memory: Tensor) -> tuple[Array, Tensor]:
-        """The outputs for the next step of n environments; see `Acting`."""
+        """Compute the outputs for the next step of n environments; see `Acting`."""
         features = self.policy_trunk(torch.from_numpy(observations).to(self.device))
         if self.memory is not None:
             seen, state = self.memory(features[None], _lstm_state(memory))
@@ -211,7 +212,7 @@ class ControlActorCritic(nn.Module):
         return self.policy_output(features).cpu().numpy(), memory
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Float[Tensor, "time envs k"]:
-        """Noise for a rollout; added to the policy's outputs, it makes `ActionHead.choose` a sample."""
+        """Draw noise for a rollout; added to the policy's outputs, it turns `ActionHead.choose` into sampling."""
         noise = self.head.draw_noise(num_steps, num_envs, generator)
         return noise if self.log_std is None else noise * self.log_std.detach().exp().cpu()
 
@@ -254,7 +255,7 @@ def _share_weights(one: nn.Module, other: nn.Module) -> bool:
 
 @torch.no_grad()
 def _num_features(trunk: nn.Module, spaces: Spaces) -> int:
-    """Found by a trial, which also shows if features depend on chance or on other observations."""
+    """Find the number of features by a test, which also reveals if they depend on chance or on other observations."""
     shape = spaces.observation_shape if spaces.is_image else (spaces.observation_size,)
     numbers = torch.linspace(0.0, 255.0 if spaces.is_image else 2.0, 2 * spaces.observation_size).view(2, *shape)
     observations = numbers.byte() if spaces.is_image else numbers
@@ -283,9 +284,10 @@ after it."""
 
 
 def acting_function(policy: ControlActorCritic, num_envs: int) -> Acting:
-    """The policy for the next steps of `num_envs` environments: many calls with weights that must not change meanwhile.
+    """Return the policy for the next steps of `num_envs` environments: it is called many times, and weights must not
+    change meanwhile.
 
-    For a single state of small dense layers, torch's dispatch of every operation takes several times as long as the
+    For a single state and small dense layers, torch's dispatch of every operation takes several times as long as the
     products; numpy takes half as long.
     """
     layers = [*_plain_layers(policy), policy.policy_output]
@@ -313,7 +315,7 @@ def acting_function(policy: ControlActorCritic, num_envs: int) -> Acting:
 
 
 def _plain_layers(policy: ControlActorCritic) -> Iterator[nn.Linear]:
-    """The dense layers of a policy without other layers."""
+    """The dense layers of a policy, if it has no other layers."""
     if policy.has_custom_network or policy.spaces.is_image:
         return
     for layer in policy.policy_trunk.children():

@@ -2,9 +2,9 @@
 
 Observations are standardized by the mean and variance of all observations so far, rewards divided by the standard
 deviation of the discounted return so far; both are then clipped. The statistics are Gymnasium's `RunningMeanStd`. Its
-wrappers update them in every step, or never; if they moved between sampling and the update, the policy would be another
-one in its first step. Here its first ratio is 1, in this order: rollout, `observe_rewards`, experience, update,
-`observe`.
+wrappers update them in every step, or never; if they changed between sampling and the update, the policy's first step
+would have another policy. Here its first ratio is 1, through this order: rollout, `observe_rewards`, experience,
+update, `observe`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kedge_control.steps import Steps
 
 RewardScaling = Literal["std", "sign", "none"]
 
-# As in Gymnasium and baselines; it also keeps a constant input finite.
+# As in Gymnasium and OpenAI Baselines; it also keeps a constant input finite.
 EPSILON = 1e-8
 
 CLIP = 10.0
-"""Largest size of a normalized number, as in OpenAI Baselines."""
+"""Largest absolute value of a normalized number, as in OpenAI Baselines."""
 
 
 class Normalization:
@@ -33,8 +33,8 @@ class Normalization:
     Args:
         observation_size: Numbers of an observation.
         num_envs: Environments; each has a running return.
-        observations: Standardize observations; images stay as they are.
-        rewards: Divide by the standard deviation of the discounted return; keep only the sign; or leave them.
+        observations: Standardize observations; images are unchanged.
+        rewards: Divide by the standard deviation of the discounted return; keep only the sign; or leave unchanged.
         gamma: Discount of that return.
     """
 
@@ -61,7 +61,7 @@ class Normalization:
         self._inverse_std = (1.0 / np.sqrt(moments.var + EPSILON)).astype(np.float32)
 
     def normalize(self, observations: Array, out: Array | None = None) -> Array:
-        """Observations as the policy reads them.
+        """Normalize observations for the policy.
 
         Args:
             observations: [n, …]; images pass unchanged.
@@ -80,7 +80,7 @@ class Normalization:
         return np.maximum(out, -CLIP, out=out)
 
     def scale(self, rewards: Array) -> Array:
-        """Rewards of any shape as the critic learns them, float32."""
+        """Scale rewards of any shape for the critic, float32."""
         if self.rewards == "sign":
             return np.sign(rewards).astype(np.float32)
         if self.rewards == "none":
@@ -89,7 +89,7 @@ class Normalization:
         return np.clip(scaled, -CLIP, CLIP).astype(np.float32)
 
     def observe_rewards(self, steps: Steps) -> None:
-        """Add a rollout's rewards to the statistics of the discounted return; before the experience is made."""
+        """Add a rollout's rewards to the statistics of the discounted return, before experience is computed."""
         if self.rewards != "std":
             return
         valid = steps.valid
@@ -105,7 +105,7 @@ class Normalization:
         self.return_moments.update(returns[valid][:, None])
 
     def observe(self, steps: Steps) -> None:
-        """Add a rollout's observations; after the update."""
+        """Add a rollout's observations to the statistics, after the update."""
         if self.observations and steps.observations.dtype != np.uint8 and steps.num_transitions:
             self.observation_moments.update(steps.observations[steps.valid].astype(np.float64))
             self._refresh()
@@ -119,7 +119,7 @@ class Normalization:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`; a ValueError if it is of other numbers, or not finite."""
+        """Restore a `state_dict`; a ValueError if it has other sizes or is not finite."""
         _restore(self.observation_moments, state["observations"])
         _restore(self.return_moments, state["returns"])
         self._returns = np.array(state["running_returns"], np.float64)

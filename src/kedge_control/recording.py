@@ -1,4 +1,4 @@
-"""Pictures of an episode: drawn off-screen, saved as an animation."""
+"""Renders an episode off-screen, and saves it as an animation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def record_episode(
 
     Raises:
         ConfigError: The environment cannot be made.
-        EnvError: It cannot be drawn here: it has no pictures, or there is no OpenGL without a screen.
+        EnvError: The environment cannot be rendered: it has no rendering, or OpenGL is not available without a screen.
         OutputError: The file cannot be written.
     """
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):

@@ -1,4 +1,4 @@
-"""Plays with a policy: rollouts of a number of steps to learn from, and whole episodes to evaluate it."""
+"""Plays a policy in environments: rollouts with a number of steps to learn from, and full episodes to evaluate it."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def collect_steps(
 ) -> Steps:
     """Let the policy act for a number of steps in every environment.
 
-    All noise is drawn at once, beforehand; log probabilities and values are left to one pass afterwards. The loop costs
-    as little as possible besides the network and the environments.
+    All noise is drawn at once beforehand, and log probabilities and values are computed in one pass afterwards. So the
+    loop has little overhead besides the network and the environments.
 
     Args:
         environments: They continue from where they are.
@@ -60,7 +60,7 @@ def collect_steps(
         normalization: Frozen statistics.
         num_steps: T, of each environment.
         generator: Of the noise, on the CPU.
-        memory: Of a policy that has one; it continues from there. None for a blank one.
+        memory: The memory of a policy with one, which it continues from; None for a blank memory.
 
     Raises:
         NumericsError: A reward or an observation is NaN or infinite.
@@ -75,7 +75,7 @@ def collect_steps(
     starts = environments.starts.copy()
     act = acting_function(policy, num_envs)
     memory = memory or Memory(policy, num_envs)
-    # Also where an episode starts because it could not be restored.
+    # Also for an episode that starts because it could not be restored.
     state = blank_where(environments.starts, memory.state)
     before: list[Tensor] = []
     cut_memories: dict[tuple[int, int], Tensor] = {}
@@ -114,7 +114,7 @@ def collect_steps(
 
 
 def _check_finite(environments: Environments, seen: Array, record: Record) -> None:
-    """Name an environment's mistake before it shows as a loss that is not finite."""
+    """Report an environment's mistake before it appears as a non-finite loss."""
     last = environments.observations[None]
     ends = [("an observation", each[None, None], key) for key, each in record.final.items()]
     tables = [("a reward", record.rewards, (0, 0)), ("an observation", seen, (0, 0))]
@@ -143,7 +143,7 @@ def play_episodes(
 ) -> list[Episode]:
     """Play episodes with the most probable actions from their start, in the order of the environments.
 
-    Every environment plays its share: were the first to finish counted, short episodes would be preferred.
+    Every environment plays its share: counting the first to finish would favor short episodes.
 
     Args:
         environments: In the first state of an episode each, such as newly made ones.

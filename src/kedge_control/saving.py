@@ -46,7 +46,7 @@ class _Normalization(BaseModel):
 
 
 class _Description(BaseModel):
-    """The file beside the weights."""
+    """The file that is saved with the weights."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
@@ -64,7 +64,7 @@ class ControlPolicy:
 
     Args:
         policy: Its network.
-        normalization: The statistics that it was saved with; they no longer change.
+        normalization: The statistics saved with it, which no longer change.
         environment: Its training environment, as it was saved.
         seed: Of the actions, if they are drawn.
     """
@@ -88,11 +88,11 @@ class ControlPolicy:
 
     @torch.inference_mode()
     def act(self, observation: Any, *, deterministic: bool = True) -> Any:
-        """The action for one observation, as the environment takes it.
+        """Return the action for one observation, in the environment's format.
 
         Args:
-            observation: As the environment gives it; one that is not a `Box`, flattened by Gymnasium's wrapper.
-            deterministic: The most probable action, else a drawn one.
+            observation: As returned by the environment; flattened by Gymnasium's wrapper if it is not a `Box`.
+            deterministic: Return the most probable action instead of a sampled one.
 
         Raises:
             EnvError: The observation has another shape, or a number that is not finite.
@@ -104,7 +104,7 @@ class ControlPolicy:
         return self.policy.head.executed(self.policy.head.choose(outputs))[0]
 
     def _row(self, observation: Any) -> Any:
-        """An observation as rollouts hold it: only images stay bytes."""
+        """Convert an observation to the format of rollouts, in which only images are bytes."""
         spaces = self.policy.spaces
         if np.shape(observation) not in {spaces.observation_shape, (spaces.observation_size,)}:
             found = type(observation).__name__ if isinstance(observation, dict) else f"shape {np.shape(observation)}"
@@ -134,7 +134,7 @@ def save_control_policy(
     """Save a policy with everything needed to act: weights, spaces, network, statistics, environment.
 
     Args:
-        folder: It appears only once complete; a former one is replaced.
+        folder: It only appears once complete; an existing one is replaced.
         policy: Policy and critic.
         normalization: Their statistics.
         environment: Its id and settings as JSON types, for the reader and the card.
@@ -163,20 +163,20 @@ def save_control_policy(
 def load_control_policy(
     folder: str | Path, *, network: str | FeatureNetwork | None = None, seed: int = 0
 ) -> ControlPolicy:
-    """The policy of a control run, to act with: `action = policy.act(observation)`.
+    """Load the policy of a control run, to act with: `action = policy.act(observation)`.
 
     Args:
         folder: The run's `model/`, or a checkpoint's.
-        network: The function that made its layers, itself or as `file.py:name`, if it has its own.
+        network: The function that made its layers, itself or as `file.py:name`, if it is a custom network.
         seed: Of the actions, if they are drawn.
 
     Raises:
-        ModelError: Not such a folder, a file is damaged or missing, or `network` is missing or another one.
+        ModelError: The folder has no such policy, a file is damaged or missing, or `network` is missing or wrong.
     """
     folder = Path(os.path.expanduser(folder))
     described = _description(folder)
     if described.has_custom_network and network is None:
-        raise ModelError(f"{folder}: the policy has a network of its own; name the function that makes it")
+        raise ModelError(f"{folder}: the policy has a custom network; name the function that makes it")
     spaces = described.spaces
     make = find_named(network, word="network", error=ConfigError) if isinstance(network, str) else network
     try:

@@ -27,12 +27,12 @@ class Spaces:
     """The observations and actions of an environment.
 
     Attributes:
-        observation_shape: Of one observation, as the environment gives it.
+        observation_shape: Shape of an observation from the environment.
         image_layout: Of an image of bytes: channels first (`chw`), last (`hwc`), or without channels (`hw`); None for a
             vector of numbers, which has all numbers of `observation_shape`.
         action_kind: One choice, several choices, several switches, or several numbers.
-        action_sizes: Choices of each component; for switches and numbers a 1 each.
-        action_shape: Of one action, as the environment takes it; () for one choice.
+        action_sizes: Number of choices of each component; 1 for switches and numbers.
+        action_shape: Shape of an action for the environment; () for one choice.
         action_start: The smallest choice of each component; 0 for switches and numbers.
         action_low: The lower bound of each number; empty for other kinds.
         action_high: The upper bound of each number; empty for other kinds.
@@ -92,7 +92,7 @@ def spaces_of(observation: Space[Any], action: Space[Any], *, name: str = "the e
         name: The environment, for messages.
 
     Raises:
-        ConfigError: Observations or actions of another kind, or with nothing in them.
+        ConfigError: Observations or actions have another kind, or are empty.
     """
     if not isinstance(observation, spaces.Box) or not math.prod(observation.shape):
         raise ConfigError(f"{name}: observations of the space {observation} are not supported; expected a Box")
@@ -134,7 +134,7 @@ def _flat(table: Array, kind: type[int] | type[float]) -> tuple[Any, ...]:
 
 
 def checked_observation(observation: Any, spaces: Spaces) -> Any:
-    """An observation that fits its space: numpy would repeat a smaller one, and cut fractions to bytes.
+    """Check that an observation fits its space: numpy would repeat a smaller one, and truncate fractions to bytes.
 
     Raises:
         ValueError: It has another shape, or an image other numbers than bytes.

@@ -34,9 +34,9 @@ class Steps:
     """A rollout of T steps in N environments.
 
     Attributes:
-        observations: The policy's inputs as the environment gave them: numbers, or images of bytes [T, N, …].
+        observations: The policy's inputs as returned by the environment: numbers, or images of bytes [T, N, …].
         actions: The policy's choices [T, N, components]: float32 numbers, unclipped and not squashed, or int64.
-        rewards: As the environments gave them, float64.
+        rewards: As returned by the environments, float64.
         terminated: The episode ended in this step, by the task's own rules.
         truncated: The episode was cut off in this step, and would have continued.
         valid: True if the action was taken; False for a step that only started a new episode.
@@ -44,7 +44,7 @@ class Steps:
         final_observations: The last observation of each episode that was cut off [cuts, …].
         final_steps: Step and environment of each of these.
         last_observations: The inputs of the next step [N, …].
-        memories: Of a policy with a memory; None without one.
+        memories: The record of a policy's memory; None without a memory.
     """
 
     observations: Array
@@ -69,7 +69,7 @@ class Episode(NamedTuple):
     """A finished episode.
 
     Attributes:
-        total: The sum of its rewards, as the environment gave them.
+        total: The sum of its rewards, as returned by the environment.
         length: Its steps.
     """
 
@@ -116,7 +116,9 @@ class Episodes:
         self._lengths[mask] = 0
 
     def metrics(self, finished: Collection[Episode]) -> dict[str, float]:
-        """Metrics of the latest episodes, and of those finished in this update; without any only their number."""
+        """Compute metrics of the latest episodes, and of those finished in this update; without episodes, only their
+        number.
+        """
         recent = _means("episode/", self.latest)
         update = _means("episode/update_", finished)
         return {**recent, **update, "episode/count": len(finished), "episode/total": self.num_episodes}

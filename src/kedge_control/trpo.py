@@ -1,4 +1,4 @@
-"""The TRPO update: one natural-gradient step of the policy within a KL, then the critic's passes.
+"""The TRPO update: one natural-gradient step of the policy within a KL limit, then the critic's passes.
 
 Parameters, gradients and steps are flat vectors, in the order of the given parameters.
 """
@@ -35,9 +35,9 @@ class TrustRegion:
     Attributes:
         max_kl: δ > 0, largest mean KL from the old policy to the new one, nats.
         damping: c ≥ 0, added to the diagonal of the Fisher matrix.
-        iterations: Of the conjugate gradients.
-        shrink: β in (0, 1): each step that is tried is this much shorter than the one before.
-        max_tries: Steps tried before the update is given up, ≥ 1.
+        iterations: Maximum iterations of conjugate gradients.
+        shrink: β in (0, 1): factor between the lengths of consecutive tries.
+        max_tries: Maximum number of steps that are tried, ≥ 1.
     """
 
     max_kl: float = 0.01
@@ -66,8 +66,8 @@ def trpo_update(
     for each of K epochs: shuffle the rows; for each of M minibatches: one step on the value term
 
     The step along the natural gradient is shortened until the measured KL is at most δ and the surrogate is better; if
-    no length is, the policy's weights stay bit-identical. Of a policy and critic that share a trunk, the policy's step
-    moves the trunk and the critic's passes train the value head alone, so that they do not change the KL.
+    no length satisfies this, the policy's weights remain bit-identical. If policy and critic share a trunk, the
+    policy's step moves the trunk, and the critic's passes only train the value head, so that they do not change the KL.
 
     Args:
         learner: Evaluates policy and critic; its `PolicyOutputs.kl` is the analytic KL.
@@ -83,8 +83,8 @@ def trpo_update(
         check_step: Called before each step; False refuses the step and skips the rest of the update.
 
     Returns:
-        A single step with the metrics of the policy's, measured before it but for `policy/approx_kl`, the analytic KL
-        after it, and with the means of the critic's. Its `passes` stay empty.
+        A single step with the policy's metrics, measured before the step except for `policy/approx_kl`, the analytic KL
+        after it, and with the means of the critic's. Its `passes` remain empty.
 
     Raises:
         NumericsError: From `check_step`; by default if a loss or gradient is not finite. The step was not taken.
@@ -96,7 +96,7 @@ def trpo_update(
     _policy_step(learner, optimizer, objective.prepared(experience), objective, region, result, check_step)
     for _ in range(num_epochs):
         steps.take_critic_epoch(minibatches_of(len(experience.old_logprobs), num_minibatches, generator))
-    # All of the critic's training is in these passes: its metrics have the names that they have in PPO.
+    # These passes are the critic's entire training, so its metrics have the same names as in PPO.
     critic = reduce_steps(result.critic_steps, {})
     result.steps = [{**each, **critic} for each in result.steps]
     result.critic_steps = []
@@ -145,7 +145,7 @@ def _searched(
     step: Float[Tensor, " parameters"],
     loss: float,
 ) -> Tried:
-    """Move the policy along a step as far as the search allows."""
+    """Move the policy along a step as far as the line search allows."""
     old = parameters_to_vector(parameters).detach().clone()
 
     def evaluate(fraction: float) -> tuple[float, float]:
@@ -168,7 +168,7 @@ def _assign(parameters: Sequence[nn.Parameter], weights: Float[Tensor, " paramet
 def _gradient(
     learner: Learner[B], experience: B, objective: Objective, parameters: Sequence[nn.Parameter]
 ) -> tuple[Float[Tensor, " parameters"], MetricTotals]:
-    """The gradient of the policy's terms over all rows, and their metrics."""
+    """Compute the gradient of the policy's terms over all rows, and their metrics."""
     divisors = objective.divisors(experience)
     totals = MetricTotals()
     gradients: list[Tensor] = []
@@ -190,7 +190,7 @@ def _product(learner: Learner[B], experience: B, parameters: Sequence[nn.Paramet
     kept = next(first)
     if next(first, None) is None:
         return kept
-    # Graphs of several parts would not fit into memory together, which is why there are several.
+    # The graphs of all parts would not fit into memory together; that is why there are several parts.
     return lambda vector: torch.stack([product(vector) for product in products()]).sum(0)
 
 
@@ -213,13 +213,13 @@ def _kl(outputs: PolicyOutputs, batch: Batch) -> Float[Tensor, ""]:
 def flat_gradient(
     scalar: Float[Tensor, ""], parameters: Sequence[Tensor], *, keep: bool = False, create: bool = False
 ) -> Float[Tensor, " parameters"]:
-    """The gradient of a scalar as one vector; 0 for parameters on which it does not depend.
+    """Compute the gradient of a scalar as one vector; 0 for parameters on which it does not depend.
 
     Args:
         scalar: The function.
         parameters: Its arguments.
-        keep: It is differentiated again.
-        create: The gradient itself is to be differentiated.
+        keep: The scalar will be differentiated again.
+        create: The gradient itself will be differentiated.
     """
     gradients = torch.autograd.grad(
         scalar, parameters, retain_graph=keep or create, create_graph=create, allow_unused=True, materialize_grads=True
@@ -252,7 +252,7 @@ def conjugate_gradient(
     """Solve A·x = b approximately, from x = 0.
 
     Each iteration minimizes ½·xᵀAx − bᵀx over one more direction that is conjugate to those before, so n iterations
-    solve it exactly but for rounding.
+    solve it exactly except for rounding.
 
     Args:
         product: v ↦ A·v; A is symmetric and positive definite.
@@ -288,7 +288,7 @@ def natural_step(
 
     Args:
         product: v ↦ F·v.
-        gradient: g, of the surrogate, which the step is to raise.
+        gradient: g, of the surrogate, which the step should increase.
         region: δ, and the damping c. It keeps the system solvable in directions that do not change the policy, and
             shortens the step.
 

@@ -1,4 +1,4 @@
-"""The model card: what a model's README says of it, with the metadata that hubs read."""
+"""The model card: a model's README, with the metadata that hubs read."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kedge_base.texts import markdown, printable
 from kedge_base.version import DISTRIBUTION
 
 MAX_SHOWN = 400
-"""Most characters of a sample's prompt, and of its response."""
+"""Maximum characters of a sample's prompt, and of its response."""
 
 PLACE = "path/to/this/folder"
-"""Placeholder for the model in the card's code; a push replaces it by the model's id on the hub."""
+"""Placeholder for the model in the card's code; a push replaces it with the model's id on the hub."""
 
 _TAGS = {"sft": ["sft"], "reward": ["reward-model", "rlhf"], "critic": ["critic", "rlhf"], "ppo": ["rlhf"]}
 
@@ -42,7 +42,7 @@ class ModelCard:
 
     Attributes:
         stage: Training stage: `sft`, `reward`, `critic` or `ppo`.
-        base_model: The folder or hub id of the base model; an absolute path is not written as such.
+        base_model: The folder or hub id of the base model; absolute paths are not shown.
         facts: Rows of the table of results, in order; numbers are rounded.
         data: The rows used and dropped, by role.
         datasets: Hub ids of the data.
@@ -115,7 +115,7 @@ def _title(origin: Origin) -> str:
 
 
 def _rounded(value: object) -> str:
-    """A number with at most four significant digits; anything else as text."""
+    """Format a number with at most four significant digits; anything else as text."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

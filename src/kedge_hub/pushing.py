@@ -1,4 +1,4 @@
-"""Pushing a model folder to the Hugging Face hub, with checks that can be made before hours of training.
+"""Pushes a model folder to the Hugging Face hub, with checks that can be made before hours of training.
 
 A model replaces one that kedge pushed, as a new commit; a repository with any other content is left alone.
 """
@@ -89,10 +89,10 @@ def push_model(
 
     Args:
         model: A run, a checkpoint of it, or a model's folder.
-        repo: As in `push_folder`, like the other arguments.
+        repo: As in `push_folder`.
         private: See `push_folder`.
         existing: See `push_folder`.
-        dry_run: Only list the files that would be pushed; with a token, also ask the hub if it would accept them.
+        dry_run: Only list the files that would be pushed; with a token, also check that the hub would accept them.
         say: Prints a line to the user.
 
     Raises:
@@ -131,7 +131,7 @@ def push_folder(folder: Path, repo: str, *, private: bool = False, existing: boo
     Args:
         folder: The model's folder.
         repo: `org/name`; created if it does not exist.
-        private: Make a new repository private; an existing one stays as it is.
+        private: Make a new repository private; an existing one is unchanged.
         existing: As in `check_push`.
         again: The command that repeats the push, for the message.
 

@@ -32,7 +32,7 @@ ALGORITHMS = {
     "to_go": "PPO without a critic",
     "total": "PPO without a critic",
 }
-"""Names of presets and advantages that are not simply written in capitals."""
+"""Names of presets and advantages that are not simply the setting in capitals."""
 
 
 def stage_card(
@@ -73,7 +73,7 @@ def stage_card(
 
 
 def algorithm_of(config: Config) -> str:
-    """The name of the last preset that is an algorithm, else of a critic-free advantage estimator, else PPO."""
+    """Name the algorithm: the last preset that is one, else a critic-free advantage estimator, else PPO."""
     advantages = [] if may_need_critic(config.ppo.estimator) else [config.ppo.estimator]
     family = [preset.name for preset in FAMILY if preset.name in config.preset]
     name = [*advantages, *sorted(family, key=config.preset.index)][-1:] or ["PPO"]

@@ -1,1 +1,1 @@
-"""Readers of run folders: doctor, report page and live view. They need nothing but the folder."""
+"""Readers of run folders: doctor, report page and live view. They only need the folder."""

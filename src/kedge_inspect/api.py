@@ -1,4 +1,4 @@
-"""The functions of `kedge` that look at runs."""
+"""The functions of `kedge` that inspect runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ StrPath: TypeAlias = "str | os.PathLike[str]"
 
 
 def doctor(run: StrPath | Result) -> list[Finding]:
-    """Problems of a run, most serious first; see `kedge_inspect.diagnosis.diagnose_run`.
+    """List problems of a run, most serious first; see `kedge_inspect.diagnosis.diagnose_run`.
 
     Args:
         run: The run's folder or result, or a folder with the runs of several stages.
 
     Raises:
-        DataError: The folder holds no run, or a file in it is damaged.
+        DataError: The folder contains no run, or a file in it is damaged.
     """
     return diagnose_run(folder_of(run), advice=field_advice())
 
@@ -35,7 +35,7 @@ def write_report(*runs: StrPath | Result, out: StrPath | None = None) -> Path:
         out: Path of the page; by default `report.html`, in the run's folder for one run, else in the current folder.
 
     Raises:
-        KedgeError: A folder holds no run or is damaged, or `out` exists and is not a kedge report.
+        KedgeError: A folder contains no run or is damaged, or `out` exists and is not a kedge report.
     """
     page = None if out is None else folder_of(out, "out")
     return make_report([folder_of(run) for run in runs], page, advice=field_advice())

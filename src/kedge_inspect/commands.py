@@ -19,12 +19,14 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _path(text: str) -> Path:
-    """A path; the shell does not replace the `~` of `--out=~/page.html`."""
+    """Make a path; the shell does not expand the `~` of `--out=~/page.html`."""
     return Path(os.path.expanduser(text))
 
 
 def field_advice() -> Any:
-    """The function that says what a field's value does; one that says nothing without the package that trains."""
+    """Return the function that explains the effect of a field's value; without the training package, it returns empty
+    texts.
+    """
     from kedge_inspect.doctor import no_advice
 
     return loaded("kedge.advice", "fields") or no_advice

@@ -33,14 +33,14 @@ from kedge_inspect.page.looks import LOOKS
 from kedge_inspect.record import RunRecord, read_run, readable
 
 EVERY = 4
-"""Updates between two diagnoses of a run in progress; a tenth of the updates so far once that is more."""
+"""Updates between two diagnoses of a run in progress, or a tenth of the updates so far if that is more."""
 
 AT_ONCE = (first_update_too_large.name, reward_flat.name, groups_of_one.name)
-"""Findings that are worth a line at once, while little is lost by starting again."""
+"""Findings that are printed immediately, while restarting still costs little."""
 
 FIRST = 50
 LATEST = 450
-"""Updates kept in memory for a run in progress: its start and its latest. A run may have no fixed end."""
+"""Updates kept in memory for a run in progress: the first and the latest. A run may have no fixed end."""
 
 
 def diagnose_run(folder: Path, *, advice: Advice = no_advice) -> list[Finding]:
@@ -61,7 +61,8 @@ def diagnose_run(folder: Path, *, advice: Advice = no_advice) -> list[Finding]:
 
 
 def examine_run(folder: Path, *, advice: Advice = no_advice) -> dict[str, Examination]:
-    """The findings of `diagnose_run` and the checks that could not be made, by run: the folder itself, or its stages.
+    """Return the findings of `diagnose_run` and the checks that could not be made, by run: the folder itself, or its
+    stages.
 
     Args:
         folder: As for `diagnose_run`.
@@ -79,14 +80,16 @@ def examine_run(folder: Path, *, advice: Advice = no_advice) -> dict[str, Examin
 
 
 def lines_on_run(folder: Path, *, advice: Advice = no_advice) -> tuple[list[str], str]:
-    """A line for each warning and serious finding on a run, and the verdict with what could not be judged."""
+    """Format a line for each warning and serious finding on a run, and the verdict, including the checks that could not
+    be made.
+    """
     examination = merge(examine_run(folder, advice=advice).values())
     found = [one_line(finding) for finding in examination.findings if finding.severity != "note"]
     return found, examination.verdict
 
 
 class LiveDoctor:
-    """Diagnoses a run in progress and reports each serious finding once, and others about its first updates.
+    """Diagnoses a run in progress, and reports each serious finding once, and others about its first updates.
 
         doctor = LiveDoctor(run.folder, run.facts, config, say=progress.say)
         doctor.see(update, metrics)
@@ -96,7 +99,7 @@ class LiveDoctor:
         facts: The header of its configuration.
         config: Its configuration, section by section.
         say: Prints a line for the user.
-        done: Updates so far; the rows of later ones are about to be removed.
+        done: Number of updates so far; the rows of later ones are about to be removed.
         advice: See `diagnose_run`.
     """
 

@@ -1,4 +1,4 @@
-"""The live report of a run: kept up to date from its files, for browsers on this machine. Nothing is changed."""
+"""Serves a run's live report, updated from its files, to browsers on this machine; changes no file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kedge_inspect.record import RESULTS
 from kedge_inspect.report import collect_page, runs_in
 
 REBUILD_SHARE = 10
-"""Rebuilding the data takes at most one part in this many of the time: the machine belongs to the run."""
+"""Rebuilding the data takes at most 1/`REBUILD_SHARE` of the time, so as not to slow down the run."""
 
 LIVE_DATA = "data.json"
 
@@ -50,7 +50,7 @@ def has_run(folder: Path) -> bool:
 
 
 def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice) -> LocalServer:
-    """A server of the run's report, kept up to date; use it as a context.
+    """Serve the run's report, kept up to date; use it as a context.
 
     Args:
         folder: The run's folder, a folder of several stages, or that of a sweep.
@@ -58,7 +58,7 @@ def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice) -> Loc
         advice: Looks up a field's documentation of values that are too high or too low.
 
     Raises:
-        DataError: The folder is not a run's, or a file in it is damaged.
+        DataError: The folder is not that of a run, or a file in it is damaged.
         ConfigError: The port cannot be used.
     """
     collect_page([folder])
@@ -78,7 +78,7 @@ class _LiveReport:
         self._built: tuple[str, Mapping[str, Any]] = ("", {})
 
     def answer(self, request: Request) -> Answer:
-        """The page, or its data if the browser has an older version."""
+        """Return the page, or its data if the browser has an older version."""
         if request.path not in ("", LIVE_DATA):
             return Answer(HTTPStatus.NOT_FOUND, b"Not found.\n")
         try:
@@ -94,7 +94,7 @@ class _LiveReport:
         return Answer(HTTPStatus.OK, text, "application/json", version=version)
 
     def _newest(self) -> tuple[str, Mapping[str, Any]]:
-        """Version and data, rebuilt when there is something new, but not too often."""
+        """Return version and data, rebuilt if there is something new, but not too often."""
         with self._lock:
             files = _stamp(self._folder)
             is_new = files != self._files or time.time() >= self._stops_at
@@ -110,7 +110,7 @@ class _LiveReport:
 
 
 def _stamp(folder: Path) -> str:
-    """A text that changes with every file the page shows."""
+    """Return a text that changes with any file that the page shows."""
     paths = [
         path for place in (folder, *folder.glob("*/")) for name in WATCHED_FILES if (path := place / name).is_file()
     ]

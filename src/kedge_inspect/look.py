@@ -1,4 +1,4 @@
-"""The look of a stage: what reports, sweeps and the doctor show of its runs."""
+"""The look of a stage: how reports, sweeps and the doctor show its runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """A metric of the table: label, unit, and the direction that is good, if there is one."""
+    """A metric of the table: label, unit, and the direction of improvement, if any."""
 
     metric: str
     label: str
@@ -37,7 +37,7 @@ class Panel:
         floor: Lower limit of the axis, so that one extreme value does not flatten the rest.
         logarithmic: Whether values span orders of magnitude.
         stacked: Whether the lines add up to a whole.
-        fewest: Number of lines below which the chart is left out.
+        fewest: Minimum number of lines for the chart to be shown.
         key: Whether it belongs next to the verdict.
     """
 
@@ -74,12 +74,12 @@ class Look:
         unit: Unit of a row of `metrics.jsonl`: an `update` or a `step`.
         rows: The table of first and last values.
         panels: The charts.
-        sentences: Describes a run in one or more sentences, from its record and how far it is in words.
+        sentences: Describes a run in one or more sentences, from its record and a description of its progress.
         parts: The sections of the page that its runs can fill.
-        size: The fields with the number of items in an update or step as their product.
-        items: The items' name; empty if they are not counted in words.
-        total: The updates of a whole run, as it is configured; None if that is not known.
-        goals: The metrics that a sweep compares by; the first that the runs have.
+        size: The fields whose product is the number of items in an update or step.
+        items: The items' name; empty if texts do not count them.
+        total: The configured number of updates; None if unknown.
+        goals: The metrics that a sweep compares by; it uses the first that the runs have.
         rules: The doctor's rules for this stage; it has no others.
     """
 
@@ -96,7 +96,7 @@ class Look:
     rules: tuple[Rule, ...] = ()
 
     def panels_of(self, names: Iterable[str]) -> list[dict[str, Any]]:
-        """The charts that have data, in JSON types.
+        """Return the charts that have data, in JSON types.
 
         Args:
             names: Metrics that some run of the stage has.

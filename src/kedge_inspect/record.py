@@ -1,4 +1,4 @@
-"""A run as read from its folder: the input of reports, live views and the doctor."""
+"""Reads a run from its folder, for reports, live views and the doctor."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ QUIET_SECONDS = 60.0
 """Seconds without a write, and at least three updates' time, after which a run counts as stopped."""
 
 JUDGING_SECONDS = 600.0
-"""The same while a judge reads all responses at once: nothing is written meanwhile."""
+"""The same while a judge reads all responses at once, when nothing is written."""
 
 LARGEST = 1e300
 RESULTS = {"evaluate": JUDGMENTS_FILE, "generate": RESPONSES_FILE}
@@ -77,8 +77,9 @@ class RunRecord:
         progress: Rows of `progress.jsonl`, of a stage without updates.
         results: Rows of `judgments.jsonl` or `responses.jsonl`.
         summary: `finished.json` and `summary.json` merged; empty before the end.
-        state: Whether the run finished, is running as far as its files show, or stopped early.
-        stops_at: When a running run counts as stopped unless it writes something, seconds since the epoch; else None.
+        state: Whether the run finished, is running judging by its files, or stopped early.
+        stops_at: When a running run counts as stopped unless it writes something, in seconds since the epoch; otherwise
+            None.
     """
 
     folder: Path
@@ -111,7 +112,9 @@ class RunRecord:
         return str(self.summary.get("ended") or "")
 
     def setting(self, name: str) -> Any:
-        """A setting by its dotted name, or its latest value if it is scheduled; None if the configuration lacks it."""
+        """Return a setting by its dotted name, or its latest value if it is scheduled; None if the configuration lacks
+        it.
+        """
         if self.metrics and (scheduled := self.metrics[-1].get(f"schedule/{name}")) is not None:
             return scheduled
         value: Any = self.config
@@ -126,7 +129,7 @@ class RunRecord:
 
     @property
     def judges(self) -> list[str]:
-        """The metrics of reward terms of weight 0, which are measured but not trained on."""
+        """The metrics of reward terms with weight 0, which are measured but not trained on."""
         found = self.config.get("reward")
         terms = found if isinstance(found, list) else []
         names = distinct_names([term.get("name") or source_name(str(term.get("source") or "")) for term in terms])
@@ -192,7 +195,7 @@ def readable(folder: Path) -> Iterator[None]:
     """Context for using a run's record.
 
     Raises:
-        DataError: Something in its files is not what any run writes, such as a text in the place of a number.
+        DataError: A file contains something that no run writes, such as text instead of a number.
     """
     try:
         yield

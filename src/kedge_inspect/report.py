@@ -172,7 +172,7 @@ def _reward_models(record: RunRecord, *, exclude: set[Path]) -> dict[str, RunRec
 
 
 def _check_replaceable(path: Path) -> None:
-    """Refuse to overwrite a file that is not a kedge report."""
+    """Reject overwriting a file that is not a kedge report."""
     with writing(path):
         if not os.path.lexists(path):
             return

@@ -1,4 +1,4 @@
-"""Settings of a run with an `auto` that depends on others, resolved from its folder alone."""
+"""Resolves settings with an `auto` that depends on others, using only the run's folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kedge_base.estimators import NEED_GROUPS, UNWHITENED, may_need_critic
 from kedge_inspect.record import RunRecord
 
 KL_COSTS = ("reward/total", "reward/kl")
-"""Metrics without information where the rewards contain no KL: the score itself, of the responses trained on, and 0."""
+"""Metrics that are redundant if the rewards contain no KL: the score of the responses trained on, and 0."""
 
 
 def critic_of(run: RunRecord) -> str:
@@ -44,12 +44,12 @@ def charges_kl(run: RunRecord) -> bool:
 
 
 def has_kl_in_loss(run: RunRecord) -> bool:
-    """True if the KL is a term of the loss, beside the advantages, and not a part of the rewards."""
+    """True if the KL is a term of the loss, separate from the advantages, and not a part of the rewards."""
     return "loss" in (run.setting("ppo.kl_in") or ())  # a word, or {word: estimator}
 
 
 def weighs_scores(run: RunRecord) -> bool:
-    """True if β compares the KL with the score, and not with advantages whose size does not depend on the score's."""
+    """True if β weighs the KL against the score, and not against advantages with an independent scale."""
     whitening = run.setting("ppo.whiten_advantages")
     advantage = run.setting("ppo.advantage")
     whitens = advantage not in UNWHITENED if whitening == "auto" else whitening
@@ -58,9 +58,9 @@ def weighs_scores(run: RunRecord) -> bool:
 
 
 def value_warmup_of(run: RunRecord) -> int:
-    """The last update that trained the critic alone; 0 for none.
+    """The last update that trained only the critic; 0 for none.
 
-    With `ppo.value_warmup_until` the metrics tell which it was.
+    With `ppo.value_warmup_until`, it is read from the metrics.
     """
     if run.setting("ppo.value_warmup_until") is None:
         return int(run.setting("ppo.value_warmup_updates") or 0)
@@ -68,6 +68,6 @@ def value_warmup_of(run: RunRecord) -> int:
 
 
 def learns_from_teacher(run: RunRecord) -> bool:
-    """True for a run without a reward, that learns from the KL to another model alone."""
+    """True for a run without a reward, which learns only from the KL to another model."""
     is_scored = run.config.get("reward") or run.setting("environment.source") is not None
     return run.setting("ppo.reference") is not None and not is_scored

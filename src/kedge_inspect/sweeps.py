@@ -1,4 +1,4 @@
-"""Sweeps as read from their folder: which runs belong to which setting, and how the settings compare."""
+"""Reads sweeps from their folder, groups their runs by setting, and compares the settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kedge_base.run_folder.output import SWEEP_FILE
 from kedge_inspect.page.looks import look_of
 
 MOST_ERROR = 300
-"""Characters of a failed run's error."""
+"""Maximum characters of a failed run's error."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class SweptRun:
         values: The values of the swept fields, as on the command line.
         seed: Its `runtime.seed`.
         folder: Its folder, which may not exist yet.
-        error: Why it failed: the last line that it printed, or the signal that ended it; None if it did not fail.
+        error: The reason of a failure: the last line that the run printed, or the signal that ended it; None without a
+            failure.
     """
 
     name: str
@@ -122,7 +123,7 @@ LAST_SHARE = 0.1
 """Share of a run's rows, the last ones, over which its result is averaged: single updates are noisy."""
 
 EQUAL = 1e-9
-"""Relative difference of results up to which settings tie: rounding."""
+"""Relative difference of results up to which settings tie, because of rounding."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def find_goal(stage: str, known: Iterable[str], metric: str | None, goal: str | 
     chosen = next((name for name in ([metric] if metric else look_of(stage).goals) if name in names), None)
     if chosen is None:
         return None
-    # The names of reward terms are their own: more is better of each.
+    # Reward terms have arbitrary names, and higher is better for each.
     section, _, name = chosen.rpartition("/")
     known_lower = section not in OF_TERMS and any(word in name for word in LOWER_IS_BETTER)
     lower = goal == "min" if goal else known_lower
@@ -197,8 +198,8 @@ def compare(settings: Sequence[Setting], finished: Mapping[str, Sequence[Mapping
 
     Args:
         settings: The settings.
-        finished: The rows of the metrics of each finished run, by name. What a run reached before it failed, or has
-            reached so far, is not compared with the others' final results.
+        finished: The rows of the metrics of each finished run, by name. Results of failed or unfinished runs are not
+            compared with the others' final results.
         goal: The metric to compare by.
     """
     rows = [_row(setting, [finished[run.name] for run in setting.runs if run.name in finished], goal)

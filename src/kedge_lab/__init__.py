@@ -1,1 +1,1 @@
-"""Work on finished models and runs: evaluate, generate, sweep, chat, and the demo."""
+"""Tools for finished models and runs: evaluate, generate, sweep, chat, and the demo."""

@@ -69,7 +69,7 @@ def evaluate(
         judge: A reward model or a reward function; with `judge_mode="pairwise"` a function that compares two responses.
         against: Folder or hub id of the policy to compare with; None for the references in the data (the columns
             `completion`, `chosen` or `summary`).
-        environment: As in `ppo`: episodes are compared, by what they are paid unless there is a judge.
+        environment: As in `ppo`: episodes are compared, by their rewards unless there is a judge.
         out: The run's folder; must be empty.
         settings: Fields of the configuration, such as `judge_mode`.
     """
@@ -96,8 +96,8 @@ def pass_at_k(
         judge: A function such as `kedge_tasks.verify:gsm8k`, that scores right responses 1. Optional with an
             environment.
         num_responses: Responses to each prompt, at least 2: the largest k.
-        against: Folder or hub id of a policy to measure as well.
-        environment: As in `ppo`: an episode that is paid 1 or more is right.
+        against: Folder or hub id of another policy to measure.
+        environment: As in `ppo`: an episode with a reward of 1 or more is right.
         out: The run's folder; must be empty.
         settings: Fields of the configuration, such as `generate.temperature`.
     """
@@ -120,7 +120,7 @@ def check_critic(
     Args:
         critic: A run of PPO or of `critic`, or a trained critic (folder or hub id).
         prompts: As in `ppo`.
-        model: The policy, for a critic that is not a run's.
+        model: The policy, for a critic that does not belong to a run.
         reward: As in `ppo`, instead of the run's.
         out: The run's folder; must be empty.
         settings: Fields of the configuration, such as `evaluate.num_prompts`.
@@ -154,12 +154,12 @@ def sweep(
     Args:
         stage: sft, reward, critic, ppo or control.
         fields: The values to try, by dotted name; with `num_random` also a range, `["1e-6..1e-4"]`.
-        model: As in the stage's function, like the next four.
+        model: As in the stage's function.
         demonstrations: See `model`.
         comparisons: See `model`.
         prompts: See `model`.
         reward: See `model`.
-        seeds: Number of seeds of each setting, or the seeds; None for that of `runtime.seed`.
+        seeds: Number of seeds for each setting, or the seeds; None uses `runtime.seed`.
         num_random: Number of settings to draw; None tries every combination.
         num_processes: Runs at a time; None for one per core on a CPU, one on a GPU.
         metric: The metric to compare by; None for the stage's usual one.
@@ -190,9 +190,7 @@ def sweep(
     for field, value in ((field, value) for field, value in given.items() if value is not None):
         values, kept = read_argument(field, value, field)
         if kept is not None:
-            raise ConfigError(
-                f"the runs of a sweep are processes of their own: {field} must be a file or folder, by name"
-            )
+            raise ConfigError(f"the runs of a sweep are separate processes: {field} must be a file or folder, by name")
         parts.append(values)
     shared = full_settings(stage, *parts)
     full_settings(stage, *({name: values} for name, values in fields.items()))  # refuses a field under two names
@@ -219,7 +217,7 @@ def _as_texts(field: str, values: object) -> list[str]:
     try:
         return [_as_text(value, field) for value in cast("Iterable[object]", values)]
     except TypeError:
-        raise ConfigError(f"{field}: the runs of a sweep are processes of their own; {values!r} is not text") from None
+        raise ConfigError(f"{field}: the runs of a sweep are separate processes; {values!r} is not text") from None
 
 
 def _as_text(value: object, field: str) -> str:
@@ -236,7 +234,7 @@ def _plain(value: Any) -> Any:
 
 
 def _seeds(seeds: int | Sequence[int] | None) -> Sequence[int] | None:
-    """The seeds; a number means that many, from 0."""
+    """Return the seeds; a number means that many seeds, from 0."""
     if seeds is None:
         return None
     try:

@@ -87,7 +87,7 @@ def run_check_critic(
     num_prompts, num_prefixes, num_continuations = config.ppo.critic_check_size
     chosen = roles.prompts.train[: config.evaluate.num_prompts or num_prompts]
     run.data.add("prompts", used=len(chosen))
-    # Whitening puts the rewards of all continuations in one unit, so they cannot be split.
+    # Whitening scales the rewards of all continuations together, so they cannot be split.
     at_once = len(chosen) if found.config.ppo.whiten_rewards else PROMPTS_AT_ONCE
     samples: list[PrefixSample] = []
     with (
@@ -145,7 +145,7 @@ OFF: Mapping[str, Any] = {
     "ppo.critic_check": None,
     "ppo.ptx_coef": 0.0,
 }
-"""Settings switched off for a check, which has no use for them."""
+"""Settings that are switched off for a check, which does not need them."""
 
 OF_THE_RUN = frozenset({"model", "adapter", "reward", "reward_functions", "rollout", "ppo"})
 """Sections that are taken from the run that trained the critic."""
@@ -168,7 +168,7 @@ class FoundCritic:
     checkpoint: Checkpoint | None = None
 
     def restore(self, actor_critic: ActorCritic, parts: Mapping[str, Stateful]) -> None:
-        """Load the checkpoint's weights into the models, and restore those other parts whose state it has."""
+        """Load the checkpoint's weights into the models, and restore other parts whose state it contains."""
         if self.checkpoint is not None:
             restore_module(actor_critic, self.checkpoint.tensors("actor_critic"))
             progress = self.checkpoint.state["progress"]
@@ -222,7 +222,7 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
 
 
 def _saved(requested: Config, base: Config, source: str, *, has_reward: bool) -> FoundCritic:
-    """Describe a critic saved in a folder of its own, as at the start of PPO."""
+    """Describe a critic saved in a separate folder, as at the start of PPO."""
     for name, flag in {"model": "--model", "reward": "--reward"}.items():
         if not getattr(base, name) and not (name == "reward" and has_reward):
             how = as_argument(flag)

@@ -107,4 +107,4 @@ EVALUATE = language_stage(
 )
 
 STAGES = (GENERATE, EVALUATE)
-"""In the order of the help."""
+"""The stages of this package, in the order of the help."""

@@ -98,7 +98,7 @@ def run_evaluate(
         prompts: Texts or rows instead of `config.data.prompts`.
         judge: A function or reward model instead of `config.evaluate.judge`.
         environment: A class instead of `config.environment.source`; the responses are then episodes with it, and are
-            judged by what it pays unless there is a judge.
+            judged by their rewards unless there is a judge.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; raised before any sampling.
@@ -143,8 +143,8 @@ def run_pass_at_k(
 ) -> PassResult:
     """Measure how many prompts `config.model` solves with k responses, up to `config.generate.num_responses`.
 
-    A response is right if the judge scores it 1 or more. `config.evaluate.against` and `frontier` are measured as well,
-    on the same prompts with the same random numbers.
+    A response is right if the judge scores it 1 or more. `config.evaluate.against` and `frontier` are also measured, on
+    the same prompts with the same random numbers.
 
     Args:
         config: The resolved configuration.
@@ -182,7 +182,9 @@ def _opened(
     judge: RewardSpec | None,
     environment: Callable[[], Any] | None,
 ) -> tuple[Run, Evaluator, Policy | None]:
-    """The run, the evaluator with the policy and the prompts, and the policy `config.evaluate.against`."""
+    """Open the run; return it with the evaluator of the policy on the prompts, and the policy
+    `config.evaluate.against`.
+    """
     settings = config.evaluate
     in_memory = {"data.prompts": prompts, "evaluate.judge": judge, "environment.source": environment}
     run = open_run(config, "evaluate", in_memory=in_memory)

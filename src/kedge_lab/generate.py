@@ -42,10 +42,10 @@ from kedge_base.texts import printable
 from kedge_lab.evaluation.report import endings_line, verdict_lines
 
 MOST_SHOWN = 4
-"""Up to this many responses are printed."""
+"""Maximum number of responses that are printed."""
 
 ALIKE = 0.01
-"""Up to this temperature, most prompts get equal responses with any seed."""
+"""Temperature up to which most prompts get equal responses with any seed."""
 
 
 @shows_its_run
@@ -177,7 +177,7 @@ def kl_of_best(number: int) -> float:
 
 
 def _check_best_of(best_of: int, sampling: SamplingSettings, *, scores: bool) -> None:
-    """Check that best-of-n can tell responses apart.
+    """Check that best-of-n can distinguish responses.
 
     Raises:
         ConfigError: Nothing scores the responses, or they are all equal.

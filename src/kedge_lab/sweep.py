@@ -70,7 +70,7 @@ LOG_RATIO = 10
 
 
 MAX_NAME = 120
-"""Most characters of a folder's name, without the seed."""
+"""Maximum characters of a folder's name, without the seed."""
 
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -137,7 +137,7 @@ def run_sweep(
         goal: `max` or `min`; None to go by the metric's name.
 
     Raises:
-        KedgeError: The folder holds something else, or no run has the metric. A line reports the latter as soon as
+        KedgeError: The folder contains something else, or no run has the metric. A line reports the latter as soon as
             the first run has finished; the error comes after the table, which then uses the stage's usual metric.
         KeyboardInterrupt, Terminated: The sweep was interrupted; the same command continues it.
     """
@@ -188,7 +188,7 @@ def run_sweep(
 
 
 def _missing(metric: str | None, folders: Sequence[Path]) -> str | None:
-    """The error for a metric that no run has so far; None if a run has it, or no metric was asked for."""
+    """The error for a metric that no run has so far; None if a run has it, or no metric was requested."""
     known = metrics_in(row for folder in folders if (folder / METRICS_FILE).is_file() for row in read_metrics(folder))
     if metric is None or not known or metric in known:
         return None
@@ -197,16 +197,16 @@ def _missing(metric: str | None, folders: Sequence[Path]) -> str | None:
 
 
 def _error(exit_code: int, log: Path) -> str:
-    """Why a trial failed: the last line of its log, or the signal that killed it, which leaves no error there."""
+    """Return why a trial failed: the last line of its log, or the signal that killed it, which leaves no line."""
     if exit_code >= 0:
         return last_line(log)
     return f"killed by {signal.Signals(-exit_code).name}"
 
 
 def _prepare(trials: Sequence[Trial], folder: Path) -> None:
-    """Write each trial's configuration; refuse a changed configuration, or changed inputs of a finished trial.
+    """Write each trial's configuration; reject a changed configuration, or changed inputs of a finished trial.
 
-    The inputs of an unfinished trial may change: it has failed, or resuming it checks them.
+    The inputs of an unfinished trial may change: it has failed, or resuming checks them.
     """
     all_hashes = input_hashes_of_all([trial.config for trial in trials])
     with writing(folder):
@@ -251,7 +251,7 @@ def run_trials(
     num_processes: int,
     on_ended: Callable[[Trial, int], None],
 ) -> None:
-    """Run each trial as `kedge STAGE` in `folder/NAME`; a started one is resumed, a finished one is left as it is.
+    """Run each trial as `kedge STAGE` in `folder/NAME`; a started one is resumed, a finished one is unchanged.
 
     Ctrl-C and SIGTERM stop all trials, which save checkpoints, and are raised again.
 
@@ -441,7 +441,7 @@ def _draw(choices: Sequence[str], source: random.Random) -> str:
         value = math.exp(source.uniform(math.log(low - half), math.log(high + half)))
     else:
         value = source.uniform(low - half, high + half)
-    # Enough digits to tell numbers in a narrow range apart.
+    # Enough digits to distinguish numbers in a narrow range.
     digits = 3 + max(0, math.floor(-math.log10((high - low) / max(-low, high))))
     text = str(round(value)) if is_whole else f"{value:.{digits}g}"
     return ends[0] if float(text) < low else ends[1] if float(text) > high else text

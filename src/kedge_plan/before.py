@@ -23,7 +23,7 @@ SMALL = 2**22
 
 
 def plan_before(config: Config, stage: str, *, anyway: bool = False, label: str = "") -> MachinePlan | None:
-    """Print a run's planned peak, and refuse the run if it cannot fit, before anything is loaded.
+    """Print a run's planned peak, and reject the run if it cannot fit, before anything is loaded.
 
     Only a certain lower bound counts against a run: trained weights with their gradients and moments, or the peak with
     responses of two tokens, less the plan's largest error.
@@ -93,7 +93,7 @@ def _least(counted: Counted) -> float:
     # Of the queued versions of the weights, only the newest is certain to exist.
     config = with_values(subject.config, {"rollout.max_staleness": min(1, subject.config.rollout.max_staleness)})
     shortest = count_stage(config, subject.stage, response=2, lengths=lengths).plan()
-    # The evaluation does not count: it is smaller if there are fewer prompts.
+    # The evaluation does not count: it needs less memory if there are fewer prompts.
     peak = max(phase.bytes for phase in shortest.phases if phase.name != "evaluation")
     return max(2 * trained + state, LOWEST * peak)
 

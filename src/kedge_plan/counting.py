@@ -16,15 +16,16 @@ from kedge_plan.hollow import layers_of
 Figures = dict[tuple[str, ...], float]
 """`held, PHASE, PART, KIND, ROLE`: bytes at the peak of a part of a phase; `work, PHASE, NAME`: per update;
 `parameters, ROLE` and `trained, ROLE`: weights, and the bytes of trained ones; `resting, ROLE`: bytes of weights that
-are in the host's memory between their passes; and `cost, update` and `cost, step`: FLOPs of an update of PPO, and of a
-step of supervised fine-tuning on its tokens, as `flops/…` in a run."""
+are in host memory between passes; and `cost, update` and `cost, step`: FLOPs of an update of PPO, and of a step of
+supervised fine-tuning on its tokens, as `flops/…` in a run.
+"""
 
 
 class Phases:
     """The peaks and the work of the phases of an update.
 
     A phase has parts, each of which grows linearly with the number of blocks: a backward pass is split where it reaches
-    a model's first block. Before, it holds the other blocks' activations; afterwards, their gradients.
+    a model's first block. Before that, it holds the other blocks' activations; afterwards, their gradients.
 
     Args:
         counter: Counts the operations.
@@ -69,7 +70,7 @@ class Phases:
         self.start("load", "run")
 
     def keep(self, kind: str) -> None:
-        """Move what a phase has computed so far to a separate kind."""
+        """Assign the results of a phase so far to a separate kind."""
         role = self.counter.label[1]
         self.counter.rename(self.counter.label, (kind, role))
 
@@ -89,7 +90,7 @@ class Phases:
 
         Args:
             models: Models whose passes are split into parts.
-            times: Steps per update that each step in the block stands for.
+            times: Number of steps per update that each step in the block represents.
         """
         around: Any = None
 

@@ -1,4 +1,4 @@
-"""Devices to plan for: this machine, or one by name, with its memory and speed."""
+"""The devices to plan for: this machine or a named one, with memory and speed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNITS: Final = {"GIB": 2**30, "GB": 10**9, "MIB": 2**20, "MB": 10**6, "TIB": 2**
 PRODUCTS = 0.35
 STREAMS = 0.7
 LAUNCH = 12e-6
-"""Shares of a data sheet's FLOP/s and bandwidth that passes reach, and seconds to launch an operation.
+"""Shares of the specified FLOP/s and bandwidth that passes reach, and seconds to launch an operation.
 
 The first is fitted to published updates on H100s: docs/ranks.md. The last is measured on an H100: a model of
 SmolLM2-135M's shape samples a token in 24 ms.
@@ -34,11 +34,11 @@ USABLE = 0.98
 ROWS = 512
 WIDEST = 4096
 STREAMED = 2**20
-"""Rows and largest width of the measured product, and numbers of the measured stream: 4 MB, typical of activations."""
+"""Rows and largest width of the measured product, and size of the measured stream: 4 MB, typical of activations."""
 CALLS = 500
 REPEATS = 5
 REACHED = 0.70
-"""Share of measured speeds that updates reach: Python, metrics and logs cost the rest. Median of `bench.plan`."""
+"""Share of the measured speed that updates reach; Python, metrics and logs take the rest. Median of `bench.plan`."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Speed:
     origin: str
 
     def seconds(self, work: Mapping[str, float]) -> float:
-        """The time that some `LiveBytes.work` takes, seconds."""
+        """Estimate the seconds that some `LiveBytes.work` takes."""
         products = work["flops"] / self.flops
         others = work["bytes"] / self.bandwidth + work["functions"] / self.functions
         return products + others + work["calls"] * self.call
@@ -92,7 +92,7 @@ class Device:
 
     @property
     def has_own_memory(self) -> bool:
-        """True for a GPU with memory of its own, from which data can be offloaded to the host."""
+        """True for a GPU with its own memory, from which data can be offloaded to the host."""
         return self.accelerator and not self.shares_memory
 
 
@@ -153,7 +153,7 @@ def this_machine(device_name: str = "auto") -> Device:
 
 
 def _room(limit: MemoryLimit) -> float:
-    """The memory that this process could hold under a limit; `ulimit` also counts memory that is only mapped."""
+    """Memory that this process could use under a limit; `ulimit` also counts memory that is only mapped."""
     mapped = limit.used - held_memory() if limit.name.startswith("ulimit") else 0
     return float(limit.limit - mapped)
 

@@ -1,6 +1,6 @@
-"""Models whose weights have shapes but no contents, built from config.json alone: their passes need no memory.
+"""Models whose weights have shapes but no contents, built only from config.json: their passes need no memory.
 
-They use kedge's own classes, adapters and number formats, so `LiveBytes` counts what passes of the real models hold.
+They use kedge's own classes, adapters and number formats, so `LiveBytes` counts the memory of the real models' passes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ from kedge_base.stage import find_stage
 from kedge_base.texts import names_function
 
 NF4 = 1 / 2 + 1 / 64
-"""Size of a number in nf4 (4 bits, and 8 bits of scale per 64 numbers) relative to int8, which replaces nf4 here: in
-both formats, a pass dequantizes one matrix at a time."""
+"""Size of a number in nf4 (4 bits, and 8 bits of scale per 64 numbers) relative to int8, which stands in for nf4: in
+both formats, a pass dequantizes one matrix at a time.
+"""
 PER_KIND = ("layer_types", "mlp_layer_types", "layers_block_type")
 """Entries of config.json with one value per layer."""
 Model = TypeVar("Model", LanguageModel, ScalarModel)
@@ -91,7 +92,7 @@ def read_blueprint(source: str | Path, *, trust_remote_code: bool = False) -> Bl
     """Read the shape of a model, or of an adapter's base, from config.json.
 
     Raises:
-        ModelError: It is missing, or transformers cannot use it; or the weights are pickles.
+        ModelError: config.json is missing or unusable for transformers, or the weights are pickles.
     """
     base = base_source(source)
     check_weight_files(base)
@@ -107,7 +108,8 @@ def read_blueprint(source: str | Path, *, trust_remote_code: bool = False) -> Bl
 
 
 def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
-    """Blueprints of the models with their own weights, by role; a reference that is the initial policy has none.
+    """Return the blueprints of models with their own weights, by role; a reference that is the initial policy has no
+    blueprint.
 
     Raises:
         ModelError: A model has no usable config.json.
@@ -169,7 +171,7 @@ class HollowModels:
         return self._counted("policy", self._language("policy", adapter_of(self.config), value_head=value_head))
 
     def actor_critic(self, *, freezes: bool = False) -> ActorCritic:
-        """Policy and critic of a PPO run, with the parts of the critic frozen that PPO freezes."""
+        """Policy and critic of a PPO run; parts of the critic that PPO freezes are frozen."""
         policy = self.policy(value_head=self.config.ppo.resolved_critic == "shared")
         critic = None
         if "critic" in self.blueprints:
@@ -304,7 +306,7 @@ def _build(auto_class: Any, config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _completed(model: Model, inner: PreTrainedModel, adapter: AdapterSettings | None) -> Model:
-    """Add the adapter, and switch to padded rows if the model's code cannot read packed ones or single tokens."""
+    """Add the adapter, and switch to padded rows if the model's code cannot process packed rows or single tokens."""
     if model.trunk is not None:
         key = f"{type(inner).__name__} {json.dumps(inner.config.to_dict(), sort_keys=True, default=str)}"
         if key not in _PACKS:
@@ -316,7 +318,7 @@ def _completed(model: Model, inner: PreTrainedModel, adapter: AdapterSettings | 
 
 
 _PACKS: dict[str, bool] = {}
-"""Whether a model's code can run packed, by class and configuration: trying takes as long as counting."""
+"""Cache of whether a model's code can run packed, by class and configuration: a test takes as long as counting."""
 
 
 def _runs_packed(model: LanguageModel | ScalarModel) -> bool:
@@ -335,7 +337,7 @@ def _runs_packed(model: LanguageModel | ScalarModel) -> bool:
 
 
 def _empty(model: nn.Module) -> None:
-    """Replace weights by tensors without contents; tied weights stay tied."""
+    """Replace weights by tensors without contents; tied weights remain tied."""
     known: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, weight in module._parameters.items():

@@ -24,7 +24,7 @@ from kedge_plan.updates import Subject, subject_of
 
 PHASES = ("rollout", "reward", "experience", "fit", "train", "ptx", "step", "evaluation")
 PROCESS = 0.6 * 2**30
-"""Bytes that a process takes for Python, torch and transformers."""
+"""Bytes that a process needs for Python, torch and transformers."""
 ALLOCATOR = 0.06
 ALLOCATOR_ON_CPU = 0.2
 """Share of the tensors' bytes that the allocator adds, on CUDA and on a CPU. The CPU's keeps freed memory for the next
@@ -32,7 +32,7 @@ pass; a fifth is typical, not a bound: bench/plan/RESULTS.md."""
 IN_8_BITS = 1 / 4 + 1 / 256
 """Size of 8-bit Adam's state, with a scale per 256 numbers, relative to fp32."""
 HOST_BANDWIDTH = 20e9
-"""Byte/s between a GPU and the host's memory that PCIe 4.0 reaches, of a nominal 31.5 GB/s."""
+"""Byte/s that PCIe 4.0 reaches between a GPU and host memory, of a nominal 31.5 GB/s."""
 LEAST_TOKENS = 512
 OF_PASSES = ("activations", "logits", "key–value cache")
 """Uses of memory that are freed at the end of a phase."""
@@ -60,7 +60,7 @@ class Counted:
         Args:
             speed: The machine's speed; None for a plan without times.
             on_cpu: Include the process's own memory.
-            config: May change the optimizer or where its state is kept, which needs no new count.
+            config: May change the optimizer or the location of its state, which needs no new count.
         """
         subject = self.subject
         config = config or subject.config
@@ -132,7 +132,7 @@ def count_stage(
     Args:
         config: The resolved configuration.
         stage: sft, reward, critic or ppo.
-        accelerator: Count as on an accelerator or not; None goes by the run's own device.
+        accelerator: Count as on an accelerator or not; None uses the run's device.
         response: Tokens of each sampled response; None for the longest allowed.
         lengths: The data's lengths; None reads some rows.
 
@@ -172,7 +172,7 @@ def plan_machine(
 
     Args:
         config: The resolved configuration.
-        stage: sft, reward, critic, ppo, or rlhf, whose stages are planned one after the other.
+        stage: sft, reward, critic, ppo, or rlhf, whose stages are planned in turn.
         device_name: See `find_device`; None for this machine.
         price_per_hour: The device's price; None leaves out costs.
 
@@ -212,7 +212,7 @@ def rlhf_stages(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def proposals(counted: Counted, device: Device, speed: Speed | None = None) -> Iterator[tuple[str, MachinePlan]]:
-    """Plans with some other settings, keyed by the settings as written on the command line."""
+    """Make plans with other settings, keyed by the settings as written on the command line."""
     subject = counted.subject
     for changes in _alternatives(counted, device):
         try:
@@ -229,7 +229,7 @@ def proposals(counted: Counted, device: Device, speed: Speed | None = None) -> I
 
 
 def _alternatives(counted: Counted, device: Device) -> Iterator[dict[str, Any]]:
-    """Changes of settings that may save memory."""
+    """List changes of settings that may save memory."""
     subject = counted.subject
     config = subject.config
     runtime = config.runtime

@@ -23,7 +23,7 @@ class PlannedPhase:
     """A phase of an update, or of a step.
 
     Attributes:
-        name: As in `time/NAME` of the metrics, where there is one.
+        name: The name in the metric `time/NAME`, if there is one.
         held: Bytes at the peak by kind, one of `KINDS`, and role: policy, critic, reference, a reward model or the run.
         seconds: Time per update or step; None if unknown.
     """
@@ -67,18 +67,18 @@ class MachinePlan:
 
     @property
     def needed(self) -> float:
-        """Bytes of the process at its peak."""
+        """Peak memory of the process in bytes."""
         return self.process + self.peak.bytes * (1 + self.overhead)
 
     @property
     def seconds(self) -> float | None:
-        """Per update or step."""
+        """Seconds per update or step."""
         known = [phase.seconds for phase in self.phases if phase.seconds is not None]
         return sum(known) if known else None
 
     @property
     def whole(self) -> float | None:
-        """Seconds of the run."""
+        """Seconds of the whole run."""
         return None if self.seconds is None or self.updates is None else self.seconds * self.updates
 
 

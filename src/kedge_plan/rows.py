@@ -1,4 +1,4 @@
-"""The rows of an update or a step: their lengths, from a sample of the data or from settings, and their passes."""
+"""The rows of an update or a step: their lengths, measured on data or assumed from settings, and their passes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Lengths:
 
     Attributes:
         prompts: Length of each prompt.
-        completions: Length of each answer; empty for prompts alone.
+        completions: Length of each answer; empty if there are only prompts.
         origin: Source of the lengths, for the report.
         rows: Number of rows in the data, if all were read.
         assumed: True if no data was read.
@@ -87,7 +87,7 @@ class Rows:
         prompts: Tokens of each prompt.
         responses: Tokens of each response, or of each completion.
         budget: Tokens of a pass; None for all rows at once.
-        group: Responses to each prompt, one after the other; a pass reads their prompt once.
+        group: Number of adjacent responses to each prompt, which a pass reads once.
         common: Tokens that all prompts begin with.
     """
 
@@ -123,7 +123,7 @@ class Rows:
         return self.num_tokens - repeated_tokens(self._pieces())
 
     def shortened(self, passes: int = 2) -> Rows:
-        """The rows of the first passes, which are the largest; later passes hold no more than the second."""
+        """The rows of the first passes, which are the largest; later passes need no more memory than the second."""
         parts = [part.rows for part in ALONE.plan(self.lengths, self.budget, self._pieces())][:passes]
         return self.select([row for part in parts for row in part])
 

@@ -54,10 +54,10 @@ class Work:
         make: Makes an update or a step.
         count: Returns the number of updates, parts or steps in the run; None if unknown.
         unit: Name of the unit that is counted.
-        rows: The name of its rows, for a stage that does not sample.
+        rows: The name of the stage's rows, if it does not sample.
         texts: Texts per row, assumed to be equally long.
         critic_field: The setting with the critic's kind.
-        config: Returns the configuration that an update is made with.
+        config: Returns the configuration of an update.
         group: Returns the number of consecutive rows with the same prompt, which is read once for all of them.
         optimizer_steps: Returns the mean number of optimizer steps in an update.
     """
@@ -98,7 +98,7 @@ class Subject:
     texts: Rows | None = None
 
     def figures(self) -> Figures:
-        """Memory and computation of an update at full depth, from shallow models if the layers are alike."""
+        """Memory and computation of an update at full depth, extrapolated if all layers are alike."""
         alike = all(each.alike for each in self.blueprints.values())
         layers = {role: each.layers for role, each in self.blueprints.items()}
         return extrapolated(self._measured, layers, SHALLOW if alike else None)
@@ -119,7 +119,7 @@ class Subject:
 
     @property
     def work(self) -> Work:
-        """How the stage's updates are made and counted."""
+        """The `Work` that makes and counts the stage's updates."""
         return _WORK[self.stage]
 
     def _measured(self, layers: Mapping[str, int]) -> Figures:
@@ -135,7 +135,7 @@ class Subject:
 def subject_of(
     config: Config, stage: str, lengths: Lengths, precision: Precision, *, accelerator: bool, response: int | None
 ) -> Subject:
-    """Put together a stage and the rows of its update.
+    """Make the subject of a stage and the rows of its update.
 
     Args:
         config: The resolved configuration.
@@ -246,7 +246,9 @@ def _train(
 
 
 def _stand_in(subject: Subject) -> Any:
-    """The optimizer to count with: Adam for 8-bit Adam, which needs real tensors; `Counted` corrects the size."""
+    """Return the optimizer to count with: Adam instead of 8-bit Adam, which needs real tensors; `Counted` corrects the
+    size.
+    """
     kind = subject.optimizer_in(subject.config)
     return "adamw" if kind == "adamw8bit" else kind
 
@@ -302,7 +304,7 @@ def _cost(
     experience: Experience,
     result: UpdateResult,
 ) -> Figures:
-    """FLOPs of an update and of a step of supervised fine-tuning on its tokens, as a run counts them.
+    """Compute the FLOPs of an update and of a step of supervised fine-tuning on its tokens, as a run does.
 
     Args:
         subject: The stage.
@@ -363,7 +365,7 @@ def _texts(
         precision: Number format of the matrix products.
         phases: Counts the passes.
         steps: Optimizer steps per update that each counted step stands for.
-        then: Repetitions per update of the training that follows.
+        then: Repetitions per update of the subsequent training.
     """
     first = rows.shortened()
     loss = CompletionLoss(policy, precision)
@@ -475,7 +477,8 @@ def _unscored(rows: Rows, policy: LanguageModel) -> ScoredRollout:
 
 
 def _measurements(config: Config) -> Iterator[tuple[int, int]]:
-    """The most held-out responses in an evaluation and in a check of the critic, and how many share their start.
+    """Return the maximum number of held-out responses in an evaluation and in a check of the critic, and how many share
+    their start.
 
     A check samples continuations together if their prefixes are about equally long, as in short responses.
     """

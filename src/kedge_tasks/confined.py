@@ -5,11 +5,11 @@
                                                               ╰──▶ tests that call it, in another such process
 
 `sandbox` passes the compiled code of this file to a bare interpreter, so it imports only modules that load in a
-millisecond. Once the program runs, nothing that this process reports can be trusted, and nothing has to be: it is never
-told the expected values.
+millisecond. Once the program runs, nothing that this process reports can be trusted, and nothing has to be: it never
+receives the expected values.
 
-Landlock and seccomp are Linux features with which an unprivileged process gives up rights for good.
-Sources: docs.kernel.org/userspace-api/landlock.html, …/seccomp_filter.html; numbers of system calls: <asm/unistd.h>.
+Landlock and seccomp are Linux features with which an unprivileged process gives up rights permanently. Sources:
+docs.kernel.org/userspace-api/landlock.html, …/seccomp_filter.html; numbers of system calls: <asm/unistd.h>.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ epoll_ctl 233 21, openat 257 56, newfstatat 262 79, faccessat 269 48, pselect6 2
 set_robust_list 273 99, epoll_pwait 281 22, eventfd2 290 19, epoll_create1 291 20, dup3 292 24, pipe2 293 59,
 getrandom 318 278, statx 332 291, rseq 334 293, close_range 436 436, faccessat2 439 439, epoll_pwait2 441 441
 """
-"""The system calls that a program may make. None of them concerns processes, threads, programs, sockets, signals,
-mounts, shared memory, other processes' limits or devices."""
+"""The system calls that a program may make. None of them affects processes, threads, programs, sockets, signals,
+mounts, shared memory, other processes' limits or devices.
+"""
 
 ARGUMENTS = {
     (72, 25): {1: (0, 1, 2, 3, 4, 1030)},
@@ -105,7 +106,7 @@ def main(job: dict[str, Any]) -> None:
 
 
 def _holds(test: str, names: dict[str, Any]) -> bool:
-    """True for a test that holds; False if an error of its own stops it, as in comparing what cannot be compared."""
+    """True if a test passes; False if the test itself raises, such as by comparing incomparable values."""
     try:
         return bool(eval(test, names))
     except Raised:
@@ -128,7 +129,7 @@ def _compiled(text: str, *, has_prose: bool) -> Any:
 
 
 def _report(results: int, compute: Callable[[], Any]) -> bool:
-    """Compute a value and send it as plain data, or send the exception that this raised."""
+    """Compute a value and send it as plain data, or send the exception that was raised."""
     try:
         _send(results, "value", encode(compute()))
     except BaseException as error:
@@ -229,7 +230,8 @@ class Remote:
     """An object in the other process.
 
     A method of the program's classes gets its arguments, as in `C(1).add(2)`, but a method of a result does not, as in
-    `f(1).startswith("a")`: each attribute or result has one step less than its origin, and at 0 takes no arguments.
+    `f(1).startswith("a")`: each attribute or result has one step less than its origin, and with 0 steps takes no
+    arguments.
     """
 
     ask: Any = None
@@ -311,7 +313,7 @@ def _connected(channel: tuple[int, int], names: dict[str, Any], *, is_judge: boo
 
 
 def _limit(seconds: int, memory: int, *, is_strict: bool) -> None:
-    """Limit processor time, memory, and descriptors; no file can grow."""
+    """Limit CPU time, memory and descriptors; files cannot grow."""
     import resource
 
     limits = {
@@ -333,14 +335,14 @@ def _limit(seconds: int, memory: int, *, is_strict: bool) -> None:
 
 
 def _give_up_rights(parent: int | None, readable: list[str] | None) -> None:
-    """Give up, for good, all rights that a program does not need.
+    """Permanently give up all rights that a program does not need.
 
     Args:
-        parent: The process whose end must end this one; None if bubblewrap sees to that.
-        readable: The files and folders that may be read; None if bubblewrap sees to that.
+        parent: The process whose end must end this one; None if bubblewrap ensures that.
+        readable: The files and folders that may be read; None if bubblewrap ensures that.
 
     Raises:
-        OSError: The system refuses a step.
+        OSError: The system denies a step.
     """
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -385,7 +387,7 @@ def _allow_reading(libc: ctypes.CDLL, readable: list[str]) -> None:
 
 
 def _filter() -> bytes:
-    """The seccomp filter that allows `SYSTEM_CALLS` and refuses all others, at 8 bytes per instruction."""
+    """The seccomp filter that allows `SYSTEM_CALLS` and denies all others, with 8 bytes per instruction."""
     column, architecture = ARCHITECTURES[os.uname().machine]
     allow, kill = 0x7FFF0000, 0x80000000
     refuse = 0x00050000 | errno.EPERM

@@ -1,11 +1,11 @@
-"""Runs untrusted Python programs, each in a new process that can reach nothing, and collects values from them.
+"""Runs untrusted Python programs, each in a new isolated process, and collects values from them.
 
     bubblewrap   namespaces: the program's own files, processes, network and users, all but empty; where it is installed
     Landlock     the kernel refuses access to files; Linux 5.13 or later, also in containers where bubblewrap fails
     none         only limits on time and memory
 
-With the first two, the process may also ask the kernel for few things (`confined.SYSTEM_CALLS`): it cannot start a
-process, thread or program, open a socket, send a signal or write a file. What holds is tried out before it is used.
+With the first two, the process may also make only a few system calls (`confined.SYSTEM_CALLS`): it cannot start a
+process, thread or program, open a socket, send a signal or write a file. A sandbox is tested before it is used.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ENDING = 3.0
 
 
 def longest_run(seconds: int) -> float:
-    """The longest that a run takes, in seconds."""
+    """The maximum duration of a run in seconds."""
     return WAITING * seconds + ENDING
 
 
@@ -70,7 +70,7 @@ class Ran:
 
     Attributes:
         values: Encoded values (see `confined.decode`) by the index of their expression, where there is one.
-        ending: Why the other expressions have no value; empty if all have one.
+        ending: The reason why other expressions have no value; empty if all have one.
         printed: The standard output.
     """
 
@@ -168,7 +168,7 @@ class Sandbox:
         return watched.outcome(self.name)
 
     def judge(self, parts: Sequence[str], ours: str, tests: Sequence[str], **limits: Any) -> tuple[Ran, Ran]:
-        """Run a program, and tests that call it in a second process, which alone gets the expected values.
+        """Run a program, and tests that call it in a second process; only the latter gets the expected values.
 
         Args:
             parts: The program's texts.
@@ -216,7 +216,7 @@ def open_sandbox(choice: str = "auto") -> Sandbox:
 
 
 def _bubblewrap() -> Sandbox:
-    """Namespaces with nothing but the interpreter: no /proc, no /dev, no writable folder."""
+    """Namespaces that only contain the interpreter: no /proc, no /dev, no writable folder."""
     found = shutil.which("bwrap")
     if found is None:
         try:
@@ -242,10 +242,10 @@ def _bubblewrap() -> Sandbox:
 
 
 def _try_out(sandbox: Sandbox) -> None:
-    """Run a program that attempts everything that a sandbox must prevent.
+    """Run a program that attempts all actions that a sandbox must prevent.
 
     Raises:
-        RewardError: It does not start, or an attempt succeeds.
+        RewardError: The program does not start, or an attempt succeeds.
     """
     with tempfile.NamedTemporaryFile() as secret:
         attempts = {

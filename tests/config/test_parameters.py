@@ -19,8 +19,8 @@ def test_one_stage_may_have_another_optimizer() -> None:
 @pytest.mark.parametrize(
     ("stages", "line"),
     [
-        ({"rlhf": {}}, "optimization.stages has rlhf, which is none of sft, reward_model, critic, ppo"),
-        ({"sft": {"adam": 1}}, "optimization.stages: adam is none of adam_eps, max_grad_norm"),
+        ({"rlhf": {}}, "optimization.stages has rlhf, which is not one of sft, reward_model, critic, ppo"),
+        ({"sft": {"adam": 1}}, "optimization.stages: adam is not one of adam_eps, max_grad_norm"),
         ({"sft": {"adam_eps": -1}}, "optimization.stages: sft.adam_eps: Input should be greater than 0"),
         (
             {"sft": {"adam_eps": {"tf1": 1e-5}, "optimizer": "muon"}},

@@ -1,4 +1,4 @@
-"""Environments of every kind: in processes of their own, with other observations and actions, and drawn."""
+"""Environments of every kind: in separate processes, with other observations and actions, and drawn."""
 
 from __future__ import annotations
 

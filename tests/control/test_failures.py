@@ -1,4 +1,4 @@
-"""Environments that raise errors, or give what cannot be used: one line, here and in processes of their own."""
+"""Environments that raise errors, or give what cannot be used: one line, here and in separate processes."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Widened(nn.Module):
 
 def test_a_network_of_ones_own_is_asked_for(tmp_path: Path) -> None:
     policy, _ = saved(tmp_path / "policy", "CartPole-v1", network=Widened)
-    with pytest.raises(ModelError, match="network of its own"):
+    with pytest.raises(ModelError, match="a custom network"):
         load_control_policy(tmp_path / "policy")
     loaded = load_control_policy(tmp_path / "policy", network=Widened)
     assert torch.equal(loaded.policy.policy_output.weight, policy.policy_output.weight)

@@ -339,7 +339,7 @@ def test_a_system_column_that_has_no_place_is_a_bad_row():
     other = [{"role": "system", "content": "Long."}, USER]
     table = read_rows([{"q": [USER], "how": ""}, {"q": other, "how": "Brief."}], "prompts", tokenizer=CHAT,
                          columns=columns, max_rejected_fraction=1)  # fmt: skip
-    assert table.rejected[0].reason.startswith("field 'prompt' starts with a message of the system, which is not")
+    assert table.rejected[0].reason.startswith("field 'prompt' starts with a system message that differs")
     for row in ({"question": "Why?", "answer": "So.", "system": "Brief."},
                 {"question": "Why?", "chosen": "So.", "rejected": "No.", "history": [["Who?", "I."]]}):  # fmt: skip
         role = "comparisons" if "chosen" in row else "demonstrations"

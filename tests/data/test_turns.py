@@ -197,13 +197,13 @@ DESCRIBED = f"<|im_start|>user\n{TOOLS.description}\n\nSay a number.<|im_end|>\n
 def test_tools_come_with_a_template_that_has_a_place_for_them(form):
     opened, turns = opened_with_tools(calling(form))
     assert opened == "[1 tools]<|im_start|>user\nSay a number.<|im_end|>\n<|im_start|>assistant\n"
-    assert not turns.misfit
+    assert not turns.incompatibility
 
 
 def test_tools_are_described_to_a_template_without_a_place_for_them():
     opened, turns = opened_with_tools(FAMILIES["chatml"])
     assert opened == DESCRIBED
-    assert turns.misfit == "has no place for tools"
+    assert turns.incompatibility == "has no place for tools"
 
 
 @pytest.mark.parametrize("form", UNREAD.values(), ids=UNREAD)
@@ -211,7 +211,7 @@ def test_tools_are_described_where_the_calls_of_the_template_are_not_read(form):
     """Their calls would not be seen, or all fail, and each episode would end as if the policy had called nothing."""
     opened, turns = opened_with_tools(calling(form))
     assert opened == DESCRIBED
-    assert turns.misfit == "shows tools, but writes no call that kedge reads"
+    assert turns.incompatibility == "shows tools, but writes no call that kedge reads"
     tokenizer = calling(form).tokenizer()
     result = turns.after([5, stop_of(calling(form), tokenizer)], [{"role": "tool", "name": "add", "content": "7"}])
     assert tokenizer.decode(result) == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
@@ -224,7 +224,7 @@ def test_tools_that_the_template_moves_to_the_last_question_are_described():
     family = Family(CHATML.replace(TURN, TURN + shown + result), "<|im_end|>", FAMILIES["chatml"].tokens)
     opened, turns = opened_with_tools(family)
     assert opened == DESCRIBED
-    assert turns.misfit == "shows tools, but elsewhere once the conversation continues"
+    assert turns.incompatibility == "shows tools, but elsewhere once the conversation continues"
     after = turns.after([5, stop_of(family, family.tokenizer())], [{"role": "tool", "name": "add", "content": "7"}])
     assert (
         family.tokenizer().decode(after) == "\n<|im_start|>user\n<result>7</result><|im_end|>\n<|im_start|>assistant\n"

@@ -185,7 +185,7 @@ def first_infinite(weights: dict[str, torch.Tensor]) -> None:
         ),
         (lambda folder: edit(folder, r=8), "does it belong to"),
         (lambda folder: edit(folder, r="8"), "does it belong to"),
-        (lambda folder: edit(folder, base_model_name_or_path=str(folder)), "is an adapter, too; merge that first"),
+        (lambda folder: edit(folder, base_model_name_or_path=str(folder)), "is also an adapter; merge that first"),
         (lambda folder: edit(folder, alora_invocation_tokens=[5, 6]), "alora_invocation_tokens is set"),
         (lambda folder: edit(folder, layer_replication=[[0, 2]]), "layer_replication is set"),
         (lambda folder: edit(folder, of_a_later_release=True), "of_a_later_release is set"),

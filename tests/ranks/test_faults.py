@@ -106,7 +106,7 @@ def test_memory_that_runs_out_on_one_rank_makes_the_passes_of_all_smaller(tmp_pa
     arguments = command(tmp_path, "micro_batch_tokens=auto")
     code, output = torchrun(2, "tests.ranks.faulty", "1", "pass", "out of memory", *arguments)
     assert code == 0, output
-    assert "it is repeated, and the run goes on, with passes of up to " in output
+    assert "it is repeated, and the run continues with passes of up to " in output
     whole = {"model": tmp_path / "models" / "policy", "reward": tmp_path / "models" / "reward", "device": "cpu"}
     settings = {**SETTINGS, "micro_batch_tokens": "auto"}
     kedge.ppo(prompts=tmp_path / "prompts.jsonl", out=tmp_path / "whole", **whole, **settings)

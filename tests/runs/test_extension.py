@@ -48,7 +48,7 @@ def test_a_longer_ppo_run_is_the_same_to_the_bit_where_nothing_is_stretched(poli
     assert finished_run(configured("split", 2)) == tmp_path / "split"
     assert finished_run(configured("split", 1)) == tmp_path / "split"
     run_ppo(configured("split", 3), prompts=PROMPTS, reward=length, resume=Resume())
-    assert "The run continues after update 2, bit for bit" in capsys.readouterr().err
+    assert "The run continues after update 2, with bit-identical results" in capsys.readouterr().err
     assert_same(tmp_path / "split", tmp_path / "whole")
     assert json.loads((tmp_path / "split/finished.json").read_text())["updates"] == 3
     with pytest.raises(ConfigError, match=r"ppo\.learning_rate: 0\.001 in the run"):
@@ -76,7 +76,7 @@ def test_a_longer_control_run(settings: dict[str, Any], tmp_path: Path, capsys: 
     said = capsys.readouterr().err
     assert [row["update"] for row in longer.metrics] == [1, 2, 3, 4]
     if settings:
-        assert "The run continues after update 2, bit for bit" in said
+        assert "The run continues after update 2, with bit-identical results" in said
         assert untimed(longer) == untimed(play(tmp_path / "whole", updates=4, **settings))
     else:
         assert (
@@ -108,7 +108,7 @@ def test_what_is_stretched_is_said():
     raised = describe_extension(
         load_config(None, settings), find_stage("ppo"), 40, is_longer=False
     )  # only ppo.max_kl, say
-    assert raised.startswith("The run continues after update 40, bit for bit")
+    assert raised.startswith("The run continues after update 40, with bit-identical results")
     settings = ["ppo.schedule=constant", "ppo.eval_every=4", "ppo.num_updates=60"]
     changed = describe_extension(load_config(None, settings), find_stage("ppo"), 40, changes=["ppo.kl_coef"])
     assert changed == (
@@ -129,5 +129,5 @@ def test_evaluations_are_spread_over_the_length_of_a_supervised_run(stage, fract
     section = {"reward": "reward_model"}.get(stage, stage)
     config = load_config(None, [f"{section}.schedule=constant", f"data.eval_fraction={fraction}"])
     said = describe_extension(config, find_stage(stage), 6)
-    assert said.startswith("The run continues after step 6, bit for bit as if")
+    assert said.startswith("The run continues after step 6, with bit-identical results as if")
     assert ends in said

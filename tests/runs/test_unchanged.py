@@ -20,7 +20,7 @@ def test_the_number_of_threads_is_that_of_the_start(
     for before, kept in (({}, None), ({THREADS: now}, None), ({THREADS: now + 1}, now + 1), ({THREADS: "many"}, None)):
         write_config(tmp_path, "ppo: {}", before)
         assert threads_before(tmp_path) == kept
-    assert f"goes on with {now + 1} threads, as before, in place of {now}" in capsys.readouterr().err
+    assert f"continues with {now + 1} threads, as before, instead of {now}" in capsys.readouterr().err
     write_config(tmp_path, "ppo: {}", {THREADS: now + 2})
     assert threads_before(tmp_path) is None
     assert f"had {now + 2} threads, and there are {now + 1} cores" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The mathematics of PPO for language models: pure functions on tensors, one owner per detail.
+"""The mathematics of PPO for language models: pure functions on tensors, each detail in one place.
 
 In the order of a training step: logprobs · shaping (scores → token rewards, KL) · advantages · group_advantages ·
 control_variate · policy_losses · critic · controllers.

@@ -1,4 +1,4 @@
-"""The weights of the policy gradient: one protocol, and the estimators with a critic or without any comparison.
+"""Advantage estimators: their protocol, and those with a critic or without a baseline.
 
 Estimators that compare the responses to a prompt are in `group_advantages`.
 """
@@ -27,14 +27,14 @@ _REMEDIES = {
 
 
 class AdvantageInputs(TypedDict, total=False):
-    """Inputs of an estimator besides rewards. All estimators get the same, and each reads what it `needs`.
+    """Inputs of an estimator besides rewards. All estimators get the same inputs, and each reads those that it `needs`.
 
     Attributes:
         values: V_t, the critic's value of the state before step t.
         group: number of each row's prompt.
         baseline: score of the greedy response to each row's prompt.
-        actions: the counted steps that are tokens of the response, as many as its length; None for all. A slot
-            for a score after the last token does not count.
+        actions: the counted steps that are tokens of the response; None for all. A slot for a score after the last
+            token does not count.
     """
 
     values: Float[Tensor, "batch time"] | None
@@ -142,7 +142,7 @@ class NStepAdvantage:
 
 @dataclass(frozen=True)
 class RewardToGo:
-    """Ψ_t = G_t = Σ_{k≥t} γ^{k−t}·r_k, without a baseline; G_t is the critic's target as well.
+    """Ψ_t = G_t = Σ_{k≥t} γ^{k−t}·r_k, without a baseline; G_t is also the critic's target.
 
     Source: GAE §2; spec §9 (REINFORCE).
     """
@@ -185,7 +185,7 @@ def total_reward(to_go: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch t
 
 
 def required(inputs: AdvantageInputs, name: Need) -> Tensor:
-    """The input of this name.
+    """Return the input with this name.
 
     Raises:
         ShapeError: it is missing.
@@ -196,7 +196,7 @@ def required(inputs: AdvantageInputs, name: Need) -> Tensor:
 
 
 def tokens_of(mask: Bool[Tensor, "batch time"], inputs: AdvantageInputs) -> Bool[Tensor, "batch time"]:
-    """The counted steps that are tokens of the response; their number is its length."""
+    """Return the counted steps that are tokens of the response; their number is its length."""
     actions = inputs.get("actions")
     return mask if actions is None else actions
 
@@ -204,7 +204,7 @@ def tokens_of(mask: Bool[Tensor, "batch time"], inputs: AdvantageInputs) -> Bool
 def _with_returns(
     found: Advantages, rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, value_gae_lambda: float | None
 ) -> Advantages:
-    """The same advantages, with returns by another λ unless it is None."""
+    """Replace the returns by those of another λ, unless it is None."""
     if value_gae_lambda is None:
         return found
     critics = generalized_advantages(rewards, values, mask, gamma=gamma, gae_lambda=value_gae_lambda)
@@ -268,7 +268,7 @@ def generalized_advantages(
         after_row = bootstrap_values
     residuals = rewards + gamma * _next_values(values, mask, after_row) - values
     decay = gamma * gae_lambda.unsqueeze(-1) if isinstance(gae_lambda, Tensor) else gamma * gae_lambda
-    # A masked step passes on what comes behind it, 0 + 1·A, so that the loop over time has two operations.
+    # A masked step passes on the advantage that follows it, 0 + 1·A, so that the loop over time has two operations.
     residuals = torch.where(mask, residuals, 0.0)
     decays = torch.where(mask, decay, torch.ones_like(residuals))
     carried = torch.zeros_like(after_row)
@@ -283,7 +283,7 @@ def generalized_advantages(
 def _next_values(
     values: Float[Tensor, "*batch time"], mask: Bool[Tensor, "*batch time"], after_row: Float[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch time"]:
-    """V of the next counted step; behind the last one, `after_row`."""
+    """V of the next counted step; `after_row` after the last one."""
     length = mask.shape[-1]
     places = torch.arange(1, length, device=mask.device).expand(mask[..., 1:].shape)
     following = torch.where(mask[..., 1:], places, length).flip(-1).cummin(-1).values.flip(-1)
@@ -295,8 +295,8 @@ def _next_values(
 class LengthAdaptiveLambda:
     """λ = 1 − 1/(α·l) for a response of l tokens, clamped to [0, 1].
 
-    The coefficients λᵏ of GAE then sum to α·l: the estimate reaches over the same share of every response. Up to
-    l = 1/α tokens the formula is not positive; λ is then 0, the TD residual.
+    The coefficients λᵏ of GAE then sum to α·l: the estimate spans the same share of every response. Up to l = 1/α
+    tokens the formula is not positive; λ is then 0, the TD residual.
 
     Args:
         alpha: α > 0; VAPO uses 0.05.

@@ -10,8 +10,8 @@ def adapt_kl_coef_ziegler(kl_coef: float, kl: float, *, kl_target: float, num_ep
 
     β ← β·(1 + e·min(n/horizon, 1)),   e = clip(KL/target − 1, −0.2, 0.2)
 
-    The paper has n/horizon, far below 1 there. An update of more responses than the horizon would otherwise make β
-    negative, which rewards leaving the reference.
+    The paper has n/horizon, which is far below 1 in its runs. An update of more responses than the horizon would
+    otherwise make β negative, which rewards leaving the reference.
 
     Args:
         kl_coef: β ≥ 0.

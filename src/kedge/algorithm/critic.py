@@ -23,8 +23,9 @@ from kedge.algorithm.masking import (
 from kedge_base.errors import ConfigError
 
 MIN_SPREAD = 1e-4
-"""Returns with a standard deviation below this share of their root mean square are treated as constant: rounding is
-then a visible part of their differences."""
+"""Returns with a standard deviation below this share of their root mean square are treated as constant, because
+rounding then affects their differences.
+"""
 
 
 class ValueLoss(NamedTuple):
@@ -97,7 +98,7 @@ def explained_variance(
         mask: True = counts.
 
     Returns:
-        The share; 0 if the returns are constant, up to the rounding of returns that are sums of advantages and values.
+        The share; 0 if the returns are constant up to rounding.
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.
@@ -148,11 +149,11 @@ class Bins:
         return (self.high - self.low) / self.num_bins
 
     def edges(self, like: Tensor) -> Float[Tensor, " edges"]:
-        """The ends of the bins, one more than there are bins; dtype and device of `like`."""
+        """The edges of the bins, one more than bins; dtype and device of `like`."""
         return torch.linspace(self.low, self.high, self.num_bins + 1, dtype=like.dtype, device=like.device)
 
     def centers(self, like: Tensor) -> Float[Tensor, " bins"]:
-        """The middles of the bins; dtype and device of `like`."""
+        """The centers of the bins; dtype and device of `like`."""
         edges = self.edges(like)
         return (edges[:-1] + edges[1:]) / 2
 
@@ -164,12 +165,12 @@ class Bins:
         return logits.softmax(-1) @ self.centers(logits)
 
     def target(self, returns: Float[Tensor, "*rest"]) -> Float[Tensor, "*rest bins"]:
-        """The probability of each bin under a Gaussian around the return, cut off at the ends of the support.
+        """The probability of each bin under a Gaussian around the return, truncated at the ends of the support.
 
         p_i = (Φ((e_{i+1} − R)/σ) − Φ((e_i − R)/σ)) / (Φ((e_n − R)/σ) − Φ((e_0 − R)/σ)),   σ = 0.75 bin widths
 
-        A return outside the support is moved to its nearer end: beyond a few σ, all of the differences would be 0. The
-        cut moves the expectation inward by 0.69 bin widths at an end of the support and by 0.15 one bin from it.
+        A return outside the support is clamped to it: beyond a few σ, all of the differences would be 0. Truncation
+        moves the expectation inward by 0.69 bin widths at an end of the support and by 0.15 one bin from it.
 
         Source: Imani & White (1806.04613); Farebrother et al. (2403.03950) §3.1, appendix A.
         """

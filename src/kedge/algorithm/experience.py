@@ -32,7 +32,8 @@ from kedge_base.errors import ShapeError
 
 ENDINGS = ("completed", "truncated", "max_turns", "max_tokens", "context_overflow", "timeout", "failed")
 """How an episode ended: the environment ended it, or cut it off; the limit of turns, or of tokens in the middle of a
-turn; an answer that no longer fitted; a call that took too long; one that failed."""
+turn; an answer that no longer fit; a call that timed out; a call that failed.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,12 @@ class Rollout:
         policy_version: number of updates that the policy had completed when it sampled the row.
         values: the critic's value of the state before each action, 0 elsewhere; None unless the critic is a head on the
             policy's trunk, so that the engine computes it while sampling.
-        rewards: what an environment paid for each action, 0 elsewhere, and NaN if it failed; None without one.
-        cut_off: True for an episode that something outside of its task ended, so that its last state has a value; None
-            without an environment.
+        rewards: the environment's reward for each action, 0 elsewhere, and NaN if it failed; None without an
+            environment.
+        cut_off: True for an episode that was truncated, so that its last state has a value; None without an
+            environment.
         ending: how each episode ended, as a number of `ENDINGS`; None without an environment.
-        calls: calls of tools in each episode, and how many of them failed; None without an environment.
+        calls: the number of tool calls in each episode, and how many of them failed; None without an environment.
 
     Source: spec §1, §4.15.
     """
@@ -77,66 +79,67 @@ class Rollout:
 
     @cached_property
     def num_responses(self) -> int:
-        """Rows of the batch."""
+        """Number of rows."""
         return self.response_ids.shape[0]
 
     @property
     def was_cut(self) -> Bool[Tensor, " batch"]:
-        """True if the response has no stop token; of episodes, if something cut it off other than the limit of turns.
+        """True if the response has no stop token.
 
-        That is the environment, the context, a timeout, or the limit of tokens.
+        An episode was cut if it was ended by anything other than the limit of turns: the environment, the context, a
+        timeout, or the limit of tokens.
         """
         was_cut = ~self.stopped if self.cut_off is None else self.cut_off
         return was_cut if self.ending is None else was_cut | (self.ending == ENDINGS.index("max_tokens"))
 
     @cached_property
     def num_actions(self) -> int:
-        """Actions in the batch: the divisor of a token mean."""
+        """Number of actions in the batch: the divisor of a token mean."""
         return int(self.action_mask.sum())
 
     @cached_property
     def num_tokens(self) -> int:
-        """Tokens in the batch that a model reads, including prompts."""
+        """Number of tokens in the batch that a model reads, including prompts."""
         return int(self.prompt_mask.sum() + self.token_mask.sum())
 
     @cached_property
     def row_lengths(self) -> list[int]:
-        """Tokens of each row that a model reads, including the prompt."""
+        """Number of tokens in each row that a model reads, including the prompt."""
         return cast("list[int]", (self.prompt_mask.sum(-1) + self.token_mask.sum(-1)).tolist())  # pyright: ignore[reportUnknownMemberType]
 
     @cached_property
     def prompts(self) -> list[Pieces]:
-        """The pieces of each row's prompt, as rows share them in a pass, whatever their groups."""
+        """Divide each row's prompt into the pieces that rows of a pass share, whatever their groups."""
         lengths = cast("list[int]", self.prompt_mask.sum(-1).tolist())  # pyright: ignore[reportUnknownMemberType]
         tokens = iter(cast("list[int]", self.prompt_ids[self.prompt_mask].tolist()))  # pyright: ignore[reportUnknownMemberType]
         texts = [tuple(islice(tokens, length)) for length in lengths]
         return prefix_tree(texts, longest=max(self.row_lengths, default=0))
 
     def shared_prompts(self, limit: float) -> list[Pieces] | None:
-        """The prompts, for passes in which rows up to a length share them; None if a row is longer."""
+        """Return the prompts for passes in which rows share them; None if a row exceeds the length limit."""
         return self.prompts if max(self.row_lengths, default=0) <= limit else None
 
     @cached_property
     def num_distinct_tokens(self) -> int:
-        """Tokens of all rows, those that rows share once."""
+        """Count the tokens of all rows, counting shared tokens once."""
         return self.num_tokens - repeated_tokens(self.prompts)
 
     @cached_property
     def response_lengths(self) -> Int[Tensor, " batch"]:
-        """Actions per response."""
+        """Number of actions per response."""
         return self.action_mask.sum(-1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors by field, without the optional ones that it lacks."""
+        """The tensors by field, without missing optional ones."""
         return _tensors(self)
 
     def to(self, device: torch.device) -> Rollout:
-        """The same on a device."""
+        """Move the tensors to a device."""
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors().items()}
         return replace(self, **moved)
 
     def select(self, rows: Int[Tensor, " selected"] | slice) -> Rollout:
-        """A subset of the rows, in the order of `rows`; padded widths and group numbers are unchanged."""
+        """Select rows, in the order of `rows`; padded widths and group numbers are unchanged."""
         return replace(self, **_selected(self, rows))
 
 
@@ -157,12 +160,12 @@ class Experience:
         values: the critic's value of the state before each action; None without a critic.
         rewards: one number per action: the score at its slot, minus the KL penalty if it is part of the reward.
         reward_mask: True where rewards, values, advantages and returns count: the actions, and one more slot if the
-            score is paid after the last one.
+            score comes after the last one.
         advantages: each action's weight in the policy loss, whitened if configured.
         returns: the critic's targets, always from unwhitened advantages.
         importance_weights: factor of each action's policy loss, to correct for a sampler whose probabilities differ
             from the trainer's; None for no correction.
-        positive: True for a response that scores high enough to be imitated; None for no imitation.
+        positive: True for a response whose score is high enough to imitate it; None for no imitation.
         recomputed_logprobs: the trainer's, if the old ones are the sampler's; else None.
         action_mask: see `Rollout`.
 
@@ -208,11 +211,11 @@ class Experience:
         return torch.where(self.action_mask, self.old_logprobs - reference, 0.0)
 
     def select(self, rows: Int[Tensor, " selected"] | slice) -> Experience:
-        """A subset of the rows, in the order of `rows`; padded widths are unchanged."""
+        """Select rows, in the order of `rows`; padded widths are unchanged."""
         return replace(self, rollout=self.rollout.select(rows), **_selected(self, rows))
 
     def with_advantages(self, advantages: Float[Tensor, "batch time"]) -> Experience:
-        """The same experience with other advantages."""
+        """Return the experience with other advantages."""
         return replace(self, advantages=advantages)
 
 
@@ -269,23 +272,23 @@ def check_masks(rollout: Rollout) -> None:
 
 
 def _tensors(batch: Rollout | Experience) -> dict[str, Tensor]:
-    """The tensors that a batch is made of, by field."""
+    """The tensors of a batch, by field."""
     entries = {each.name: getattr(batch, each.name) for each in fields(batch) if each.init}
     return {name: entry for name, entry in entries.items() if isinstance(entry, Tensor)}
 
 
 def _selected(batch: Rollout | Experience, rows: Tensor | slice) -> dict[str, Any]:
-    """The chosen rows of every tensor of a batch, by field."""
+    """Select rows of every tensor of a batch, by field."""
     return {name: tensor[rows] for name, tensor in _tensors(batch).items()}
 
 
 def join_rollouts(parts: Sequence[Rollout], *, pad_id: int) -> Rollout:
-    """The rows of all parts, in order, padded to the widest; a single part is returned unchanged.
+    """Concatenate the rows of all parts, padded to the widest; a single part is returned unchanged.
 
     An optional tensor that a part lacks is dropped.
 
     Args:
-        parts: at least one. Their group numbers are kept, so groups that are not the same need different ones.
+        parts: at least one. Group numbers are kept, so different groups need different numbers.
         pad_id: token id of the additional slots.
     """
     if len(parts) == 1:
@@ -305,12 +308,12 @@ def join_rollouts(parts: Sequence[Rollout], *, pad_id: int) -> Rollout:
 
 
 def join_rows(parts: Sequence[Tensor], *, fill: float = 0, left: bool = False) -> Tensor:
-    """Rows of several widths as one tensor.
+    """Concatenate rows of several widths into one tensor.
 
     Args:
         parts: shaped `[rows, width]`.
         fill: content of the additional slots.
-        left: these come before the row, as in prompts.
+        left: pad on the left, as in prompts.
     """
     width = max(part.shape[1] for part in parts)
     missing = [width - part.shape[1] for part in parts]

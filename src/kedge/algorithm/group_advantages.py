@@ -109,8 +109,8 @@ class ProcessAdvantage:
 
     r̃ = r − mean over the group's tokens (÷ their standard deviation), or − mean of the other responses' mean rewards
 
-    Every token is a step, and γ = 1. Added to the advantage of the rest of the reward. With sparse rewards, most of
-    them 0, A_t depends on the number of tokens left as well: each of them subtracts the mean.
+    Every token is a step, and γ = 1. Added to the advantage of the rest of the reward. With sparse rewards, A_t also
+    depends on the number of remaining tokens, because each of them subtracts the mean.
 
     Args:
         leave_one_out: compare with the other responses only; each counts once, at any length.
@@ -142,7 +142,7 @@ def _compared(
     *,
     repeat_by_length: bool = False,
 ) -> Advantages:
-    """Advantages from one total per response; with `repeat_by_length` each counts as often as it has tokens."""
+    """Compute advantages from one total per response; with `repeat_by_length`, each total counts once per token."""
     to_go = reward_to_go(rewards, mask, gamma)
     totals = total_reward(to_go, mask)
     counted = mask.any(-1, keepdim=True)
@@ -159,7 +159,7 @@ def _by_group(
     group: Int[Tensor, " batch"],
     comparison: Comparison,
 ) -> Float[Tensor, "batch steps"]:
-    """Compare the numbers of each group, in float64; 0 where they only differ by rounding, or are of one row."""
+    """Compare the numbers of each group, in float64; 0 if they differ only by rounding, or the group has one row."""
     check_same_shape(group=group, mask_without_steps=mask[:, 0])
     values = numbers.cpu().double()
     counted = mask.cpu()

@@ -1,4 +1,4 @@
-"""Log probabilities and entropy of tokens from logits, and their distance from the sampler's."""
+"""Computes log probabilities and entropy of tokens from logits, and compares them with the sampler's."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def truncated_importance_weights(
     *,
     cap: float,
 ) -> Float[Tensor, "*batch time"]:
-    """Truncated importance weights, for a sampler with other probabilities than the trainer's.
+    """Truncated importance weights, for a sampler whose probabilities differ from the trainer's.
 
     w_t = min(π_trainer(a_t) / π_sampler(a_t), cap);   0 in masked slots
 
@@ -140,19 +140,20 @@ def within_ratio_band(
     low: float,
     high: float,
 ) -> Bool[Tensor, "*batch time"]:
-    """Tokens on which sampler and trainer agree well enough to train on them; those outside the band get no loss.
+    """Mask of tokens on which sampler and trainer agree well enough to train on them; tokens outside the band get no
+    loss.
 
     token:     low ≤ w_t ≤ high,             w_t = π_trainer(a_t) / π_sampler(a_t)
     sequence:  low ≤ (Π_t w_t)^(1/n) ≤ high,   for the n tokens of a response together
 
-    Truncation bounds the weight of a token that the sampler found unlikely, and keeps the token; a band removes it, and
-    also one that the trainer finds unlikely. The geometric mean finds a response whose tokens all differ a little.
+    Truncation keeps a token that the sampler found unlikely, with a bounded weight; a band removes it, and also a token
+    that the trainer finds unlikely. The geometric mean detects a response whose tokens all differ a little.
 
     Args:
         logprobs: the trainer's log probabilities, under the weights at the start of the update.
         sampler_logprobs: the sampler's log probabilities.
         mask: True = counts.
-        of: what the ratio is of.
+        of: whether the ratio is per token or per sequence.
         low: lower end of the band, above 0.
         high: upper end, above `low`.
 
@@ -222,7 +223,7 @@ def sampler_mismatch(
     # Differences near 0 cancel in float32: exp(d) − 1 − d is then below its rounding.
     log_ratio = (logprobs - sampler_logprobs).detach()[mask].double()
     k3 = (torch.expm1(log_ratio) - log_ratio).mean()
-    # Shifted by the largest, which cancels in the share, so that no weight overflows.
+    # Shifted by the largest value, which cancels in the share, so that no weight overflows.
     weights = (log_ratio - log_ratio.max()).exp()
     share = weights.sum().square() / (weights.square().sum() * len(weights))
     return Mismatch(float(k3), float(log_ratio.abs().max().exp()), float(share))

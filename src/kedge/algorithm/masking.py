@@ -21,7 +21,7 @@ Aggregation = Literal["token", "sequence", "constant"]
 
 _ROUNDING_STEPS = 8
 _LOGITS = 10.0
-"""Size of the logits that a log probability is the difference of: their rounding is in it, however small it is."""
+"""Magnitude of the logits whose difference is a log probability: it contains their rounding, however small it is."""
 
 
 class Averaging(TypedDict, total=False):
@@ -33,7 +33,7 @@ class Averaging(TypedDict, total=False):
 
 
 def keep_counted(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The counted entries of `x` and 0 elsewhere; no gradient reaches a masked slot."""
+    """Keep the counted entries of `x`, and set others to 0; no gradient reaches a masked slot."""
     return torch.where(mask, x, 0.0)
 
 
@@ -52,7 +52,7 @@ def masked_mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Flo
 
 
 def rounding_of(largest: Float[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    """Bound on rounding between numbers that should be equal: 8 rounding steps of the largest of their terms.
+    """Bound on the rounding error between numbers that should be equal: 8 rounding steps of the largest of their terms.
 
     Args:
         largest: The largest absolute value of the numbers, or of the terms that they are sums of.
@@ -69,21 +69,21 @@ def masked_whiten(
     correction: int = 0,
     magnitude: float = 0.0,
 ) -> Float[Tensor, "*shape"]:
-    """Scale the counted entries of the whole tensor to unit variance; entries that differ by rounding are constant.
+    """Scale the counted entries of the tensor to unit variance; entries that differ only by rounding count as constant.
 
     y = (x − μ) / σ  [+ μ where shift_mean is False];  masked slots become 0
     y = 0 [+ μ]  where the entries are constant
 
-    So y does not depend on the unit of x. The papers' √(σ² + 10⁻⁸) does, where σ is not far above 10⁻⁴, and multiplies
-    the rounding of constant entries by up to 10,000.
+    So y does not depend on the unit of x. With the papers' √(σ² + 10⁻⁸), it does unless σ is far above 10⁻⁴, and the
+    rounding errors of constant entries are multiplied by up to 10,000.
 
     Args:
         x: values, e.g. the advantages of the whole batch.
         mask: True = counts; μ and σ are computed from the counted entries.
         shift_mean: True shifts the mean to 0 (advantages); False keeps it (rewards, where the sign matters).
         correction: 0 for the population variance, 1 for Bessel's correction.
-        magnitude: largest absolute value of what the entries are sums of, if it is larger than they are: small
-            differences of large numbers are rounding as well. See `rounding_of` and `magnitude_of`.
+        magnitude: largest absolute value of the terms that the entries are sums of, if it exceeds them: small
+            differences of large numbers are also rounding. See `rounding_of` and `magnitude_of`.
 
     Raises:
         ShapeError: when the shapes differ or at most `correction` entries count.
@@ -106,7 +106,7 @@ def masked_whiten(
 
 
 def magnitude_of(*terms: Tensor | None) -> float:
-    """The largest absolute value in the tensors, for `masked_whiten`; None is ignored."""
+    """Return the largest absolute value in the tensors, for `masked_whiten`; None is ignored."""
     return max((float(each.abs().max()) for each in terms if each is not None), default=0.0)
 
 
@@ -120,10 +120,10 @@ def magnitude_of_rewards(
     temperature: float,
     summed: bool,
 ) -> float:
-    """The largest absolute value of what rewards with a KL penalty are sums of, for `masked_whiten`.
+    """Return the largest absolute value of the terms of rewards with a KL penalty, for `masked_whiten`.
 
     A KL is a difference of log probabilities, and these are differences of logits. A policy and an equal reference
-    differ by their rounding, at every token.
+    differ by rounding at every token.
 
     Args:
         scores: one number per response.
@@ -132,7 +132,7 @@ def magnitude_of_rewards(
         mask: True = counts.
         kl_coef: β of the penalty.
         temperature: of the log probabilities.
-        summed: True for the sums of a response's rewards, as advantages are; False for the rewards of tokens.
+        summed: True for sums of a response's rewards, such as advantages; False for the rewards of tokens.
     """
     charged = kl_coef * keep_counted(logprobs.abs() + _LOGITS / temperature, mask)
     if summed:

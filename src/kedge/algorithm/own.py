@@ -1,4 +1,4 @@
-"""What users write themselves: an advantage estimator in the form that the update calls, and checks of results."""
+"""Wraps an advantage estimator that the user supplies, and checks the results of user functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kedge.algorithm.masking import keep_counted
 from kedge_base.errors import ShapeError
 
 LARGEST = 1e12
-"""The largest advantage or return: their sums and squares are computed in fp32, which ends at 3e38."""
+"""The largest allowed advantage or return: their sums and squares are computed in fp32, which ends at 3e38."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class OwnAdvantage:
     """An estimator `function(rewards, mask, values=…, group=…) → advantages, returns`; see `Advantage`.
 
     It gets copies of tensors `[batch, time]`, and of `group` `[batch]`; it may leave out the parameters after `mask`.
-    `values` is None without a critic. What it returns in masked slots is set to 0.
+    `values` is None without a critic. Its results in masked slots are set to 0.
 
     Args:
         function: the estimator.
-        gamma: γ of the other parts that discount.
+        gamma: γ, which other parts of the update use.
     """
 
     function: Callable[..., object]
@@ -37,7 +37,7 @@ class OwnAdvantage:
 
     @torch.no_grad()
     def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
-        """See `Advantage`; raises `ShapeError` for another shape, or where finite numbers give one that is not."""
+        """See `Advantage`; raises `ShapeError` for a wrong shape, or if finite inputs give a non-finite result."""
         known = {name: inputs.get(name) for name in ("values", "group")}
         parameters = signature(self.function).parameters
         if not any(each.kind == Parameter.VAR_KEYWORD for each in parameters.values()):
@@ -50,7 +50,7 @@ class OwnAdvantage:
             raise ShapeError(f"{name} returned a {type(cast(object, found)).__name__}; expected (advantages, returns)")
         named = dict(zip(("advantages", "returns"), parts, strict=True))
         both = Advantages(*(own_values(value, mask, f"{name} returned {part}") for part, value in named.items()))
-        # The guard reports NaN that the model itself makes.
+        # The guard reports NaN from the model itself.
         given = [rewards, *(value for value in known.values() if value is not None)]
         if all(bool(each.isfinite().all()) for each in given):
             for part, value in zip(named, both, strict=True):
@@ -60,15 +60,15 @@ class OwnAdvantage:
 
 
 def own_values(value: object, mask: Tensor, name: str) -> Tensor:
-    """A user's function's result, 0 in masked slots.
+    """Check the result of a user's function, and set masked slots to 0.
 
     Args:
-        value: What it returned.
+        value: The result.
         mask: True = counts.
         name: Its name in errors, and a verb.
 
     Raises:
-        ShapeError: It is not a tensor of this shape.
+        ShapeError: The result is not a tensor with the mask's shape.
     """
     expected = f"expected a tensor of shape {tuple(mask.shape)}"
     if not isinstance(value, Tensor):

@@ -1,6 +1,6 @@
 """Policy losses: PPO's clipped surrogate, the unclipped and KL-penalty surrogates of the same paper, CISPO and masking.
 
-Each is a formula of the same prepared `Tokens`. In it, ρ = exp(logprobs − old_logprobs) is the ratio of single tokens,
+Each is a formula on the same prepared `Tokens`, where ρ = exp(logprobs − old_logprobs) is the ratio of single tokens,
 or of whole responses as in GSPO; see `Ratio`.
 """
 
@@ -38,14 +38,14 @@ def named_surrogate(
     kl_coef: float = 0.0,
     own: Callable[..., object] | None = None,
 ) -> Surrogate:
-    """The policy loss that `policy_loss` in the configuration names, with its settings.
+    """Return the policy loss that `policy_loss` names in the configuration, with its settings.
 
     Args:
         name: `clipped`, `unclipped`, `kl_penalty_fixed`, `kl_penalty_adaptive`, `cispo` or `double_sided`.
         clip: ε and ε_high.
-        dual_clip: Bound of ρ for negative advantages; None for none.
-        kl_coef: β of the KL penalty, as it is now.
-        own: a user's function of log ratios and advantages in their place; see `own_policy_loss`.
+        dual_clip: Bound of ρ for negative advantages; None for no bound.
+        kl_coef: the current β of the KL penalty.
+        own: a user's function of log ratios and advantages that replaces them; see `own_policy_loss`.
     """
     if own is not None:
         return partial(own_policy_loss, function=own)
@@ -72,7 +72,7 @@ The value is the same at all tokens of a response, and the gradient at token t i
 Source: GSPO (arXiv 2507.18071) eq. 7 (the ratio), eq. 13 and 14 (the form per token).
 """
 
-# exp(20) is half a billion: a larger ratio only means that something is broken, and an overflow to inf would make the
+# exp(20) is half a billion: a larger ratio only occurs if something is broken, and an overflow to inf would make the
 # gradient NaN even where the clip sets it to 0 (inf · 0).
 _MAX_LOG_RATIO = 20.0
 
@@ -131,7 +131,7 @@ class Tokens:
         mask: True = counts.
         ratio: the kind of ρ.
         importance_weights: factor of each token's loss.
-        averaging: how the losses become one.
+        averaging: how token losses are reduced to a scalar.
         exact_kl: KL(π_old‖π) of the distributions; None where only the tokens' probabilities are known.
     """
 
@@ -202,7 +202,7 @@ class Tokens:
     def loss(
         self, losses: Tensor, *, held_by_clip: Tensor | None = None, held_by_dual_clip: Tensor | None = None
     ) -> PolicyLoss:
-        """The policy loss from one loss per token, and from the tokens where a clip is active."""
+        """Compute the policy loss from one loss per token and the tokens where a clip is active."""
         mask = self.mask
         ratio = self.log_ratio.detach().exp()
         if self.importance_weights is not None:
@@ -239,12 +239,12 @@ Surrogate = Callable[[Tokens], PolicyLoss]
 
 Settings = ParamSpec("Settings")
 _ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", *SurrogateOptions.__annotations__)
-"""Of `Tokens.of`."""
+"""Names of the arguments of `Tokens.of`."""
 
 
 @runtime_checkable
 class PolicyLossOf(Protocol[Settings]):
-    """A policy loss, with the settings of its formula: of prepared tokens, or of the arguments of `Tokens.of`."""
+    """A policy loss, with the settings of its formula; it accepts prepared tokens, or the arguments of `Tokens.of`."""
 
     @overload
     def __call__(self, tokens: Tokens, /, *args: Settings.args, **settings: Settings.kwargs) -> PolicyLoss: ...
@@ -256,7 +256,7 @@ class PolicyLossOf(Protocol[Settings]):
 
 
 def _also_of_tensors(formula: Callable[Concatenate[Tokens, Settings], PolicyLoss]) -> PolicyLossOf[Settings]:
-    """Let a policy loss be called with the arguments of `Tokens.of` as well."""
+    """Let a policy loss also be called with the arguments of `Tokens.of`."""
     of_tokens: Callable[..., PolicyLoss] = formula
 
     @wraps(formula)
@@ -281,7 +281,7 @@ def clipped_policy_loss(
     the first minibatch, the gradient is REINFORCE's.
 
     Args:
-        tokens: the prepared tokens, or the arguments of `Tokens.of` in their place.
+        tokens: the prepared tokens, or instead the arguments of `Tokens.of`.
         clip_range: ε in (0, 1).
         clip_range_high: upper ε if it differs ("clip higher").
         dual_clip: c > 1 limits the loss of tokens with A < 0 to c·|A|, however large ρ is; None for no limit.
@@ -404,7 +404,7 @@ def positive_nll(
     *,
     normalizer: float,
 ) -> Float[Tensor, ""]:
-    """Negative log likelihood of the correct responses, mean over their tokens; 0 without any.
+    """Negative log likelihood of the correct responses, averaged over their tokens; 0 if no response is correct.
 
     loss = −Σ_{b correct} Σ_t log π(a_bt) / N,   N = number of actions in the correct responses
 

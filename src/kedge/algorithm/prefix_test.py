@@ -81,7 +81,7 @@ class PromptResamples:
         return resampled_interval(first, resamples, len(self._member), bounds=bounds)
 
     def share(self, guesses: Tensor, truths: Tensor, *, across: bool) -> Interval | None:
-        """The share of ordered pairs, of one prompt or of different ones; 0 and 1 get an interval as well."""
+        """The share of ordered pairs, of one prompt or of different ones; 0 and 1 also get an interval."""
         found = self.interval(self._shares(guesses, truths, across=across), (0.0, 1.0))
         if found is None or found.value not in (0.0, 1.0):
             return found

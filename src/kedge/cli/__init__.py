@@ -77,7 +77,7 @@ def main() -> None:
 def _run() -> None:
     mark_command_line()
     # At its exit, Python collects garbage several times. With torch and transformers loaded, that takes a second, and
-    # many when memory is short, although the process ends anyway. Nothing in the frozen generation is collected.
+    # many when memory is short, although the process ends anyway. Frozen objects are not collected.
     atexit.register(gc.freeze)
     try:
         app()
@@ -95,7 +95,9 @@ def _run() -> None:
 
 
 def _line_of(error: BaseException) -> str | None:
-    """One-line message for an error of the machine or of a library on a model's files; None for a bug or an exit."""
+    """Describe an error of the machine, or of a library reading a model's files, in one line; None for a bug or an
+    exit.
+    """
     if is_panic(error):
         return f"a library failed, such as on the regular expressions of a tokenizer.json: {error_text(error)}"
     if is_out_of_memory(error):

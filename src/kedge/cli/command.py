@@ -1,4 +1,4 @@
-"""Commands that read the configuration: one line for an option or a command that does not exist."""
+"""Commands that read the configuration: an option or command that does not exist gets a one-line error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from kedge_base.stage import stages
 
 
 class StageCommand(command.RunCommand):
-    """A stage's command: a field, or another library's argument, that is written as an option gets its spelling."""
+    """A stage's command: if a field or another library's argument is given as an option, the error shows the right
+    spelling.
+    """
 
     def advice_on(self, option: str, command: str) -> str | None:
         """As in `Command`."""
@@ -18,7 +20,7 @@ class StageCommand(command.RunCommand):
 
 
 class Root(command.Group):
-    """The commands of `kedge`: the name of an algorithm gets its preset."""
+    """The commands of `kedge`: if an algorithm's name is given as a command, the error shows its preset."""
 
     def advice_on(self, command: str) -> str | None:
         """As in `Group`."""
@@ -27,7 +29,7 @@ class Root(command.Group):
 
 
 def _hint(option: str, command: str) -> str | None:
-    """The correct spelling of `--num_updates 3` or `--eps_clip 0.1`; None if kedge has no such name."""
+    """Return the correct spelling of `--num_updates 3` or `--eps_clip 0.1`; None if kedge has no such name."""
     name = option.lstrip("-").replace("-", "_")
     if command not in stages() or not name:
         return None

@@ -1,4 +1,4 @@
-"""`kedge launch`: prints the line that starts a stage as several ranks, on every machine the same."""
+"""`kedge launch`: prints the command that starts a stage as several ranks, the same on every machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLE = "kedge launch --nodes 2 --devices 8 -- ppo --model MODEL … --out run
 
 
 class Launch(Command):
-    """The words after -- are a separate command."""
+    """Split off the command after --."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As in `Command`."""
@@ -38,7 +38,7 @@ def launch(
     port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="A free port there.")] = 29500,
     max_restarts: Annotated[
         int,
-        typer.Option(min=0, metavar="N", help="If a rank fails, start all again from the last checkpoint, so often."),
+        typer.Option(min=0, metavar="N", help="Times to restart all ranks from the last checkpoint if one fails."),
     ] = 0,
 ) -> None:
     """Print the line that starts a stage as several ranks with torchrun."""
@@ -58,7 +58,7 @@ def launch(
             raise ConfigError("with --max-restarts the command needs --out DIR: a restart resumes the run there")
         where += ["--max-restarts", str(max_restarts)]
         again = [] if "--resume" in given else ["--resume", "auto"]
-    # The line alone on standard output, so that it can be piped into a shell.
+    # Standard output only has the command, so that it can be piped into a shell.
     typer.echo(f"on each of {nodes} machines:" if nodes > 1 else "on this machine:", err=True)
     words = ["torchrun", *where, "--nproc-per-node", str(devices), "-m", "kedge", *command, *again]
     typer.echo(shlex.join(words))

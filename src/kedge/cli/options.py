@@ -1,4 +1,4 @@
-"""Options that several commands share, and a stage's options, made from its description."""
+"""Options that several commands share, and the options of stages, built from their descriptions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kedge_base.texts import printable
 
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Candidates for an override, each with a description.
+    """Return candidates for an override, with descriptions.
 
     bash splits words at `=`: for `policy_loss=cl` it asks about `cl`, and has `policy_loss` and `=` before it.
     """
@@ -46,7 +46,7 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", hel
 
 
 def preset_option(names: Iterable[str]) -> OptionInfo:
-    """The option for some presets."""
+    """Make the option for some presets."""
     about = "Repeatable; merged in order, the later one counts."
     return typer.Option("--preset", metavar="NAME", help=f"Preset: {', '.join(names)}. {about}")
 
@@ -81,21 +81,21 @@ Anyway = Annotated[
 
 
 def parameter(name: str, kind: Any, default: Any = None) -> Parameter:
-    """A parameter of a command that is made from a description."""
+    """Make a parameter of a command that is built from a description."""
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def parameters_of(flags: Iterable[Flag]) -> list[Parameter]:
-    """The parameters of some flags."""
+    """Make the parameters of some flags."""
     kinds = {True: list[str] | None, False: str | None}
     return [parameter(flag.parameter, Annotated[kinds[flag.repeats], _option_of(flag)]) for flag in flags]
 
 
 def settings_of(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that flags set, by dotted name; None for one that was not given.
+    """Return the fields that flags set, by dotted name; None for a flag that was not given.
 
     Raises:
-        ConfigError: A value cannot be read, or a flag is given without the one that it needs.
+        ConfigError: A value cannot be read, or a flag is given without another one that it needs.
     """
     settings: dict[str, Any] = {}
     for flag in flags:
@@ -112,7 +112,7 @@ _READERS: Mapping[str, Any] = {
     "reward": lambda value: {"reward": weighted_rewards(value)},
     "ppo.critic_init": initial_critic,
 }
-"""Notations of values on the command line, for fields where that is not obvious."""
+"""Parsers of values on the command line, for fields with a special notation."""
 
 
 # A hub id or a path, with or without a split; name:split; or a file.
@@ -121,7 +121,7 @@ _DATA_FILE = re.compile(r"\S.*\.(jsonl|ndjson|json|parquet|csv|tsv)(\.(gz|bz2|xz
 
 
 def weighted_rewards(rewards: Sequence[str] | None) -> list[Any] | None:
-    """The terms of `--reward`: `file.py:f=0.5` is the reward `file.py:f` with the weight 0.5.
+    """Parse the terms of `--reward`: `file.py:f=0.5` is the reward `file.py:f` with the weight 0.5.
 
     A text that names an existing file or folder has no weight, even if it contains `=`.
 
@@ -149,10 +149,10 @@ def _term(reward: str) -> str | dict[str, Any]:
 
 
 def literal_prompts(prompts: Sequence[str] | None) -> list[str] | None:
-    """The texts of `--prompts`, if they are texts; None if they name files, folders or hub ids.
+    """Return the texts of `--prompts`, if they are texts; None if they name files, folders or hub ids.
 
-    A value is a text if nothing on the disk has that name, it does not end like a file, and it cannot be a hub id
-    because it has no slash, or a space or another character that ids do not have.
+    A value is a text if no file or folder has that name, it does not end like a file name, and it cannot be a hub id
+    because it has no slash, or contains a space or another character that ids cannot have.
 
     Raises:
         ConfigError: Some are texts and some are names.
@@ -169,7 +169,7 @@ def literal_prompts(prompts: Sequence[str] | None) -> list[str] | None:
 
 
 def announced(texts: list[str] | None) -> list[str] | None:
-    """The texts, after a line that says that they are taken as texts."""
+    """Print that these values are used as texts, and return them."""
     if texts:
         first = texts[0] if len(texts[0]) <= 40 else f"{texts[0][:40]}…"
         more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""

@@ -17,14 +17,14 @@ from kedge.ranks.start import end_together, is_first_to_fail, is_lost_contact, j
 from kedge_base.errors import KedgeError, LostContactError, PushError
 
 LOST_CONTACT = 3
-"""Exit status of a rank that ends because another one is gone."""
+"""Exit status of a rank that ends because another rank is gone."""
 
 
 def run_as_rank(command: Callable[[], None]) -> None:
     """Join the other ranks and run the command; if it fails on one rank, it ends on all.
 
-    The rank with a user error prints it in one line; a bug has a traceback. A rank that ends only because another
-    one is gone exits with 3, so that a launcher can tell a user error (2) from a failure that a restart may fix.
+    The rank with a user error prints one line; a bug gets a traceback. A rank that ends only because another one is
+    gone exits with 3, so that a launcher can tell a user error (2) from a failure that a restart may fix.
 
     Args:
         command: Raises user errors; may exit on its own.
@@ -52,7 +52,7 @@ def run_as_rank(command: Callable[[], None]) -> None:
 
 
 def _say(line: str) -> None:
-    """Print a line, and let torchrun repeat it in the last lines of its report, below its own traceback."""
+    """Print a line, and make torchrun repeat it in the last lines of its report, below its own traceback."""
     typer.echo(line, err=True)
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # The first failure is the one that torchrun shows last; other ranks may end in the same second.

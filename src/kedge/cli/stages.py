@@ -1,4 +1,4 @@
-"""The commands that train, sample and evaluate: one per stage, made from its description."""
+"""The commands that train, sample and evaluate: one per stage, built from its description."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from kedge_base.texts import IN_MEMORY, printable
 
 
 def _command_of(stage: Stage) -> Callable[..., None]:
-    """The function of a stage's command; its signature is what typer makes options of."""
+    """Make the function of a stage's command; typer builds the options from its signature."""
 
     def run(**given: Any) -> None:
         texts: dict[str, Any] = {}
@@ -70,7 +70,7 @@ def _command_of(stage: Stage) -> Callable[..., None]:
 
 
 COMMON = {"out": "out", "seed": "runtime.seed", "push": "push.repo", "strict": "runtime.strict"}
-"""The parameters that every stage has, or every one that trains a language model, and their fields."""
+"""The parameters that all stages share, or all that train a language model, and their fields."""
 
 
 def _parameters(stage: Stage) -> list[Parameter]:
@@ -95,7 +95,7 @@ def add_stages(app: typer.Typer) -> None:
 
 
 def _epilog(stage: Stage) -> str | None:
-    """The fields that are changed first, for a stage that trains with PPO."""
+    """List the most commonly changed fields, for a stage that trains with PPO."""
     if "ppo" not in stage.trains:
         return None
     return f"Fields that are changed first: {', '.join(CHANGED_FIRST)}. All of them by group: kedge config explain ppo."
@@ -109,7 +109,7 @@ def resolve(
     preset: list[str] | None,
     resume: str | None = None,
 ) -> Config:
-    """The configuration of a stage, checked, with its output folder: a free one, or the folder of the run to resume."""
+    """Resolve and check a stage's configuration, with its output folder: a free one, or that of the run to resume."""
     if resume not in (None, "auto"):
         folder = Path(os.path.expanduser(resume))
         if not is_run(folder):
@@ -131,7 +131,7 @@ def resolve(
 
 
 def _check_same_stage(folder: Path, stage: str) -> None:
-    """Check that a folder has no run of another stage (`ConfigError` if it has)."""
+    """Check that a folder has no run of another stage (`ConfigError` if it does)."""
     from kedge.runs.resuming import check_same_stage
 
     try:
@@ -141,7 +141,7 @@ def _check_same_stage(folder: Path, stage: str) -> None:
 
 
 def resume_from(resume: str | None, allow_changes: list[str] | None, stage: str) -> Any:
-    """The way to resume; None for a new run."""
+    """Return how to resume; None for a new run."""
     if resume is None:
         if allow_changes:
             raise ConfigError("--allow-changes needs --resume")

@@ -26,11 +26,12 @@ def foreign_names() -> Iterator[tuple[str, str, str]]:
 
 
 def foreign_answer(name: str, stage: str | None = None) -> str | None:
-    """One line about an argument of another library, or None: `eps_clip is OpenRLHF's name; here it is ppo.clip_range`.
+    """Describe an argument of another library, or return None: `eps_clip is OpenRLHF's name; here it is
+    ppo.clip_range`.
 
     A dotted name is also found by its last parts (`clip_ratio`, `actor.clip_ratio`), or by the section that it is in
     (`actor.fsdp_config.param_offload`); dashes count as underscores, and Hydra's `+` is ignored. With a stage, the
-    counterpart is the one in that stage, where the table names it.
+    counterpart is that of the stage, if the table names one.
     """
     wanted = name.strip().lstrip("-+").replace("-", "_")
     entries = list(foreign_names())

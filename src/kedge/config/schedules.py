@@ -50,7 +50,7 @@ def config_at(config: Config, update: int) -> Config:
 
 
 def count_epochs(config: Config, num_updates: int) -> int:
-    """The epochs, `ppo.num_epochs` each, of the first updates of a run."""
+    """Count the epochs in the first updates of a run, with `ppo.num_epochs` in each."""
     points = config.schedules.get("ppo.num_epochs")
     if points is None:
         return num_updates * config.ppo.num_epochs
@@ -58,16 +58,17 @@ def count_epochs(config: Config, num_updates: int) -> int:
 
 
 def mean_epochs(config: Config) -> float:
-    """The epochs of an update, on average over a run; 0 for a run without updates."""
+    """Average the epochs per update over a run; 0 for a run without updates."""
     return count_epochs(config, config.ppo.num_updates) / max(1, config.ppo.num_updates)
 
 
 def check_schedules(config: Config, describe: Callable[[ValidationError], str]) -> None:
-    """Refuse a schedule of a field that cannot change during a run, and values that a run could not have throughout.
+    """Reject schedules of fields that cannot change during a run, and values that a run without schedules could not
+    have.
 
     Args:
         config: The configuration.
-        describe: Words the reason why a configuration is refused.
+        describe: Formats the reason why a configuration is rejected.
 
     Raises:
         ConfigError: One line with the first mistake.
@@ -91,7 +92,7 @@ def check_schedules(config: Config, describe: Callable[[ValidationError], str]) 
 
 
 def _check_conflicts(config: Config) -> None:
-    """Refuse schedules of fields that a controller or a stage's own value sets, or that are fixed before the start."""
+    """Reject schedules of fields that a controller or a stage-specific value sets, or that are fixed at the start."""
     ppo, schedules = config.ppo, config.schedules
     own = config.optimization.stages.get("ppo", {})
     others = {

@@ -1,4 +1,4 @@
-"""Checks a configuration for a stage: what the stage needs, and the metric that decides which checkpoint is best."""
+"""Checks that a configuration is complete for a stage, and finds the metric that decides which checkpoint is best."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ def check_stage(config: Config, name: str) -> None:
     """Check that the configuration is complete for a stage.
 
     Raises:
-        ConfigError: Names the first missing field and its flag, or what does not fit.
+        ConfigError: Names the first missing field and its flag, or the incompatible settings.
     """
     stage = find_stage(name)
     needed = stage.needed(config)
@@ -52,7 +52,7 @@ def best_metric(config: Config, name: str) -> BestMetric | None:
     """The metric of `checkpoint.keep_best` in a stage; None if no checkpoint is the best one.
 
     Raises:
-        ConfigError: It is not such a metric of the stage, or the run does not measure it.
+        ConfigError: The stage has no such metric, or the run does not measure it.
     """
     stage = find_stage(name)
     wanted = config.checkpoint.keep_best
@@ -66,7 +66,7 @@ def best_metric(config: Config, name: str) -> BestMetric | None:
 
 
 def metric_in_chain(config: Config, name: str) -> str:
-    """`checkpoint.keep_best` for one stage of a chain: auto if the metric is another stage's."""
+    """The value of `checkpoint.keep_best` for one stage of a chain: auto if the metric belongs to another stage."""
     wanted = config.checkpoint.keep_best
     return wanted if wanted == "none" or find_stage(name).is_best_metric(wanted) else "auto"
 

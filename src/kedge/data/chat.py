@@ -1,4 +1,4 @@
-"""Conversations rendered by the tokenizer's chat template, split where answers start and end."""
+"""Renders conversations with the tokenizer's chat template, and splits them where answers start and end."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CLOSINGS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, str, str]] = WeakKeyDictionary()
-"""For each tokenizer, its chat template, and how that closes the last answer and earlier ones."""
+"""For each tokenizer, its chat template, and how the template closes the last answer and earlier ones."""
 
 _SHOWN = 40
-"""Most characters of a text that an error quotes."""
+"""Maximum characters of a text quoted in an error."""
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, in_full: bool = True) -> Rendered:
@@ -90,7 +90,8 @@ def render_answer(
 def render_demonstration(
     tokenizer: PreTrainedTokenizerBase, messages: Messages, learned: Sequence[int]
 ) -> tuple[Rendered, str, tuple[tuple[int, int], ...]]:
-    """Render a conversation and split it into the prompt, the text after it, and the ranges of it that are only read.
+    """Render a conversation and split it into the prompt and the text after it, with the ranges of that text that are
+    only read.
 
     Args:
         tokenizer: The model's.
@@ -128,7 +129,7 @@ def render_demonstration(
 
 
 def generated_answers(tokenizer: PreTrainedTokenizerBase, messages: Messages, answers: list[int]) -> list[int]:
-    """Return the indices of the answers that the template marks with `{% generation %}`; all of them without marks.
+    """Return the indices of the answers that the template marks with `{% generation %}`; all answers without marks.
 
     Raises the errors of `render_demonstration`.
     """
@@ -151,7 +152,7 @@ def generated_answers(tokenizer: PreTrainedTokenizerBase, messages: Messages, an
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The special token that the chat template writes after an assistant's message, such as `<end_of_turn>`.
 
-    None if there is no template, it rejects a question with an answer, or it writes no special token there.
+    None without a template, if it rejects a question with an answer, or if it writes no special token there.
     """
     return special_tokens(tokenizer).get(closing_of(tokenizer)) if tokenizer.chat_template else None
 
@@ -224,10 +225,10 @@ def _closings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     special = special_tokens(tokenizer)
 
     def token_before(*texts: str) -> str:
-        """The special token that all the texts start with."""
+        """The special token with which all texts start."""
         return max((token for token in special if all(text.startswith(token) for text in texts)), key=len, default="")
 
-    # A token after an answer may be the next turn's header; it closes turns only if it follows other turns as well.
+    # A token after an answer may be the next turn's header; it only closes turns if it also follows other turns.
     after = after.lstrip()
     asked = asked.lstrip()
     between = between.lstrip()
@@ -303,8 +304,8 @@ def _end_of(whole: str, content: str, ending: str, begin: int, at_least: int) ->
 def _check_all_shown(whole: str, numbered: Iterable[tuple[int, dict[str, str]]]) -> None:
     """Check that the rendered conversation contains these messages, given with their indices.
 
-    Templates may shorten earlier answers to their conclusion, and write tool results as JSON: of these, only the last
-    word has to appear.
+    Templates may shorten earlier answers to their conclusion, and write tool results as JSON: only their last word has
+    to appear.
     """
     for index, message in numbered:
         content = message["content"]
@@ -361,7 +362,7 @@ TEMPLATE_SECONDS = 10.0
 TEMPLATE_MEMORY = 2**30
 STARTUP_SECONDS = 120.0
 LONGEST_TEXT = 2**27
-"""Most characters of one rendered conversation, the same as the byte limit of one line of a file."""
+"""Maximum characters of a rendered conversation, the same as the byte limit of a line in a file."""
 
 
 _day: str | None = None
@@ -371,7 +372,8 @@ def render_as_of(day: str) -> None:
     """Set the date that templates write, as in `Today Date: …`, so that it stays the same when a run is resumed.
 
     Args:
-        day: Such as `2026-02-28`; stays in force in this process until set again. By default, templates write today's.
+        day: Such as `2026-02-28`; remains in effect in this process until set again. By default, templates write
+            today's date.
     """
     global _day
     _day = day
@@ -442,7 +444,7 @@ class _Renderer:
         try:
             with self._lock:
                 if self._process is not None and self._process.is_running:
-                    # It may end right now because it was idle for too long; a new one then takes the request.
+                    # It may be exiting because it was idle for too long; a new process then gets the request.
                     with suppress(WorkerEnded):
                         return self._reply(self._process, request)
                 self._process = WorkerProcess("kedge.template_worker", CallLog(None, self._NAME))

@@ -1,4 +1,4 @@
-"""Checked access to the fields of a row: any JSON value either passes or raises one clear reason."""
+"""Reads the fields of a row with checks: any JSON value either passes or raises one clear reason."""
 
 from __future__ import annotations
 
@@ -170,12 +170,12 @@ def check_rendered(fields: Fields) -> None:
 
 
 def _name_in(entry: Fields, ours: str, theirs: str) -> str:
-    """The key that a message uses; in concatenated data sets, the other one is null."""
+    """Return the key that a message uses; in concatenated data sets, the other one is null."""
     return theirs if theirs in entry and entry.get(ours) is None else ours
 
 
 def role_of(message: Fields) -> str | None:
-    """A message's role under kedge's name; None for an unknown role."""
+    """Return a message's role under kedge's name; None for an unknown role."""
     return _ROLES.get(str(message.get(_name_in(message, "role", "from"))).lower())
 
 
@@ -236,7 +236,7 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "prompts": ("completion", "summary", "output", *_COMPARED),
     "demonstrations": _COMPARED,
 }
-"""Columns that may be missing: references of prompts, and columns of comparisons, which other roles can read too."""
+"""Columns that may be missing: references of prompts, and columns of comparisons, which other roles can also read."""
 
 MAY_BE_EMPTY = ("input", "system", "margin")
 """Columns that may be empty in some rows; tables drop empty cells from their rows."""
@@ -246,7 +246,7 @@ _WHOLE = {"messages": ("prompt", "text", "completion"), "text": ("prompt", "mess
 
 
 def columns_of(columns: Mapping[str, str], role: Role) -> dict[str, str]:
-    """The names that apply to a role: ours → theirs.
+    """Return the column names for a role: ours → theirs.
 
     Args:
         columns: `prompt` names the column for every role, `demonstrations.prompt` for one.
@@ -276,7 +276,7 @@ def rename_columns(fields: Fields, columns: Mapping[str, str]) -> dict[str, Any]
 
 
 def name_missing_columns(fields: Fields, columns: Mapping[str, str], role: Role, source: str) -> None:
-    """Refuse a source if one of its rows, usually the first, lacks a named column.
+    """Reject a source if one of its rows, usually the first, lacks a named column.
 
     Raises:
         DataError: A column is missing; the message lists those that exist.

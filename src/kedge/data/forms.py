@@ -1,4 +1,4 @@
-"""Forms of rows that other projects write, turned into kedge's: ShareGPT, Alpaca, labeled pairs, token ids.
+"""Converts other projects' forms of rows to kedge's: ShareGPT, Alpaca, labeled pairs, token ids.
 
 A comparison can be read as a prompt and as a demonstration, and has the same prompt in every role.
 """
@@ -38,11 +38,12 @@ _PAIRS = (
     ("conversation_a", "conversation_b", "winner", "model_a", "model_b"),
     ("response_a", "response_b", "winner", "model_a", "model_b"),
 )
-"""Columns of two answers, the column that says which is better, and its values for the first and the second answer:
-LLMBar, AlpacaFarm, PKU-SafeRLHF, Chatbot Arena."""
+"""Columns of two answers, the column that labels the better one, and its values for the first and the second answer:
+LLMBar, AlpacaFarm, PKU-SafeRLHF, Chatbot Arena.
+"""
 
 _SCORES = ("fine-grained_score", "overall_score")
-"""UltraFeedback's scores of a completion: the mean rating, and the critique's score, which has known mistakes."""
+"""UltraFeedback's scores of a completion: the mean rating, and the critique's score, which has known errors."""
 
 _ANSWER_MARK = "\n\nAssistant:"
 """Precedes each answer in hh-rlhf's dialogues, which are plain text."""
@@ -58,7 +59,7 @@ _WITH_INPUT = (
 
 
 def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase) -> Fields:
-    """Convert a row to one of kedge's own forms; unchanged if it is in one already, or in no known form.
+    """Convert a row to one of kedge's own forms; unchanged if it is already in one, or in no known form.
 
     - `conversations` (ShareGPT), with an optional `system`, become `messages`; next to `chosen`, the prompt;
     - two answers with a label become `chosen` and `rejected`; scored `responses` or `completions` (UltraFeedback),
@@ -70,7 +71,7 @@ def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase
     - `question` and `answer` (GSM8K) likewise, without Alpaca's text;
     - `input_ids` become the texts that they encode.
 
-    The original columns stay, since reward functions may read them.
+    The original columns are kept, since reward functions may read them.
 
     Raises:
         RowError: The row has such a form but cannot be used.
@@ -102,7 +103,7 @@ def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase
 
 
 def _is_question(fields: Fields) -> bool:
-    """True if a row's `question` is the whole prompt: there is no other prompt, and no choices or context."""
+    """True if a row's `question` is the whole prompt, without another prompt, choices or context."""
     others = {"prompt", "messages", "text", "completion", "choices", "options", "context"}
     return isinstance(fields.get("question"), str) and not fields.keys() & others
 
@@ -147,7 +148,7 @@ def _compared(fields: Fields) -> Fields:
 
 
 def _scores_of(fields: Fields) -> str | None:
-    """The name of a score that all `completions` have; None if there is none."""
+    """Return the name of a score that all `completions` have, or None."""
     entries = fields.get("completions")
     if not isinstance(entries, (list, tuple)) or len(entries) < 2:
         return None
@@ -177,7 +178,7 @@ def ranked_answers(fields: Fields) -> tuple[Sequence[Any], list[float]]:
 
 
 def _better(fields: Fields) -> Any:
-    """The best answer of a comparison."""
+    """Return the best answer of a comparison."""
     if "chosen" in fields:
         return fields["chosen"]
     responses, ranks = ranked_answers(fields)
@@ -228,7 +229,7 @@ def _split(fields: Fields) -> Fields:
 
 
 def _shared_characters(first: str, second: str) -> int:
-    """Length of the common start of two texts, cut back to its last whitespace so that answers start at a word.
+    """Return the length of the common start of two texts, cut at its last whitespace so that answers start at a word.
 
     In an hh-rlhf dialogue, it ends where the last answer starts, even if both answers start with the same words.
     """
@@ -326,7 +327,7 @@ def _token(entry: object, num_tokens: int) -> int:
 
 
 def _flags(fields: Fields, name: str, length: int) -> list[bool]:
-    """True where a mask or `labels` count a token; True everywhere without the field."""
+    """Return True for tokens that a mask or `labels` count; True everywhere without the field."""
     entries = entries_of(fields.get(name, [True] * length), name)
     if len(entries) != length:
         raise RowError(f"field {name!r} has {len(entries)} entries, 'input_ids' has {length}")

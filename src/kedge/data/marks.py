@@ -1,4 +1,4 @@
-"""Marks that exclude an answer from training: flags of a message, and columns that judge a row's answer."""
+"""Finds answers that are excluded from training by flags of a message or by columns that judge a row's answer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LEARNED = re.compile(
     r"success(ful)?|solved|resolved|helpful(ness)?|harmless(ness)?|safe|ok|keep|usable|liked?|upvoted?)|"
     r"(\w+_)?(score|rating|reward|quality|grade|accuracy|pass_rate|correctness|verdict|judge?ment|feedback)"
 )
-"""Names of marks that are positive for an answer to learn."""
+"""Names of marks that are positive if the answer should be learned."""
 _EXCLUDED = re.compile(
     r"(is_)?(masked|undesirable|rejected|bad|wrong|incorrect|invalid|toxic|harmful|unsafe|disliked?|failed|spam|deleted)|thumbs?_down"
 )
-"""Names of marks that are 0 for an answer to learn."""
+"""Names of marks that are 0 if the answer should be learned."""
 _MEASURED = re.compile(r"\w+_(score|reward)")
 """Names of numbers that may be low for a good answer, such as toxicity or a reward model's score."""
 _BAD = re.compile(
@@ -37,7 +37,7 @@ def excluded_answers(fields: Fields) -> set[int]:
         fields: A demonstration before its form is changed.
 
     Raises:
-        RowError: A flag is unknown or neither 0 nor 1, or asks for a message that is never learned.
+        RowError: A flag is unknown or neither 0 nor 1, or selects a message that is never learned.
     """
     names = ("completion",) if is_given(fields, "completion") else ("messages", "conversations", "conversation")
     for name in (*names, "chosen"):
@@ -50,9 +50,9 @@ def excluded_answers(fields: Fields) -> set[int]:
 
 
 def _is_excluded(message: Fields, place: str) -> bool:
-    """True for an answer that its flags exclude."""
+    """Return True for an answer excluded by its flags."""
     is_answer = role_of(message) == "assistant"
-    # A number under any other name, such as `label`, may be the turn's class.
+    # A number with any other name, such as `label`, may be the turn's class.
     flags = [key for key, value in message.items() if isinstance(value, (bool, str)) or _LIKE_A_FLAG.search(key)]
     marks = {key: _mark(key, message[key]) for key in flags}
     for key, mark in marks.items():
@@ -67,14 +67,14 @@ def _is_excluded(message: Fields, place: str) -> bool:
 
 
 def check_judged(fields: Fields, answer: object) -> set[str]:
-    """Check that no column marks an answer to learn as bad, as KTO's `label` can.
+    """Check that no column, such as KTO's `label`, marks an answer to be learned as bad.
 
     Args:
         fields: A demonstration.
         answer: Its answer; a column that repeats it does not judge it.
 
     Returns:
-        The columns with a number that does not tell whether the answer is good.
+        The columns with a number that does not clearly mean that the answer is good or bad.
 
     Raises:
         RowError: A column marks the answer as bad.

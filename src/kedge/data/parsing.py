@@ -66,8 +66,8 @@ class ReadingOptions:
         template: `tldr` builds prompts from `subreddit`, `title` and `post`, cut at a paragraph where necessary.
         max_prompt_tokens: the longest prompt, tokens, BOS included; None for no limit.
         max_length: the longest prompt plus answer, tokens, BOS and EOS included; None for no limit.
-        truncate: treatment of a prompt that is too long alone or with its answers; answers to learn are never
-            cut, answers of comparisons lose their end.
+        truncate: treatment of a prompt that is too long, alone or with its answers; answers to learn are never cut,
+            answers of comparisons are cut at the end.
         columns: names of columns, ours → theirs; see `columns_of`.
         train_on: the assistant's messages that a demonstration teaches: all of them, or the last one.
         cuts: collects what was cut to fit.
@@ -204,7 +204,7 @@ def _read(value: object, name: str, role: Role, options: ReadingOptions) -> tupl
 
 
 def _with_system(fields: Fields, options: ReadingOptions, *, is_named: bool = True) -> Fields:
-    """Put a row's `system` in front of its conversation, as the first message.
+    """Put a row's `system` at the start of its conversation, as the first message.
 
     Raises:
         RowError: The column was named, and the row is plain text, or starts with a different system message.
@@ -226,7 +226,7 @@ def _with_system(fields: Fields, options: ReadingOptions, *, is_named: bool = Tr
         if messages[0]["role"] != "system":
             messages = [*system, *messages]
         elif is_named and messages[:1] != system:
-            raise RowError(f"field {name!r} starts with a message of the system, which is not that of 'system'")
+            raise RowError(f"field {name!r} starts with a system message that differs from 'system'")
         conversations[name] = messages
     return {**fields, **conversations}
 
@@ -278,7 +278,7 @@ def _conversation_or_text(fields: Fields, name: str, options: ReadingOptions) ->
 
 
 def _has_conversation(fields: Fields) -> bool:
-    """True if an answer in the row is a conversation; the prompt is then read as one, too."""
+    """True if an answer in the row is a conversation; the prompt is then also read as one."""
     responses = fields.get("responses")
     answers = [fields.get(name) for name in ("completion", "chosen", "rejected")]
     answers += responses if isinstance(responses, (list, tuple)) else []
@@ -347,7 +347,7 @@ def _fitted(
 def _conversation_to_learn(
     messages: Messages, first: int, name: str, excluded: Collection[int], options: ReadingOptions
 ) -> Demonstration:
-    """Make a conversation a demonstration of its assistant's messages.
+    """Convert a conversation to a demonstration of its assistant's messages.
 
     Args:
         messages: the conversation.
@@ -377,7 +377,7 @@ def _conversation_to_learn(
         prompt, completion = _fitted(messages[:-1], last, options)
         return Demonstration(prompt, completion)
     if options.truncate != "never":
-        # The length of all turns decides how many fit; the prompt, before the first answer, has a separate limit.
+        # The length of all turns determines how many fit; the prompt, before the first answer, has a separate limit.
         limits = options if len(learned) == 1 else replace(options, max_prompt_tokens=None)
         left = _cut(messages[:-1], _rendered(messages[:-1], last, options), limits)
         dropped = len(messages) - 1 - len(left)
@@ -419,7 +419,9 @@ def _rendered(prompt: Turn, answers: Mapping[str, str | Messages], options: Read
 
 
 def _cut(prompt: Turn, answers: Mapping[str, str], options: ReadingOptions) -> str | Messages:
-    """Cut a prompt to the room that its answers leave: a post always, any other prompt if `options.truncate` allows."""
+    """Cut a prompt to the room that its answers leave: a post always, other prompts only if `options.truncate` allows
+    it.
+    """
     budget = _prompt_budget(answers, options)
     whole = prompt
     if isinstance(prompt, Post):
@@ -464,7 +466,7 @@ def _without_ends(
         if isinstance(answer, str):
             kept[name] = text
         else:
-            # The template's closing must stay, so shorten the content by as many characters as its rendering.
+            # The template's closing must be kept, so shorten the content by the length of its rendering.
             *before, last = answer
             shorter = text_of(last["content"][: len(text) - len(texts[name])], name)
             kept[name] = [*before, {**last, "content": shorter}]
@@ -506,9 +508,9 @@ def _checked_lengths(prompt: str, answers: Mapping[str, str], options: ReadingOp
 
 
 def _prompt_budget(answers: Mapping[str, str], options: ReadingOptions) -> int | None:
-    """The most tokens that a prompt may have beside its longest answer; None for no limit.
+    """The maximum tokens of a prompt together with its longest answer; None for no limit.
 
-    An answer that leaves no room for any prompt is refused later.
+    An answer that leaves no room for a prompt is rejected later.
     """
     longest = options.max_length
     limits = [options.max_prompt_tokens]

@@ -1,4 +1,4 @@
-"""A preview of data: the rows that a stage would read, their lengths, and the rows that it would drop."""
+"""Previews data: the rows that a stage would read, their lengths, and the rows that it would drop."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _table(lengths: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def histogram(values: Sequence[int]) -> str:
-    """Bars of equal width from the smallest value to the largest; a bin with any value is never empty."""
+    """Draw a bar per bin of equal width, from the smallest value to the largest."""
     low = min(values)
     high = max(values)
     if low == high:
@@ -196,7 +196,7 @@ def _shortened(text: str, most: int) -> str:
 
 
 MOST_NAMED = 3
-"""Most sources that the line names."""
+"""Maximum number of sources that the line names."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class DataUsage:
         sources: Names of files, folders or hub data sets; empty for rows passed from Python.
         rows: Rows that the sources hold.
         used: Rows that the run uses, those held out included.
-        held_out: Rows that are measured on but not trained on.
+        held_out: Rows that are evaluated on but not trained on.
         cut: Rows with a part that was cut to fit.
         dropped: Unusable rows, by reason.
         shares: The share of each source in the rows that are drawn; empty if every row is drawn once per pass.
@@ -230,11 +230,11 @@ class DataUsage:
 
     @property
     def public_line(self) -> str:
-        """The line with only the last part of each local path, so that it reveals nothing about the machine."""
+        """The line with only the last part of each local path, to reveal nothing about the machine."""
         return self._line([os.path.basename(name.rstrip("/")) if _is_path(name) else name for name in self.sources])
 
     def as_json(self) -> dict[str, Any]:
-        """The counts, and the line."""
+        """The counts and the line."""
         return {**asdict(self), "line": self.line}
 
     def _line(self, names: Sequence[str]) -> str:

@@ -15,14 +15,14 @@ from kedge_base.errors import ConfigError, DataError
 
 
 def room_for_prompt(context_lengths: Mapping[str, int | None], max_new_tokens: int) -> int | None:
-    """Tokens that the shortest context leaves for a prompt; None for no limit.
+    """Return the number of tokens that the shortest context leaves for a prompt; None for no limit.
 
     Args:
         context_lengths: The context length of each model, by the model's name in messages.
         max_new_tokens: Tokens of a response.
 
     Raises:
-        ConfigError: No token is left.
+        ConfigError: No tokens are left.
     """
     limits = {name: length for name, length in context_lengths.items() if length is not None}
     if not limits:
@@ -67,11 +67,11 @@ class PromptStream:
     With a curriculum, the first pass goes from the lowest value of a column to the highest, with ties shuffled; later
     passes are shuffled, since every level has been seen.
 
-    Depending on the scores of its latest responses, a prompt can be skipped in the next passes, or drawn more or less
+    Depending on the scores of its latest responses, a prompt can be skipped in the next passes or drawn more or less
     often; see `note`.
 
-    Source: spec §2.6. Draws by spread: VCRL (arXiv 2509.19803) §3 takes the variance of a group's scores, at most where
-    half of the responses are right, as what a prompt has to teach.
+    Source: spec §2.6. Draws by spread: VCRL (arXiv 2509.19803) §3 uses the variance of a group's scores, which is
+    largest if half of the responses are right, as the value of a prompt for training.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class PromptStream:
         Args:
             prompts: the pool.
             seed: seed of the shuffles.
-            curriculum: column with the difficulty of a prompt, a number; None shuffles the first pass as well.
-            mixture: shares of several sources; None for one pass over all prompts after the other.
+            curriculum: column with the difficulty of a prompt, a number; None also shuffles the first pass.
+            mixture: shares of several sources; None for successive passes over all prompts.
             rest: number of passes that skip a prompt without spread.
             by_spread: from the second pass on, draw prompts in proportion to their spread.
 
@@ -113,7 +113,7 @@ class PromptStream:
         self._order = self._shuffled()
 
     def next(self, num_prompts: int) -> list[Prompt]:
-        """The next prompts."""
+        """Return the next prompts."""
         return [self._prompts[self._advance()] for _ in range(num_prompts)]
 
     def note(self, prompts: Sequence[Prompt], spreads: Sequence[float]) -> float:
@@ -134,7 +134,7 @@ class PromptStream:
         return sum(self._rests(row, self._epoch + 1) for row in self._rested) / len(self._prompts)
 
     def _put_to_rest(self, spreads: Mapping[int, float]) -> None:
-        """Put rows without spread to rest from the pass after the one that drew them, maybe this one; wake others."""
+        """Skip rows without spread from the pass after the one that drew them, maybe this one; use others again."""
         for row, spread in spreads.items():
             if spread:
                 self._rested.pop(row, None)
@@ -187,7 +187,7 @@ class PromptStream:
         return row
 
     def _rests(self, row: int, epoch: int) -> bool:
-        """True if a pass skips a prompt: for some passes after the one in which it was put to rest."""
+        """True if a pass skips a prompt: some passes after it was found to have no spread."""
         rested = self._rested.get(row)
         return rested is not None and rested < epoch <= rested + self._passes
 
@@ -242,7 +242,7 @@ class Mixture:
     seed: int
 
     def order(self, epoch: int) -> list[int]:
-        """The indices of the records in a pass, passes counted from 0. Depends only on the seed and the pass."""
+        """Return the indices of the records in a pass, counted from 0. Depends only on the seed and the pass."""
         order = [
             row
             for source, count in enumerate(self.counts)
@@ -253,7 +253,9 @@ class Mixture:
 
     @property
     def counts(self) -> list[int]:
-        """Rows of each source in a pass: its share of all records, rounded so that they add up (largest remainder)."""
+        """Return the number of rows of each source in a pass: its share of all records, rounded so that they add up
+        (largest remainder).
+        """
         present = set(self.origins)
         weights = [weight if source in present else 0.0 for source, weight in enumerate(self.shares)]
         exact = [weight / sum(weights) * len(self.origins) for weight in weights]
@@ -265,7 +267,7 @@ class Mixture:
         return counts
 
     def _stretch(self, source: int, *, start: int, count: int) -> list[int]:
-        """Take a stretch from the endless stream of a source's shuffled passes."""
+        """Take consecutive rows from the endless stream of a source's shuffled passes."""
         rows = [row for row, origin in enumerate(self.origins) if origin == source]
         drawn: list[int] = []
         while len(drawn) < count:
@@ -286,7 +288,7 @@ class Split(Generic[RecordT]):
         train: Records to train on.
         eval: Records held out.
         train_rows: Positions of the training records among all.
-        by_prompt: The two share no prompt; False if all records have the same prompt.
+        by_prompt: The two parts share no prompt; False if all records have the same prompt.
     """
 
     train: list[RecordT]
@@ -304,7 +306,7 @@ def split_eval(records: Sequence[RecordT], fraction: float, seed: int) -> Split[
 
     Args:
         records: all records.
-        fraction: share of the records to hold out, in [0, 1); exceeded where the last prompt has many records.
+        fraction: share of the records to hold out, in [0, 1); exceeded if the last prompt has many records.
         seed: seed of the draw.
 
     Raises:
@@ -345,5 +347,5 @@ def _drawn(counts: Mapping[str, int], wanted: float, seed: int) -> set[str]:
 def _prompt(record: Demonstration | Prompt | Comparison | Ranking) -> str:
     if isinstance(record, Prompt):
         return record.text
-    # Plain texts have no prompt; equal texts must end up in the same part, too.
+    # Plain texts have no prompt; equal texts must also end up in the same part.
     return record.completion if isinstance(record, Demonstration) and not record.prompt else record.prompt

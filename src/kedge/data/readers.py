@@ -53,7 +53,7 @@ def read_rows(
 
 
 def _check_rejections(table: Table[Any], name: str, max_rejected_fraction: float) -> None:
-    """Raise before any training if no row of a source is usable, or too many are not (`DataError`)."""
+    """Raise `DataError` before any training if no row of a source is usable, or too many are not."""
     rejected = len(table.rejected)
     total = len(table.records) + rejected
     if total == 0:
@@ -76,7 +76,7 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
 
     Args:
         source: files, folders, hub ids or rows: see `rows_of`.
-        role: the role that the rows are read in.
+        role: the role for which the rows are read.
         options: how they are parsed.
         num_rows: rows to read; None for all.
 

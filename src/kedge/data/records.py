@@ -1,4 +1,4 @@
-"""Records that stages train on, rows as they come from files and lists, and rows that cannot be used."""
+"""Records that stages train on, raw rows of files and lists, and unusable rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Comparison:
         prompt: the text before both answers.
         chosen: the better answer.
         rejected: the worse answer.
-        margin: by how much the chosen answer's score should lead, in units of the score; None for no margin.
+        margin: how far the chosen answer's score should exceed the other, in units of the score; None for no margin.
     """
 
     prompt: str
@@ -82,7 +82,7 @@ class Prompt:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The row as it was read, with `prompt` as the policy reads it."""
+        """The row as it was read, except that `prompt` is what the policy reads."""
         read = {name: value for name, value in self.columns.items() if name not in self.absent}
         return {**read, "prompt": self.text}
 
@@ -92,7 +92,7 @@ _DEEPEST = 16
 
 
 def table_rows(data: Any, name: str) -> Iterable[Any]:
-    """Return the rows of a table passed from Python; any other iterable is returned as it is.
+    """Return the rows of a table passed from Python; any other iterable is returned unchanged.
 
     Args:
         data: a list of rows, a `Dataset`, an `IterableDataset`, a `DatasetDict` (its split `train`, or its only one) or
@@ -100,7 +100,7 @@ def table_rows(data: Any, name: str) -> Iterable[Any]:
         name: its name in errors.
 
     Raises:
-        DataError: It is not a table, or has several splits but no `train`.
+        DataError: The data is not a table, or has several splits but no `train`.
     """
     if isinstance(data, Mapping) and type(data).__name__ in ("DatasetDict", "IterableDatasetDict"):
         splits = list(data)
@@ -146,7 +146,7 @@ def is_missing(value: object) -> bool:
 
 _PARQUET_BATCH = 256
 
-# Equal rows take almost no space in a columnar file, but more rows per byte than this are implausible.
+# Equal rows need almost no space in a columnar file, but more rows per byte than this are implausible.
 _MOST_ROWS_PER_BYTE = 100
 _ANY_FILES_ROWS = 1_000_000
 # A text that all rows share is stored once. Compression makes real texts five to ten times shorter.
@@ -194,7 +194,7 @@ def one_line_errors(fault: Callable[[], str]) -> Iterator[None]:
     """Turn every error of a library into one line: damaged files raise even SystemError.
 
     Args:
-        fault: What cannot be done, when the error occurs.
+        fault: The action that failed.
 
     Raises:
         DataError: Anything else was raised, other than a lack of memory.
@@ -255,7 +255,7 @@ def listed_rows(values: Iterable[Any], source: str = "list", kind: str = "") -> 
     Args:
         values: the entries.
         source: their file, data set or list, as the user named it.
-        kind: how it is read, for an error.
+        kind: how it is read, for error messages.
 
     Raises:
         DataError: An entry cannot be read.
@@ -274,8 +274,8 @@ class RowError(ValueError):
 
     Args:
         reason: The fault of this row.
-        kind: The reason without details of the row; rows are counted by it. By default the part before the
-            first detail of `reason`, without numbers.
+        kind: The reason without details of the row; rows are counted by it. By default, the part of `reason` before the
+            first detail, without numbers.
     """
 
     def __init__(self, reason: str, kind: str = "") -> None:
@@ -288,11 +288,11 @@ class Rejection:
     """An unusable row.
 
     Attributes:
-        source: the file, data set or list that holds it.
+        source: the file, data set or list that contains it.
         line: its line or row number, counted from 1.
         reason: its fault.
         preview: its first characters, safe to print.
-        kind: the reason without what differs between rows; rows are counted by it.
+        kind: the reason without parts that differ between rows; rows are counted by it.
     """
 
     source: str
@@ -342,7 +342,7 @@ def write_rejections(path: Path, rejections: Sequence[Rejection]) -> None:
 
 
 def hint_of(kind: str) -> str:
-    """A hint at the setting that may make rows rejected for this reason usable."""
+    """Suggest a setting that may make rows rejected for this reason usable."""
     if missing := re.fullmatch(r"field '(?!role'|content'|from'|value')(\w+)' is missing", kind):
         return f"; data.columns.{missing[1]}=… names a column that holds it"
     if limit := re.search(r"(.*) longer than (max_\w+)=\d+$", kind):

@@ -23,14 +23,14 @@ _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     **{".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows, ".parquet": parquet_rows},
     **{".csv": csv_rows, ".tsv": csv_rows},
 }
-# Not .json, which holds metadata in a folder of data files; .csv, which may, is the second choice.
+# Not .json, which contains metadata in a folder of data files; .csv, which may contain metadata, is the second choice.
 _FOLDER_FORMATS = ((".jsonl", ".ndjson", ".parquet"), (".csv", ".tsv"))
 _SAVED_DATASET_FILES = ("dataset_dict.json", "state.json")
 
 # name, name:split or name:config:split; a split may be a slice, `train[:1000]`.
 _NAME = re.compile(r"(?P<name>[^:]+)(?::(?:(?P<config>[^:\[\]]+):)?(?P<split>[^:\[\]]+(?:\[.*\])?))?")
 
-# Misnamed files: how their content starts, and the suffixes that would be right.
+# Misnamed files: how their content starts, and the correct suffixes.
 _MISNAMED = {
     (b"<!doctype html", ()): "a web page, not the data: download the file itself",
     (b"<html", ()): "a web page, not the data: download the file itself",
@@ -48,7 +48,7 @@ _HUB_ID = re.compile(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*(:\S+)?")
 
 @dataclass(frozen=True)
 class Sources:
-    """Names of files, folders or hub data sets, read in order; marks strings as names rather than texts."""
+    """Names of files, folders or hub data sets, read in order; marks strings as names instead of texts."""
 
     names: tuple[str, ...]
 
@@ -103,7 +103,7 @@ def _is_source_name(entry: object) -> bool:
 
 
 def _named_rows(name: str) -> Iterator[Row]:
-    # Opened lazily, with the first row, so that the memory limit covers opening as well.
+    # Opened lazily, with the first row, so that the memory limit also covers opening.
     return within_free_memory(chain.from_iterable(map(_open_rows, (name,))), name)
 
 
@@ -134,7 +134,7 @@ def _open_rows(name: str) -> Iterator[Row]:
 
 
 def _text_advice(name: str) -> str:
-    """Advice in case a name was meant as a prompt's text."""
+    """Advice for a name that was meant as a prompt's text."""
     return (
         ""
         if _format(name) in _READERS or re.fullmatch(r"[\w./:~-]*", name)
@@ -147,7 +147,7 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _format(name: str | os.PathLike[str]) -> str:
-    """The suffix of a file's name that gives its format, such as `.jsonl` for `rows.jsonl.gz`."""
+    """Return the suffix that determines a file's format, such as `.jsonl` for `rows.jsonl.gz`."""
     path = Path(name)
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path).suffix.lower()
 
@@ -170,7 +170,7 @@ def _file_rows(path: Path) -> Iterator[Row]:
 
 
 def _check_start(path: Path) -> None:
-    """Refuse a file whose content does not match its name, such as a pointer to the data."""
+    """Reject a file whose content does not match its name, such as a pointer to the data."""
     if (fault := pointer_fault(path)) is not None:
         raise DataError(fault)
     try:
@@ -200,7 +200,8 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
     _check_configurations(folder, sorted({path.parent for path in chosen}))
     _check_copies(folder, chosen)
     names = sorted({splits[path] for path in chosen})
-    # Files of one name are one split; files of several names may be read together only if none is named like a split.
+    # Files with the same name form a split; files with several names are only read together if none is named like a
+    # split.
     if len(names) > 1 and any(_SPLIT.search(splits[path]) or "-of-" in path.name for path in chosen):
         raise DataError(f"{folder} has several splits ({', '.join(names)}); name one, e.g. {folder}:{names[0]}")
     copies = {(path.parent, splits[path], _format(path)) for path in chosen}
@@ -211,7 +212,7 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
 
 
 def _check_copies(folder: Path, paths: Sequence[Path]) -> None:
-    """Refuse files that are copies of others, by content or by the names that file managers and Jupyter give copies."""
+    """Reject files that are copies of others, by content or by the names that file managers and Jupyter give copies."""
     by_size = sorted((os.path.getsize(folder / path), path) for path in paths)
     twins = [(first, second) for (size, first), (_, second) in pairwise(by_size) if size]
     pairs = [twin for twin in twins if filecmp.cmp(*map(folder.joinpath, twin), shallow=False)]
@@ -226,7 +227,7 @@ def _check_copies(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def _check_configurations(folder: Path, parents: list[Path]) -> None:
-    """Refuse files from several folders that the README lists as configurations, since those are separate data sets."""
+    """Reject files from several folders that the README lists as configurations, since those are separate data sets."""
     readme = folder / "README.md"
     if len(parents) < 2 or not readme.is_file():
         return
@@ -240,7 +241,7 @@ def _check_configurations(folder: Path, parents: list[Path]) -> None:
 
 
 def _split_of(path: Path) -> str:
-    """The split of a file: its name without a shard number, or a folder named like a split.
+    """Return the split of a file: its name without a shard number, or a folder named like a split.
 
     `train-00000-of-00002.parquet` and `train/0001.jsonl` belong to `train`.
     """
@@ -308,7 +309,7 @@ AT_ONCE = 8
 
 
 def within_free_memory(rows: Iterable[T], name: str) -> Iterator[T]:
-    """Yield the rows of a source while they, and the records made from them, fit into the free memory.
+    """Yield the rows of a source as long as they and the resulting records fit into the free memory.
 
     A small file may expand beyond any machine's memory, by compression or a million references to one long text.
 

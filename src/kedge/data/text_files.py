@@ -46,8 +46,8 @@ COMPRESSIONS: dict[str, Callable[[Path, str], Any]] = {
 def json_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a JSON-lines file, skipping blank lines, or of a file that is JSON as a whole.
 
-    The latter contains one or several values, with line breaks anywhere: lists of rows, rows, or an object around the
-    rows, see `_held_rows`.
+    The latter contains one or several values, with line breaks anywhere: lists of rows, rows, or an object that
+    contains the rows; see `_held_rows`.
 
     Raises:
         DataError: The file cannot be opened or read, or is damaged JSON as a whole.
@@ -107,7 +107,7 @@ def _values(path: Path) -> list[Any]:
 
 
 def _held_rows(value: dict[str, Any], source: str) -> list[Any]:
-    """Find the rows in an object: a list in it, its values, its columns put together, or the object itself.
+    """Find the rows in an object: a list in it, its values, its columns combined, or the object itself.
 
     Raises:
         DataError: It contains several lists of rows.
@@ -210,7 +210,7 @@ def _decoded(raw: bytes, source: str, number: int) -> Row:
             fault = f"the line is longer than {_LONGEST_LINE:,} bytes"
         else:
             value = json.loads(raw.decode("utf-8"))
-            # JSON lines hold objects or conversations; bare strings are accepted in Python lists only.
+            # JSON lines contain objects or conversations; bare strings are only accepted in Python lists.
             fault = None if isinstance(value, dict) or is_conversation(value) else "not a JSON object"
     except UnicodeDecodeError as error:
         fault = f"not UTF-8 at byte {error.start + 1}"

@@ -1,4 +1,4 @@
-"""Text to token ids and padded batches; decides BOS and other prefix tokens, EOS and padding.
+"""Converts text to token ids and padded batches, including BOS and other prefix tokens, EOS and padding.
 
 Prompt and completion are encoded separately and their ids concatenated. The split between them is therefore a token
 boundary, and a sampled response and a demonstration of the same text start at the same position.
@@ -30,7 +30,7 @@ _ANCHORS = ("\n", ".")
 class Rendered(str):
     """Text from a chat template, which contains all of its special tokens: encoding adds none.
 
-    `apply_chat_template(tokenize=True)` and servers do the same. Slices and concatenations are plain text.
+    `apply_chat_template(tokenize=True)` and servers also add none. Slices and concatenations are plain text.
     """
 
     __slots__ = ()
@@ -60,7 +60,7 @@ class EncodedExample(NamedTuple):
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of a prompt, with the special tokens that the tokenizer puts before a text, and never with EOS.
+    """Encode a prompt, with the special tokens that the tokenizer puts before a text, and never with EOS.
 
     Usually this is BOS, or a prefix such as `[gMASK] <sop>`. It is not doubled if the text starts with it, and not
     added to a rendered conversation, where the template decides.
@@ -79,7 +79,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def encode_completion(tokenizer: PreTrainedTokenizerBase, text: str, *, eos: bool = True) -> list[int]:
-    """Token ids of a completion: no BOS, one EOS at the end.
+    """Encode a completion: no BOS, one EOS at the end.
 
     SentencePiece tokenizers prepend a space to every text. A completion continues a text, so that space is omitted:
     prompt ids + completion ids decode to exactly `prompt + completion`.
@@ -106,7 +106,7 @@ def encode_example(
     eos: bool = True,
     read: Sequence[tuple[int, int]] = (),
 ) -> EncodedExample:
-    """Token ids of prompt and completion; without a prompt the completion is encoded as the start of a text.
+    """Encode prompt and completion; without a prompt, the completion is encoded as the start of a text.
 
     Args:
         tokenizer: the policy's or the reward model's.
@@ -132,10 +132,10 @@ def encode_example(
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, continues: bool = False) -> list[int]:
-    """Token ids of a text, without BOS and EOS.
+    """Encode a text, without BOS and EOS.
 
     The string of a special token becomes this token, which is how chat templates write them. Padding is the exception:
-    it is never sampled, so a text with it would have probability 0. Its string becomes ordinary characters.
+    it is never sampled, so a text that contains it would have probability 0. Its string becomes ordinary characters.
 
     Args:
         tokenizer: the policy's or the reward model's.
@@ -143,7 +143,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, continues: boo
         continues: the text continues another.
 
     Raises:
-        RowError: The tokenizer reads a part of the text as padding all the same.
+        RowError: The tokenizer still reads a part of the text as padding.
     """
     parts = enumerate(_split_padding(tokenizer, text))
     ids = [token for index, part in parts for token in _encode(tokenizer, part, continues=continues or index > 0)]
@@ -221,8 +221,8 @@ _LONGEST_WINDOW = 64
 def token_pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
     """The text that each token adds: `"".join(token_pieces(tokenizer, ids)) == tokenizer.decode(ids)`.
 
-    A character with its bytes split over several tokens belongs to the last of them; the pieces of the others are
-    empty. The cost is linear in the number of tokens: every token is decoded in a short window.
+    A character whose bytes are split over several tokens belongs to the last of them; the other pieces are empty. The
+    cost is linear in the number of tokens: every token is decoded in a short window.
 
     Args:
         tokenizer: Any kind: SentencePiece, byte-level BPE, WordPiece.
@@ -274,7 +274,7 @@ def num_shared(first: Sequence[Any], second: Sequence[Any]) -> int:
 
 
 END = 0x110000
-"""The id of EOS, one above the last character's."""
+"""The id of EOS, one above that of the last character."""
 
 
 class _Characters:
@@ -306,19 +306,21 @@ class _Characters:
 
 
 def character_tokenizer() -> PreTrainedTokenizerBase:
-    """The stand-in. Conversations are shown as `[role] text`; rows of token ids need a model and are refused."""
+    """Return the stand-in for a tokenizer. Conversations are shown as `[role] text`; rows of token ids need a model and
+    are rejected.
+    """
     return cast("PreTrainedTokenizerBase", _Characters())
 
 
 def is_character_tokenizer(tokenizer: object) -> bool:
-    """True if it is the stand-in, which can read no token ids."""
+    """True for the stand-in, which cannot read token ids."""
     return isinstance(tokenizer, _Characters)
 
 
 def turn_pieces(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], own: Sequence[bool]
 ) -> tuple[list[str], list[tuple[int, str]]]:
-    """Decode the policy's own tokens one by one, and the text that it only read between them.
+    """Decode the tokens that the policy chose one by one, and the text in between that it only read.
 
     Args:
         tokenizer: See `token_pieces`.
@@ -326,7 +328,8 @@ def turn_pieces(
         own: For each token, True if the policy chose it.
 
     Returns:
-        One piece per own token; and for each stretch of other tokens, the number of own tokens before it and its text.
+        One piece per chosen token; and for each stretch of other tokens, the number of chosen tokens before it and its
+        text.
     """
     pieces: list[str] = []
     foreign: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""Length limits: prompts that are too long are rejected or cut, texts at a token and conversations at a turn."""
+"""Applies length limits: rejects or cuts prompts that are too long, texts at a token, conversations at a turn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def num_tokens(
     Args:
         tokenizer: measures the text.
         text: the text.
-        limit: the most tokens that fit; None for no limit.
+        limit: the maximum number of tokens; None for no limit.
         encode: encodes the text, by default as a prompt.
     """
     if limit is not None and len(text) > _CHARACTERS_PER_TOKEN * limit:
@@ -82,7 +82,7 @@ def truncate_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: i
     for count in range(max_tokens, 0, -1):
         kept = plain[:count] if keeps_start else plain[-count:]
         cut = str(tokenizer.decode(kept, clean_up_tokenization_spaces=False)).strip(_HALF_CHARACTER)
-        # Encoded again, the cut text may have more tokens than it was cut to.
+        # When encoded again, the cut text may have more tokens than before.
         if cut.strip() and len(encode_prompt(tokenizer, cut)) <= max_tokens:
             return cut
     raise RowError(f"the prompt is empty when cut to {max_tokens} tokens")
@@ -105,8 +105,8 @@ def truncate_conversation(
 ) -> Messages:
     """Drop as many of a conversation's oldest turns as necessary; unchanged if it fits.
 
-    Cutting the rendered text would break the template's format. So `keep_end` drops whole turns, after the system
-    message and up to one of the user's messages. `keep_start` changes nothing, since it would drop the question.
+    Cutting the rendered text would break the template's format. So `keep_end` drops whole turns after the system
+    message, up to one of the user's messages. `keep_start` changes nothing, since it would drop the question.
 
     Args:
         tokenizer: renders and measures the conversation.
@@ -178,5 +178,5 @@ def render_tldr(
 
 
 def tldr_response(summary: str) -> str:
-    """A summary as the continuation of the prompt: one space, then the text."""
+    """Format a summary as the continuation of the prompt: one space, then the text."""
     return " " + summary.strip()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 QUESTION = "How deep is it?"
 ANSWER = "Nine fathoms."
 THOUGHT = "<think>\nThe lead says nine.\n</think>\n\n"
-"""A thought, which templates of reasoning models drop from earlier answers."""
+"""A test thought: templates of reasoning models drop thoughts from earlier answers."""
 RESULT = {"role": "tool", "content": "nine"}
 CALL_ID = "call00001"
 """Nine characters long, as Mistral's templates require."""
@@ -41,7 +41,7 @@ class Turns(Protocol):
     """Encodes the parts of conversations that the policy does not sample."""
 
     def open(self, prompt: Prompt, messages: Messages) -> list[int]:
-        """The tokens up to the policy's first turn.
+        """Return the tokens up to the policy's first turn.
 
         Raises:
             RowError: They cannot be rendered.
@@ -49,7 +49,7 @@ class Turns(Protocol):
         ...
 
     def after(self, sampled: Sequence[int], messages: Messages) -> list[int]:
-        """The tokens from a turn of the policy to its next one.
+        """Return the tokens from a turn of the policy to its next one.
 
         Raises:
             RowError: They cannot be rendered.
@@ -62,12 +62,12 @@ class ToolUse(Protocol):
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """Their JSON schemas, as chat templates take them."""
+        """Their JSON schemas, in the form for chat templates."""
         ...
 
     @property
     def description(self) -> str:
-        """Describes them before the first question."""
+        """Text before the first question that describes the tools."""
         ...
 
     @property
@@ -77,7 +77,7 @@ class ToolUse(Protocol):
 
     @property
     def sample_text(self) -> str:
-        """The same call, written as in the description."""
+        """The sample call, written as in the description."""
         ...
 
     def reads_sample(self, text: str) -> bool:
@@ -114,7 +114,7 @@ class TemplateTurns:
             place for them, writes calls that kedge cannot parse, or moves them to the last question, as Mistral's does.
 
     Attributes:
-        misfit: Why the template cannot be used for the tools; empty if it can.
+        incompatibility: The reason why the template cannot be used for the tools; empty if it can.
 
     Raises:
         DataError: The template rewrites earlier turns later in a conversation, or the tokenizer has no template.
@@ -136,7 +136,7 @@ class TemplateTurns:
         self._stop_ids = frozenset(stop_ids)
         self._shown: list[dict[str, Any]] = []
         self._description = ""
-        self.misfit = ""
+        self.incompatibility = ""
         self._rendered = lru_cache(_KEPT)(lambda conversation: self._render(json.loads(conversation), self._shown))
         if tools is None:
             self._has_tool_role = self._writes_results()
@@ -146,18 +146,18 @@ class TemplateTurns:
         has_place = self._render([_user(QUESTION)], schemas) != self._render([_user(QUESTION)])
         calls = [*self._calls(tools.sample, schemas)] if has_place else []
         if calls and not any(map(tools.reads_sample, calls)):
-            self.misfit = "shows tools, but writes no call that kedge reads"
+            self.incompatibility = "shows tools, but writes no call that kedge reads"
         elif has_place:
             self._shown = schemas
             self._has_tool_role = self._writes_results()
             with suppress(DataError):
                 self._check_continues(RESULT)
                 return
-            self.misfit = "shows tools, but elsewhere once the conversation continues"
+            self.incompatibility = "shows tools, but elsewhere once the conversation continues"
             self._shown = []
             self._rendered.cache_clear()
         else:
-            self.misfit = "has no place for tools"
+            self.incompatibility = "has no place for tools"
         self._description = tools.description
         self._has_tool_role = self._writes_results()
         self._check_continues(RESULT)
@@ -189,7 +189,7 @@ class TemplateTurns:
         return ids[closing + 1 :]
 
     def _continuation(self, answer: str, messages: Messages) -> str:
-        """Render what follows an answer: its closing, the messages, and the header of the next answer.
+        """Render the text after an answer: its closing, the messages, and the header of the next answer.
 
         Raises:
             RowError: The template writes the question or the answer differently once the conversation continues.
@@ -250,7 +250,7 @@ class TemplateTurns:
             return False
 
     def _check_continues(self, reply: dict[str, str]) -> None:
-        """Check that the template leaves earlier answers unchanged, including thoughts, as the conversation goes on.
+        """Check that the template leaves earlier answers, including thoughts, unchanged as the conversation continues.
 
         It must also write every turn in the same way; some templates number them.
         """
@@ -272,15 +272,16 @@ class TemplateTurns:
 
 
 def opened_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, opening: str) -> Messages:
-    """Recover the conversation that an episode opened with: the row's messages and what the environment added as user.
+    """Recover the initial conversation of an episode: the row's messages, and the text that the environment added as
+    user.
 
-    Ranks and checkpoints pass on only the text. If it is not the rendering of the row's messages with one text added,
+    Ranks and checkpoints only transfer the text. If it is not the rendering of the row's messages with one text added,
     as when it describes tools, the row's messages alone are returned.
 
     Args:
-        tokenizer: The policy's, which wrote the opening.
+        tokenizer: The policy's, with which the opening was rendered.
         messages: The row's.
-        opening: What the policy read before its first turn.
+        opening: The text that the policy read before its first turn.
     """
     with suppress(RowError):
         asked = _opened(messages, [_user(_PLACE)])
@@ -294,7 +295,7 @@ def opened_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, 
 def _opened(conversation: Messages, messages: Messages) -> Messages:
     """Append the environment's messages to a row's conversation."""
     if messages and messages[0]["role"] == conversation[-1]["role"] == "user":
-        # Merged into one message, as in TRL, since many templates refuse two in a row from the same side.
+        # Merged into one message, as in TRL, since many templates reject two consecutive messages from the same side.
         content = f"{conversation[-1]['content']}\n{messages[0]['content']}"
         return [*conversation[:-1], {**conversation[-1], "content": content}, *messages[1:]]
     return [*conversation, *messages]

@@ -1,4 +1,4 @@
-"""A check of the critic as metrics, and as the row of `critic_checks.jsonl` that report and doctor read."""
+"""Formats a check of the critic as metrics, and as the row of `critic_checks.jsonl` that report and doctor read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIGURES = {
     "critic/error_prompt_mean": "prompt_error",
     "critic/bias": "bias",
 }
-"""Each metric, with the name of the check's figure."""
+"""Name of the check's figure for each metric."""
 
 MOST_POINTS = 500
 
@@ -36,7 +36,7 @@ def describe_check(test: PrefixTest) -> dict[str, float]:
 
 
 def check_line(test: PrefixTest, update: int) -> str:
-    """A line for the terminal on how well a critic orders prefixes, with intervals.
+    """Describe in one line how well a critic orders prefixes, with intervals.
 
     Args:
         test: The check's figures.

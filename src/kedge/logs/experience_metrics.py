@@ -22,15 +22,16 @@ from kedge_base.run_folder.record_format import NUM_BINS, OF_SCORES, WIDEST
 NUM_QUANTILES = 21
 
 GRAM = 4
-"""Length of the sequences that count as repeated; shorter ones recur in good prose as well."""
+"""Length of the sequences that count as repeated; shorter ones also recur in good prose."""
 HASH = 1_000_003
 
 PERCENTS = (1, 50, 99)
 """The quantiles of the ratios between trainer and sampler."""
 
 SMALL = 0.1
-"""A group's standard deviation is small below this share of the pooled one within groups: dividing by it would inflate
-differences tenfold."""
+"""A group's standard deviation counts as small below this share of the pooled one within groups: dividing by it would
+inflate differences tenfold.
+"""
 
 
 def describe_experience(experience: Experience, *, is_exact: bool = True) -> dict[str, float]:
@@ -98,7 +99,8 @@ def _describe_ratios(experience: Experience) -> dict[str, float]:
 def reference_error(experience: Experience) -> dict[str, float]:
     """`objective/reference_error`: mean |log π_old − log π_ref| of the actions, nats per token; absent without a KL.
 
-    Before the first step, both are the same model, so it shows what rounding does to the KL. `…_max` is the largest.
+    Before the first step, both are the same model, so it shows the effect of rounding on the KL. `…_max` is the
+    largest.
     """
     if experience.ref_logprobs is None:
         return {}
@@ -111,7 +113,7 @@ def reference_error(experience: Experience) -> dict[str, float]:
 
 
 def describe_responses(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[str, float]:
-    """Metrics of responses and their scores, before anything is evaluated on them.
+    """Metrics of responses and their scores, before models are evaluated on them.
 
     Args:
         rollout: The responses.
@@ -132,9 +134,10 @@ def describe_responses(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dic
 
 
 def describe_lengths(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[str, float]:
-    """`response/length_right`, `response/length_wrong`: mean length of the responses above 0, and of the others.
+    """`response/length_right`, `response/length_wrong`: mean length of the responses with scores above 0, and of the
+    others, if scores are verdicts.
 
-    For scores that are verdicts. A mean over no responses is absent.
+    A mean over no responses is absent.
 
     Args:
         rollout: The responses.

@@ -29,12 +29,12 @@ LONGEST_INT = 8192
 
 
 class JsonLines:
-    """Appends rows to a JSON-lines file; each can be read at once, and `sync` forces them to disk.
+    """Appends rows to a JSON-lines file; each row can be read immediately, and `sync` forces them to disk.
 
     Equal rows give equal bytes. NaN and ±∞ become null.
 
     Args:
-        path: The file; created if missing. A last half row, left by a killed process, is removed.
+        path: The file; created if missing. A trailing partial row, left by a killed process, is removed.
 
     Raises:
         OutputError: It cannot be opened.
@@ -51,7 +51,7 @@ class JsonLines:
         """Append a row; its keys keep their order.
 
         Raises:
-            OutputError: The system refuses; no part of the row is left.
+            OutputError: Writing fails; no part of the row is left in the file.
         """
         text = json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) + "\n"
         # UTF-8 cannot encode a lone surrogate; what backslashreplace writes is its JSON escape.
@@ -101,7 +101,7 @@ class JsonLines:
 class RunLog:
     """A log of a run: each row has the number of its update and is flushed. Used as a context, it closes the file.
 
-    The file is only opened, or created, by `open` or the first row, since a resumed run may still be refused.
+    The file is only opened or created by `open` or the first row, since a resumed run may still be rejected.
 
     Args:
         path: The file.
@@ -164,7 +164,7 @@ class MetricsLog(RunLog):
         self.show(update, metrics)
 
     def show(self, update: int, metrics: Mapping[str, Any]) -> None:
-        """Pass on a row that is not written to the file."""
+        """Show a row without writing it to the file."""
         if self._also is not None:
             self._also(update, metrics)
 
@@ -200,7 +200,7 @@ def _update_of(line: bytes, path: Path, number: int) -> int:
 
 
 def plain_json(value: Any) -> Any:
-    """A value in JSON types. Unknown types become text, because a log must not end a run."""
+    """Convert a value to JSON types. Unknown types become text, because a log must not end a run."""
     if type(value) is float:  # by far the most common case; this check is eight times faster
         return value if math.isfinite(value) else None
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
@@ -231,13 +231,13 @@ TOKEN_VALUES = ("logprobs", "ref_logprobs", "values", "rewards", "advantages", "
 
 @dataclass(frozen=True)
 class Sample:
-    """One response; every list has one value per token, in an episode per token of the policy.
+    """One response; every list has one value per token; in an episode, per token of the policy.
 
     Attributes:
         prompt: The prompt as text.
-        response: The response as text; of an episode, the text of both sides.
+        response: The response as text; for an episode, the text of both sides.
         tokens: The text of each token that the policy chose, including the stop token; empty for a token that is part
-            of a character which a later token completes.
+            of a character completed by a later token.
         score: The response's score, or None if it was not scored.
         stopped: False if the response was truncated.
         logprobs: The policy's log probability of each token, nats.
@@ -248,7 +248,7 @@ class Sample:
         entropies: Entropy of the distribution each token was drawn from, nats, or None if not computed.
         new_logprobs: Log probabilities in the update's last epoch, nats, or None if it had no such epoch.
         fixed: The number of a fixed prompt, from 0, or None for responses that are trained on.
-        reason: The reason for the score, or None. Like the next two, only in the file if there is one.
+        reason: The reason for the score, or None. Like the next two, it is omitted from the file if empty.
         foreign: Each text in the response that the policy only read, after the number of its tokens before it.
         ending: How an episode ended, one of `kedge.algorithm.experience.ENDINGS`.
 
@@ -274,7 +274,7 @@ class Sample:
     ending: str | None = None
 
     def as_fixed(self, number: int) -> Sample:
-        """The same sample as a response to a fixed prompt."""
+        """Return the sample as a response to a fixed prompt."""
         return dataclasses.replace(self, fixed=number)
 
     def __post_init__(self) -> None:

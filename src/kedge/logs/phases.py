@@ -1,4 +1,4 @@
-"""The progress of a stage without updates, as rows of `progress.jsonl` for watchers."""
+"""Logs the progress of a stage without updates as rows of `progress.jsonl` for watchers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kedge.logs.json_lines import RunLog
 from kedge_base.run_folder.output import PROGRESS_FILE
 
 OnPhase = Callable[[str, int, int], None]
-"""Called with the name of a phase, the responses done, and their total."""
+"""Called with a phase's name, the number of completed responses, and their total."""
 
 
 class PhaseLog(RunLog):

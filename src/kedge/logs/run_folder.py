@@ -1,4 +1,4 @@
-"""Creating, describing and discarding the folder of a run, which is never shared with a second run."""
+"""Creates, describes and discards the folder of a run, which is never shared with another run."""
 
 from __future__ import annotations
 

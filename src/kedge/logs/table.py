@@ -1,4 +1,4 @@
-"""Tables of results on the terminal: whole at any width."""
+"""Prints tables of results on the terminal, without truncating them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def print_table(
     """Print named rows of values: intervals as `0.71 (0.66–0.76)`, numbers with three digits, `–` for None.
 
     A column without any value is left out. A table that is wider than the terminal is printed as one list per row.
-    No cell is ever shortened.
+    Cells are never truncated.
 
     Args:
         title: Title above the table.

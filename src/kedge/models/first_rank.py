@@ -1,6 +1,6 @@
-"""Loads sharded models on the first rank; the others build them without weights and receive these from it.
+"""Loads sharded models on the first rank; the others build them without weights, and receive the weights from it.
 
-So the host's memory holds one whole copy for all ranks, instead of one per rank.
+Host memory thus holds a single full copy for all ranks, instead of one per rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Loaded:
 def load_on_first(load: Callable[[], Loaded], build: Callable[[], PreTrainedModel], ranks: Ranks) -> Loaded:
     """Load a model on the first rank, and build it without weights on the others.
 
-    If the models then differ, as when the files decide whether weights are tied, every rank loads its own.
+    If the models then differ, for example because the files determine whether weights are tied, every rank loads its
+    own.
 
     Raises:
         KedgeError: The first rank cannot load it; raised on every rank.
@@ -57,7 +58,7 @@ def load_on_first(load: Callable[[], Loaded], build: Callable[[], PreTrainedMode
 
 
 def give_model(module: nn.Module, ranks: Ranks, *, device: torch.device, left: Collection[Tensor] = ()) -> None:
-    """Broadcast the first rank's weights and buffers, in place, and the state of its random number generator.
+    """Broadcast the first rank's weights and buffers in place, and the state of its random number generator.
 
     Args:
         module: The same module on all ranks; without weights on all but the first.
@@ -91,7 +92,7 @@ def give_tensors(module: nn.Module, tensors: Iterable[Tensor], *, device: torch.
 
 
 def inner_weights(module: nn.Module, trunk: nn.Module) -> list[nn.Parameter]:
-    """The weights of a module's trunk that nothing outside reads, unlike those of tied output layers."""
+    """The weights that only a module's trunk reads, unlike those of tied output layers."""
     inner = set(trunk.modules())
     outer = {each for part in module.modules() if part not in inner for each in part.parameters(recurse=False)}
     return [each for each in trunk.parameters() if each not in outer]
@@ -126,7 +127,7 @@ def built_without_weights(build: Callable[[], PreTrainedModel]) -> PreTrainedMod
 
 
 def _outline(model: nn.Module) -> list[Any]:
-    """A model's weights and buffers with shapes and formats, and which of them are shared, in JSON types."""
+    """Describe a model's weights and buffers, with shapes and dtypes, and which of them are shared, in JSON types."""
     first: dict[int, str] = {}
     places = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return [[name, list(each.shape), str(each.dtype), first.setdefault(id(each), name)] for name, each in places]

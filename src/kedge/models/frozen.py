@@ -1,4 +1,4 @@
-"""Weights that are not trained: in 16, 8 or 4 bits, and in the host's memory between passes.
+"""Frozen weights: stored in 16, 8 or 4 bits, and optionally in host memory between passes.
 
 bf16: every number is rounded to 8 significant bits. 2 bytes per weight.
 int8: every row of a matrix has a scale, its largest number / 127. 1 byte per weight.
@@ -44,7 +44,7 @@ OUTER_BLOCK = 256
 """Numbers per scale in nf4, and scales per second-level scale, as in the paper."""
 
 STANDS_FOR = "stands_for"
-"""Attribute with the number of weights that a packed parameter holds."""
+"""Attribute with the number of weights in a packed parameter."""
 
 
 def load_bitsandbytes(purpose: str, device: torch.device) -> Any:
@@ -74,7 +74,7 @@ class QuantizedLinear(nn.Module):
     Args:
         layer: The layer; its bias is kept as it is.
         dtype: The number format.
-        device: The device on which the weights are rounded and held; None for their current one.
+        device: The device on which the weights are rounded and stored; None for their current one.
     """
 
     packed: nn.Parameter
@@ -96,7 +96,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "out_features in_features"]:
-        """The matrix that inputs are multiplied by, in fp32."""
+        """The matrix that multiplies the inputs, in fp32."""
         whole = self._whole(torch.float32)
         return whole * self.scales.float()[:, None] if self.dtype == "int8" else whole
 
@@ -163,7 +163,7 @@ def quantize(body: nn.Module, dtype: QuantizedDtype, *, kept: Collection[nn.Para
     Args:
         body: The model, already checked, since checks need its original weights.
         dtype: The number format.
-        kept: Weights of layers to leave as they are.
+        kept: Weights of layers to leave unchanged.
     """
     replaced: dict[nn.Module, QuantizedLinear] = {}
     for parent, name, layer in _linear_layers(body, kept):
@@ -179,16 +179,16 @@ def quantize(body: nn.Module, dtype: QuantizedDtype, *, kept: Collection[nn.Para
 def hold_bases(models: Iterable[nn.Module], dtype: FrozenDtype, device: torch.device | None = None) -> None:
     """Convert the matrices under adapters to a number format, in place; weights that models share stay shared.
 
-    auto: bf16 for matrices that bf16 can represent, as most published ones: products are bit-identical.
-    bf16, int8, nf4: every matrix, as in `quantize`.
+    auto: bf16 for matrices that bf16 can represent, as in most published models: products are bit-identical. bf16,
+    int8, nf4: every matrix, as in `quantize`.
 
     Embeddings, output layers, modules that an adapter holds in full, and layers with DoRA, which reads the matrix
-    itself in every pass, stay as they are.
+    itself in every pass, are unchanged.
 
     Args:
         models: All models on the bases, already checked.
         dtype: The number format.
-        device: The device to hold them; None for their current one. It has room for one full matrix at a time.
+        device: The device to store them; None for their current one. It needs room for one full matrix at a time.
 
     Raises:
         ConfigError: nf4 is not available, or an adapter with DoRA is trained on matrices to be rounded.
@@ -222,13 +222,13 @@ def hold_frozen(
 ) -> None:
     """Freeze a model in place, and convert its weights to a number format.
 
-    auto: bf16 where that changes no result of products in bf16: the matrices of linear layers, and embeddings that
-    bf16 can represent (most published models are saved in bf16). If products run in fp32, nothing is converted.
-    bf16: also all other embeddings, and the matrices of experts. The role's products then run in bf16.
-    int8, nf4: as bf16, and linear layers in 8 or 4 bits, except the output layer, whose rounding affects every logit.
+    auto: bf16 where that does not change results of products in bf16: the matrices of linear layers, and embeddings
+    that bf16 can represent (most published models are saved in bf16). If products run in fp32, nothing is converted.
+    bf16: also all other embeddings, and the matrices of experts. The role's products then run in bf16. int8, nf4: as
+    bf16, and linear layers in 8 or 4 bits, except the output layer, whose rounding affects every logit.
 
     Args:
-        model: A model that was already checked, and whose weights nothing else shares.
+        model: A checked model whose weights are not shared.
         dtype: The format.
         precision: Number format of the run's matrix products.
         ranks: If they shard their models, the first has the weights and decides for all; not for int8 and nf4.
@@ -292,7 +292,7 @@ def _in_fp32(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
 
 
 class HostWeights:
-    """Keeps a frozen module's weights in the host's memory, and moves them to its device when needed.
+    """Keeps a frozen module's weights in host memory, and moves them to its device when needed.
 
     Nothing is copied back: the weights do not change. Buffers, which are small, stay on the device.
 
@@ -304,7 +304,7 @@ class HostWeights:
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._weights = list(module.parameters())
         self._device = device
-        # Two threads may score at once; one must not take the weights away from the other.
+        # Two threads may score at once; one must not remove the other's weights from the device.
         self._turn = RLock()
         pinned = device.type == "cuda"  # pinned memory is copied directly
         for weight in self._weights:
@@ -325,7 +325,7 @@ class HostWeights:
 
 
 def _linear_layers(body: nn.Module, kept: Collection[nn.Parameter]) -> list[tuple[nn.Module, str, nn.Linear | Conv1D]]:
-    """The linear layers of a model with their parent modules and names, except layers with the kept weights.
+    """The linear layers of a model with their parent modules and names, except layers whose weights are kept.
 
     A layer inside PEFT's wrapper of a parameter (with `parameter_name`), which replaces the weight itself, is left out.
     """
@@ -342,19 +342,19 @@ def _linear_layers(body: nn.Module, kept: Collection[nn.Parameter]) -> list[tupl
 
 
 def _fits(layer: nn.Linear | Conv1D, dtype: FrozenDtype) -> bool:
-    """True if a layer can be held in this number format."""
+    """True if a layer can be stored in this number format."""
     if dtype == "auto":  # GPT-2's layers multiply in another order, which rounds differently
         return isinstance(layer, nn.Linear) and _fits_bf16(layer.weight)
     return dtype != "nf4" or matrix_of(layer).shape[1] % 2 == 0
 
 
 def matrix_of(layer: nn.Linear | Conv1D) -> Float[Tensor, "out_features in_features"]:
-    """The matrix of a layer, with a row per output; GPT-2's layers store the transpose."""
+    """Return the matrix of a layer, with a row per output; GPT-2's layers store the transpose."""
     return layer.weight.T if isinstance(layer, Conv1D) else layer.weight
 
 
 def num_weights(parameters: Iterable[Tensor]) -> int:
-    """The number of weights in some parameters, counting quantized ones as before quantization."""
+    """Count the weights in some parameters, in quantized ones as before quantization."""
     return sum(getattr(each, STANDS_FOR, each.numel()) for each in parameters)
 
 

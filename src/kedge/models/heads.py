@@ -24,18 +24,21 @@ from kedge_base.errors import ModelError
 HeadInit = Literal["zero", "normal"]
 
 VALUE_HEAD_FILE = "value_head/model.safetensors"
-"""In a subfolder, since vLLM reads every `*.safetensors` beside `config.json` as the policy's weights."""
+"""In a subfolder, since vLLM reads every `*.safetensors` next to `config.json` as the policy's weights."""
 LLAMA_FACTORY_FILE = "value_head.safetensors"
 
 MAX_SHOWN = 4
-"""Most weights that a message names."""
+"""Maximum number of weights that a message names."""
 
 COPY_SPREAD = 1 / 12
-"""Standard deviation of a histogram made from a scalar head, relative to the support. A wider one would be cut off at
-the ends and miss the scalar there; with a narrower one, far bins would be many nats lower and learn slowly."""
+"""Standard deviation of a histogram made from a scalar head, relative to the support. A wider one would be truncated at
+the ends, where its expectation would miss the scalar; with a narrower one, distant bins would be many nats lower and
+learn slowly.
+"""
 NEW_SPREAD = 1 / 4
-"""The same for a new head, which has no values to keep: nearly uniform. In short runs, 1/16 took twice as many updates
-as 1/4 to reach the returns; a uniform start took as many as 1/4."""
+"""The same for a new head, which has no values to keep: nearly uniform. In short runs, 1/16 needed twice as many
+updates as 1/4 to reach the returns; a uniform start needed as many as 1/4.
+"""
 MARGIN = 0.05
 """A new head starts at 0, or as close to 0 as possible while this share of the support's width away from its ends."""
 
@@ -47,7 +50,7 @@ class HistogramHead(nn.Module):
 
         logits_i = −(c_i − v)²/(2s²) + const = v·c_i/s² − c_i²/(2s²)
 
-    which is linear in h as well. So the first values are the scalar head's, except near the ends of the support.
+    which is also linear in h. So the initial values are those of the scalar head, except near the ends of the support.
 
     Args:
         in_features: Width of the hidden states.
@@ -72,7 +75,7 @@ class HistogramHead(nn.Module):
     def start_from(
         self, scalar: nn.Linear, *, shift: float = 0.0, relative_spread: float = COPY_SPREAD
     ) -> HistogramHead:
-        """Take over the values of a scalar head; returns itself.
+        """Adopt the values of a scalar head; returns itself.
 
         Args:
             scalar: The head.
@@ -111,10 +114,10 @@ def read_values(head: ValueHead, hidden: Float[Tensor, "*rest dim"]) -> Values:
 
 
 def initialize_head(head: ValueHead, init: HeadInit) -> ValueHead:
-    """Initialize a head in place: weights 0, or normal with std 1/√(d+1); the bias is 0 either way.
+    """Initialize a head in place: weights 0, or normal with std 1/√(d+1); the bias is 0 in both cases.
 
-    A histogram head starts from such a scalar head, with a wide spread, and shifted so that zero weights give the value
-    0. If 0 is outside the support or close to one of its ends, it starts at the value 5 % inside that end.
+    A histogram head starts from such a scalar head, with a wide spread, and is shifted so that zero weights give the
+    value 0. If 0 is outside the support or close to one of its ends, it starts at the value 5 % inside that end.
 
     Source: spec §3.8 (N+), §7.34.
     """
@@ -134,7 +137,7 @@ def initialize_head(head: ValueHead, init: HeadInit) -> ValueHead:
 def find_head(
     folder: Path, *, trunk: str, own: Collection[str], ignored: Collection[str] = (), width: int
 ) -> nn.Linear | None:
-    """The head that another library saved with a model under another name; None unless there is exactly one.
+    """Find the head that another library saved with a model under another name; None unless there is exactly one.
 
     OpenRLHF names it `value_head`, TRL `v_head.summary`, and LLaMA-Factory saves the latter in a separate file, so the
     head is recognized by its shape.
@@ -251,7 +254,7 @@ def value_head_file(source: str | Path) -> Path | None:
 def load_value_head(head: ValueHead, source: str | Path) -> bool:
     """Load the value head saved with a policy; returns False for a policy without one.
 
-    A histogram head takes over the values of a saved scalar head. The reverse, and other bins, are refused.
+    A histogram head adopts the values of a saved scalar head. The reverse, and other bins, are rejected.
 
     Raises:
         ModelError: The saved head has another width, other bins, or non-finite weights.

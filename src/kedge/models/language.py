@@ -41,7 +41,9 @@ PROBED_LOGIT = 30.0
 FORBIDDEN_LOGIT = -1e9
 """Finite, so that p·log p of a forbidden token is 0 and not NaN; exp(−1e9) is 0 in every format."""
 MAX_LOGITS = 2**24
-"""Most logits in memory at a time, 64 MiB in float32. More are computed in chunks, and again in the backward pass."""
+"""Maximum logits in memory at a time, 64 MiB in float32. More are computed in chunks, and recomputed in the backward
+pass.
+"""
 
 
 class LanguageModel(nn.Module):
@@ -55,7 +57,7 @@ class LanguageModel(nn.Module):
         causal: Any `AutoModelForCausalLM`; its dropout is disabled.
         tokenizer: Supplies the pad token and the vocabulary.
         value_head: Add a zero-initialized value head on the trunk (`critic: shared`).
-        bins: The support of a value head that predicts a histogram; None for a scalar head.
+        bins: The bins of a value head that predicts a histogram; None for a scalar head.
         device: The device of the weights; needed where another rank has them.
         ranks: If they shard their models, the first has the weights, and checks them for all.
 
@@ -71,7 +73,7 @@ class LanguageModel(nn.Module):
     holds_bf16 = False  # see `hold_frozen`
     on_every_rank = False  # see `Loaded`
     host: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Context for passes: `HostWeights.on_device` if the weights are in the host's memory between passes."""
+    """Context for passes: `HostWeights.on_device` if the weights are in host memory between passes."""
     adapter: Adapter | None = None
     """The adapter, on a base that other models may share; None for a model with its own weights."""
 
@@ -130,7 +132,7 @@ class LanguageModel(nn.Module):
 
     @cached_property
     def shares_up_to(self) -> float:
-        """The longest rows that can share their prompt in a pass."""
+        """Maximum length of rows that can share their prompt in a pass."""
         return self.trunk.shares_up_to
 
     def logits(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest vocab"]:
@@ -193,10 +195,10 @@ class LanguageModel(nn.Module):
         return logits
 
     def _check(self, ranks: Ranks) -> None:
-        """Refuse a model whose states depend on later tokens, or that computes its logits in an unsupported way."""
+        """Reject a model whose states depend on later tokens, or that computes its logits in an unsupported way."""
         kind = type(self.causal).__name__
         if not self.trunk.is_causal:
-            raise ModelError(f"{kind} reads later tokens, too, so it is no language model; use a causal language model")
+            raise ModelError(f"{kind} reads later tokens as well, so it is not a language model; use a causal one")
         if Findings(self.causal, ranks).error("logits", self._logit_error) > TOLERANCE:
             raise ModelError(
                 f"{kind} computes its logits in a way that kedge does not support; use another architecture"
@@ -244,7 +246,8 @@ def output_layer(causal: PreTrainedModel) -> nn.Linear:
 
 
 class PolicyWeights:
-    """Iterates over a policy's weights by their names in a checkpoint, one whole tensor at a time; reusable.
+    """Iterates over a policy's weights by their names in a checkpoint, one full tensor at a time; can be iterated
+    repeatedly.
 
     Tied weights appear under both names, since a server may keep separate copies, as vLLM does on a CPU. The value
     head is not included.
@@ -271,7 +274,7 @@ class PolicyWeights:
 
 @dataclass(frozen=True)
 class _Reading:
-    """The tokens that a forward pass reads, and the hidden states at which the slots are evaluated.
+    """The tokens that a forward pass reads, and the hidden states from which the slots are evaluated.
 
     Slot t of a response is evaluated at the last token read before it: the state in which action t was chosen (spec
     §1). Tokens after a row's last slot have no influence and are not read.
@@ -310,7 +313,7 @@ class _Reading:
         """Select the entries of the actions from one entry per slot."""
         if self.slots is self.action_mask:
             return states
-        # By index, since a plan's states without contents cannot be selected with a mask.
+        # By index, because a plan's states have no contents and cannot be selected with a mask.
         return states[self.action_mask[self.slots].nonzero().flatten()]
 
     def pad(
@@ -385,7 +388,7 @@ class ActorCritic(nn.Module):
 
     @cached_property
     def shares_up_to(self) -> float:
-        """The longest rows that can share their prompt in a pass, in both policy and critic."""
+        """Maximum length of rows that can share their prompt in a pass, in both policy and critic."""
         trunks = [self.policy.trunk, *([] if self.critic is None else [self.critic.trunk])]
         return min(trunk.shares_up_to for trunk in trunks)
 
@@ -407,9 +410,9 @@ class ActorCritic(nn.Module):
 
         b = max(0, cov(V, R)/var(V)),  a = mean(R) − b·mean(V);  b = 0 where V is constant
 
-        A critic whose head is 0 starts at the mean return, and a reward model's readout is kept as far as it predicts
-        the returns. Neither depends on the unit of the reward. If all returns are equal, they do not determine b: it is
-        1, and the next batch is fitted again. Non-finite numbers are left to the guard.
+        A critic whose head is 0 starts at the mean return, and a reward model's readout is kept to the extent that it
+        predicts the returns. Neither depends on the unit of the reward. If all returns are equal, they do not determine
+        b: it is 1, and the fit is repeated on the next batch. Non-finite numbers are left to the guard.
 
         Args:
             values: V of the actions, as collected.
@@ -451,7 +454,7 @@ class ActorCritic(nn.Module):
         return iter(()) if critic is None else critic.parameters()
 
     def separable_parameters(self) -> Iterator[nn.Parameter]:
-        """The critic's parameters, if no gradient of the values reaches the policy; else none."""
+        """The critic's parameters, if no gradient of the values reaches the policy; otherwise empty."""
         separable = self.critic is not None or self.value_gradient == "head"
         return self.critic_parameters() if separable else iter(())
 

@@ -31,7 +31,7 @@ class Hollow(Tensor):
 
     shaped: Tensor
     same: ClassVar[bool] = True
-    """The answer of `torch.equal`; see `comparing`."""
+    """The result of `torch.equal`; see `comparing`."""
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Hollow:
@@ -260,7 +260,7 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and count its inputs and outputs."""
         kwargs = kwargs or {}
-        # Directly, since another round through the dispatcher takes as long as computing the result's shapes.
+        # Called directly, since another pass through the dispatcher takes as long as computing the result's shapes.
         result = Hollow.__torch_dispatch__(func, types, args, kwargs) if Hollow in types else func(*args, **kwargs)
         size = 0
         for each in _tensors((args, *kwargs.values(), result)):

@@ -1,4 +1,4 @@
-"""Loads the models of a run: policy, reference, critic and reward models; those on one base share its weights."""
+"""Loads the models of a run: policy, reference, critic and reward models. Models on the same base share its weights."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from kedge_base.errors import ModelError
 class Bases:
     """The bases of a run's adapters, each in memory once.
 
-    Every role gets its own modules, which share the base's weights and contain the role's adapter. So roles need not
-    take turns: one can sample while another is trained, and activations can be recomputed at any time.
+    Every role gets its own modules, which share the base's weights and contain the role's adapter. So roles do not have
+    to take turns: one can sample while another is trained, and activations can be recomputed at any time.
 
     Args:
         trust_remote_code: Run Python code from a model's folder.
-        on_host: Load and check the models in the host's memory. For bases that will be rounded, since in full precision
-            they may not fit on the device: `hold_bases` moves and rounds the matrices, and the run moves the rest.
+        on_host: Load and check the models in host memory. This is for bases that will be rounded, since they may not
+            fit on the device in full precision: `hold_bases` moves and rounds the matrices, and the run moves the rest.
     """
 
     def __init__(self, *, trust_remote_code: bool = False, on_host: bool = False) -> None:
@@ -59,7 +59,7 @@ class Bases:
         self._loaded: dict[str, Loaded] = {}
 
     def place(self, device: str | torch.device) -> torch.device:
-        """The device on which to load and check a model that will run on the given one."""
+        """The device on which to load and check a model before it is moved to its own."""
         return torch.device("cpu" if self._on_host else device)
 
     def load(
@@ -95,7 +95,7 @@ class Bases:
             fit_embedding(loaded.model, tokenizer)
             for config, pad in zip(configs, pads, strict=True):
                 config.pad_token_id = pad  # restore the file's value, which every role expects
-            # Never trained: a role's trainable weights are only in its adapter and its head.
+            # Never trained: a role's trainable weights are only those of its adapter and its head.
             self._loaded[key] = Loaded(loaded.model.requires_grad_(False), loaded.missing)
         known = self._loaded[key]
         base = shared_copy(known.model)
@@ -151,7 +151,7 @@ def _on_trunk_of(base: PreTrainedModel, other: PreTrainedModel) -> Loaded | None
     for part in other.modules():
         for name, weight in list(part.named_parameters(recurse=False)):
             if weight.is_meta:
-                # Values good enough to check a head, without drawing from the generator that initializes new heads.
+                # These values suffice to check a head, without using the generator that initializes new heads.
                 numbers = 0.1 * torch.arange(1.0, weight.numel() + 1).cos().view(weight.shape)
                 part.register_parameter(name, nn.Parameter(numbers.to(base.device)))
     disable_dropout(other)
@@ -198,9 +198,9 @@ class LoadOptions(TypedDict, total=False):
     Attributes:
         device: The device of the weights; the CPU by default.
         trust_remote_code: Run Python code from the model folder.
-        adapter: Train an adapter on the frozen model: this new one, or, if the source is an adapter, that one further.
-        bases: Where it finds the weights of its base, if it has them already, and which may load it in the host's
-            memory; not for ranks that shard their models.
+        adapter: Train an adapter on the frozen model: a new one, or, if the source is an adapter, that one.
+        bases: Bases to take the weights from if already loaded; they may load it in host memory. Not for ranks that
+            shard their models.
         ranks: The ranks that load it.
     """
 

@@ -1,4 +1,4 @@
-"""How a model was made: `kedge.json` in its folder; and names without details of this machine."""
+"""Records how a model was made in its `kedge.json`; removes details of this machine from names."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Origin:
 
 
 def read_origin(source: str | os.PathLike[str], *, hub: bool = True) -> Origin | None:
-    """The origin of a model; None if kedge did not make it, or the file is damaged.
+    """Read the origin of a model; None if kedge did not make it, or the file is damaged.
 
     Args:
         source: Its folder, run or hub id.
-        hub: Ask the hub if there is no such folder.
+        hub: Look it up on the hub if there is no such folder.
     """
     try:
         name = find_model(os.fspath(source))
@@ -121,7 +121,8 @@ class Card(Protocol):
 def public_name(source: str | os.PathLike[str]) -> str:
     """Return a model's, file's or function's name without details of this machine.
 
-    Hub ids and relative paths stay. An absolute path becomes relative to the working directory, or only its last part.
+    Hub ids and relative paths are unchanged. An absolute path becomes relative to the working directory, or is reduced
+    to its last part.
     """
     name = os.fspath(source)
     if names_function(name) and ":" in name and not os.path.isdir(name):
@@ -148,7 +149,7 @@ def public_settings(value: Any) -> Any:
 
 
 def hub_id(source: str) -> str | None:
-    """The name as a hub id, without a split; None for a local path."""
+    """Return the name as a hub id, without a split; None for a local path."""
     name = source.partition(":")[0]
     is_local = os.path.exists(os.path.expanduser(source)) or os.path.exists(os.path.expanduser(name))
     return name if _HUB_ID.fullmatch(name) and not is_local else None

@@ -42,7 +42,7 @@ HAS_NEW_ROW = "has_new_row"
 CONSTANTS = re.compile(
     r"rotary|inv_freq|(^|\.)(masked_bias|causal_mask|position_ids|token_type_ids|version)$|(attn|attention)\.bias$"
 )
-"""Names of masks, positions and the like in older files, which current code computes."""
+"""Names of masks, positions and similar tensors in older files, which current code computes."""
 
 MIN_TOKENS = 4
 """Smallest vocabulary and context length for the trial passes over a loaded model."""
@@ -186,9 +186,9 @@ def _predicts_further(config: PreTrainedConfig, name: str) -> bool:
 
 
 def _note_untied(model: PreTrainedModel) -> None:
-    """Turn off tying in the configuration of a model whose files have an output layer unlike the embedding.
+    """Turn off tying in the configuration of a model whose files have an output layer that differs from the embedding.
 
-    transformers then loads both, but ties them after all, as config.json says, once the embedding grows.
+    transformers loads both, but would tie them, as config.json says, once the embedding grows.
     """
     if model.get_output_embeddings() is None or getattr(model, "all_tied_weights_keys", None) != {}:
         return
@@ -199,7 +199,7 @@ def _note_untied(model: PreTrainedModel) -> None:
 
 
 def _check_quantization(name: str, config: PreTrainedConfig) -> None:
-    """Refuse a model whose config.json says that it is quantized; merging tools may leave this entry behind."""
+    """Reject a model whose config.json says that it is quantized; merging tools may leave this entry behind."""
     entry = getattr(config, "quantization_config", None)
     if entry is None:
         return
@@ -217,7 +217,7 @@ def take_settings(model: PreTrainedModel, adapter: AdapterFolder, held: Collecti
     Args:
         model: The base.
         adapter: The adapter.
-        held: Names of the weights that the adapter holds in full.
+        held: Names of the weights that the adapter contains in full.
     """
     if adapter.generation_config is not None:
         model.generation_config = adapter.generation_config
@@ -230,7 +230,7 @@ def take_settings(model: PreTrainedModel, adapter: AdapterFolder, held: Collecti
 
 
 def load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
-    """Load a model's configuration; refuse one with absurd sizes or with an attention kernel from a hub."""
+    """Load a model's configuration; reject absurd sizes and attention kernels from a hub."""
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
@@ -260,7 +260,7 @@ def load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
 
 
 def check_weight_files(source: str) -> None:
-    """Refuse a folder that has only pickles, or an index that refers to anything but safetensors files in the folder.
+    """Reject a folder that has only pickles, or an index that refers to anything but safetensors files in the folder.
 
     Raises:
         ModelError: See above.
@@ -344,7 +344,7 @@ def num_embeddings(model: PreTrainedModel) -> int:
     Raises:
         ModelError: It has no token embedding.
     """
-    # A wrapper, such as that of BART's decoder, does not give access to the embedding inside.
+    # A wrapper, such as that of BART's decoder, does not expose the embedding inside.
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             with suppress(NotImplementedError, AttributeError):
@@ -353,7 +353,7 @@ def num_embeddings(model: PreTrainedModel) -> int:
 
 
 def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Add a row to the embedding for a pad token that `load_tokenizer` added; refuse any other mismatch.
+    """Add a row to the embedding for a pad token that `load_tokenizer` added; reject any other mismatch.
 
     Raises:
         ModelError: The model has no token embedding or one with too few rows, or is too small for a trial pass.
@@ -391,7 +391,7 @@ def shares_base(
     """True if an adapter can use a shared base; False if tokens were added, so that its base has to grow.
 
     Raises:
-        ModelError: It cannot, but the adapter is to be trained.
+        ModelError: It cannot, but the adapter should be trained.
     """
     config = load_config(check_source(adapter.base), trust_remote_code=trust_remote_code)
     rows = int(getattr(config.get_text_config(), "vocab_size", 0))
@@ -457,8 +457,8 @@ def freeze_attention(critic: nn.Module) -> None:
 def inner_matrices(module: nn.Module) -> list[nn.Parameter]:
     """The weights of the linear layers inside a module's transformers models, including adapters.
 
-    Not included are embeddings, tied or not, output layers and heads, whose rows belong to tokens or are a single one,
-    and stacked matrices of experts.
+    Embeddings, output layers and heads are excluded, because their rows belong to tokens or there is only one row, and
+    so are stacked matrices of experts.
 
     Args:
         module: A model, a policy with its critic, or any other module.

@@ -65,12 +65,12 @@ def save_policy(
         tokenizer: Its tokenizer, with chat template.
         folder: Output folder; it appears only once complete.
         card: The model card.
-        stop_tokens: The tokens that end a response. `generate` stops at these, at EOS, and where the source's did.
+        stop_tokens: The tokens that end a response. `generate` stops at these, at EOS, and at those of the source.
         temperature: The sampling temperature in training, which becomes the default of `generate`.
         weights: Weights to save instead of the model's, such as the gathered ones of a sharded model; empty to save
             none.
-        final: The model is a result: its weights are saved in the source's number format, and forced to disk before
-            they get their name. A checkpoint keeps float32, and forces all of its files to disk together.
+        final: The model is a result: its weights are saved in the source's number format, and forced to disk before the
+            files are renamed. A checkpoint keeps float32, and forces all of its files to disk together.
 
     Raises:
         OutputError: The system refuses; an existing folder is kept.
@@ -121,7 +121,7 @@ def save_model(
 
 
 def _rounded(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Convert weights to another number format in the host's memory; shared tensors stay shared."""
+    """Convert weights to another number format in host memory; shared tensors remain shared."""
     rounded: dict[tuple[int, torch.Size], Tensor] = {}
     for tensor in weights.values():
         key = (tensor.data_ptr(), tensor.shape)
@@ -199,7 +199,7 @@ def save_scalar_model(
 def _pad_in_base(
     body: PreTrainedModel, adapter: Adapter | None, tokenizer: PreTrainedTokenizerBase, *, but_eos: bool = False
 ) -> str | None:
-    """Choose a token to save as padding if an adapter's base has no row for the pad token; else None to keep it.
+    """Choose a token to save as padding if an adapter's base has no row for the pad token; None to keep the pad token.
 
     `load_tokenizer` replaces it again. For a classifier it must not be EOS, since scores are read before the padding.
     """
@@ -212,7 +212,7 @@ def _pad_in_base(
 
 
 def _token_beyond_base(body: PreTrainedModel, adapter: Adapter | None) -> int | None:
-    """The token whose row an adapter's base has in memory but not in its files; None if there is none.
+    """Return the token whose row an adapter's base has in memory but not in its files, or None.
 
     It is the pad token of some role that shares the base, not necessarily of the model being saved.
     """
@@ -250,7 +250,7 @@ def _write_card(folder: Path, card: Card) -> None:
 
 @in_phase("saving")
 def write_whole(folder: Path, write: Callable[[Path], None], *, forced: bool = True) -> Path:
-    """Let `write` fill a temporary folder, then rename it, so that an incomplete model never has the final name.
+    """Call `write` on a temporary folder, then rename it, so that an incomplete model never has the final name.
 
     Args:
         folder: The model's folder; an existing one is replaced.
@@ -258,7 +258,7 @@ def write_whole(folder: Path, write: Callable[[Path], None], *, forced: bool = T
         forced: Force the files to disk before they get the final name.
 
     Raises:
-        OutputError: The system refuses, such as for a full disk; the existing folder is kept.
+        OutputError: Writing fails, for example because the disk is full; the existing folder is kept.
     """
     with writing(folder), replaced_folder(folder, forced=forced) as part, quiet_transformers():
         write(part)
@@ -350,7 +350,7 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
 
 
 def _merge_shards(folder: Path, target: Path, *, trust_remote_code: bool = False) -> Path:
-    """Save the model of a sharded checkpoint as a whole one; returns its folder.
+    """Save the model of a sharded checkpoint without shards; returns its folder.
 
     Args:
         folder: The model's folder in the checkpoint.
@@ -383,7 +383,7 @@ def _merge_shards(folder: Path, target: Path, *, trust_remote_code: bool = False
 
 @torch.no_grad()
 def _fill_from_shards(model: PreTrainedModel, folder: Path) -> None:
-    """Load the weights in the shards into a model, one after the other.
+    """Load the weights from shards into a model, one at a time.
 
     Raises:
         ModelError: One is missing, or has another shape.

@@ -56,7 +56,7 @@ class ScalarModel(nn.Module):
         pads_with_eos: The source pads with EOS, so the model never took a score at EOS.
         trunk: Computes states at every token; None if only whole texts have a score.
         batching: How texts of different lengths share a batch, without a trunk.
-        has_values: Every token has a score that depends on earlier tokens only, as a critic needs.
+        has_values: Every token has a score that only depends on earlier tokens, as a critic requires.
 
     Raises:
         ModelError: The model has more than one label, fewer embeddings than the tokenizer has tokens, or a
@@ -199,7 +199,7 @@ class ScalarModel(nn.Module):
 
 
 def checked_number(config: PreTrainedConfig, name: str, default: float) -> float:
-    """A number in a configuration, which comes from a file.
+    """Check a number in a configuration, which comes from a file.
 
     Raises:
         ModelError: It is not a finite number.
@@ -225,7 +225,7 @@ def score_rows(
         model: The reward model.
         rows: Token ids, at least one per row.
         precision: Number format of the matrix products.
-        micro_batch_tokens: Tokens per forward pass; None uses a single pass. Only rounding depends on it.
+        micro_batch_tokens: Tokens per forward pass; None uses a single pass. It only affects rounding.
         ranks: Ranks that divide the rows among them; each passes all rows.
     """
     if not rows:
@@ -273,7 +273,7 @@ def find_batching(
     Args:
         classifier: A sequence classifier with one label.
         by_trunk: Computes its outputs from token states instead; tried first.
-        ranks: If they shard their models, the first tries it out for all.
+        ranks: If they shard their models, the first rank runs the tests for all.
 
     Raises:
         ModelError: The model cannot score a text, scores it differently each time, or differently in any batch.
@@ -298,7 +298,9 @@ def find_batching(
 
 
 def _ending(classifier: PreTrainedModel) -> int | None:
-    """The end token, which encoder-decoders look for in a text; None if config.json names none in the vocabulary."""
+    """Return the end token, which encoder-decoders look for in a text; None if config.json names no token of the
+    vocabulary.
+    """
     config = classifier.config.get_text_config()
     num_tokens = num_embeddings(classifier)
     named = getattr(config, "eos_token_id", None)  # some encoders' configurations lack the field

@@ -18,7 +18,7 @@ from kedge_base.errors import ModelError
 
 
 def can_be_sharded(model: LanguageModel | ScalarModel) -> bool:
-    """True if each pass calls the model's trunk exactly once, which collective passes of all ranks require."""
+    """True if each pass calls the model's trunk exactly once, as collective passes of all ranks require."""
     return model.trunk is not None and model.trunk.takes_one_pass
 
 
@@ -29,17 +29,17 @@ def shard_model(
 
     The first rank's weights are used.
 
-    A tied embedding and the heads stay whole, since they are read outside the trunk's passes. An untied output layer is
-    sharded separately and gathered once per pass, because ranks compute logits in different numbers of chunks.
+    A tied embedding and the heads are not sharded, since they are read outside the trunk's passes. An untied output
+    layer is sharded separately and gathered once per pass, because ranks compute logits in different numbers of chunks.
 
     With products in bf16, layers are gathered in bf16: autocast would round the same matrices in every pass. Weights
-    used in fp32, such as normalization, then stay whole as well, since FSDP gathers a layer in one number format.
+    used in fp32, such as normalization, are then also not sharded, since FSDP gathers a layer in one number format.
 
     Args:
         model: The model.
         ranks: The ranks.
         precision: Number format of the run's matrix products.
-        offload: Keep the shards in the host's memory; each layer is copied to the device for its pass.
+        offload: Keep the shards in host memory; each layer is copied to the device for its pass.
 
     Raises:
         ModelError: Passes through the model call its trunk several times, or PyTorch is too old.

@@ -29,7 +29,7 @@ MOST_GROWTH = 1000.0
 doubles every character forty times would crash or hang the process."""
 
 MAX_SHOWN = 8
-"""Most tokens that a message names: a model's list is untrusted and may be long."""
+"""Maximum number of tokens that a message names: a model's list is untrusted and may be long."""
 
 CHAT_TEMPLATES = {
     "chatml": "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}"
@@ -46,7 +46,7 @@ def load_tokenizer(
     """Load the tokenizer of a model folder or hub id, left-padding, with a separate pad token.
 
     If pad = EOS, the end of a response is masked as padding and the model never learns to stop. A pad token is never
-    sampled, so no text may contain it either. A tokenizer whose pad token is missing, or is EOS, BOS, the unknown
+    sampled, so texts must not contain it either. A tokenizer whose pad token is missing, or is EOS, BOS, the unknown
     token, the end of a turn of its chat template or a single character, gets a new one; loading the model grows the
     embedding by one row for it.
 
@@ -104,10 +104,10 @@ def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save a tokenizer so that transformers 4 reads it as well.
+    """Save a tokenizer so that transformers 4 can also read it.
 
     transformers 5 renames the class of many tokenizers to one that earlier versions lack, and stores a list of special
-    tokens under a name where they expect a mapping. So the source's class name is kept, and the list renamed.
+    tokens under a name where they expect a mapping. So the source's class name is kept, and the list is renamed.
     """
     tokenizer.save_pretrained(folder)
     path = folder / CONFIG_FILE
@@ -120,7 +120,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def _named_class(source: str) -> str | None:
-    """The class that a tokenizer's configuration names; None if it names none."""
+    """Return the class that a tokenizer's configuration names, if any."""
     path = Path(source, CONFIG_FILE) if os.path.isdir(source) else try_to_load_from_cache(source, CONFIG_FILE)
     try:
         named = json.loads(Path(str(path)).read_bytes()).get("tokenizer_class")
@@ -130,7 +130,7 @@ def _named_class(source: str) -> str | None:
 
 
 def growth_of_normalizer(source: str) -> float:
-    """The largest factor by which a local tokenizer's normalizer can lengthen a text; 1 without a normalizer."""
+    """Return the largest factor by which a local tokenizer's normalizer can lengthen a text; 1 without a normalizer."""
     try:
         content: Any = json.loads(Path(source, "tokenizer.json").read_bytes())
     except (OSError, ValueError):
@@ -148,7 +148,7 @@ def _growth(normalizer: Any) -> float:
     pattern = normalizer.get("pattern")
     content = len(str(normalizer.get("content", "")))
     text = str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
-    # A regular expression may match single characters, or the empty text between them.
+    # A regular expression may match single characters, or the empty strings between them.
     return max(1.0, content / len(text) if text else 1.0 + content)
 
 
@@ -160,7 +160,7 @@ def drop_empty_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def ensure_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Add a pad token unless the tokenizer has one that has no other use and that texts do not need."""
+    """Add a pad token unless the tokenizer already has one that has no other use and that texts do not need."""
     others = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id, end_of_turn(tokenizer))
     if tokenizer.pad_token_id in (None, *others) or len(str(tokenizer.pad_token)) == 1:
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
@@ -182,7 +182,7 @@ class StopTokens:
 def named_stop_tokens(
     tokenizer: PreTrainedTokenizerBase, names: str | int | Sequence[str | int] | None
 ) -> StopTokens | None:
-    """Exactly the tokens that the user names; None if the user names none.
+    """Return exactly the tokens that the user names, or None.
 
     Args:
         tokenizer: The policy's.
@@ -199,10 +199,10 @@ def named_stop_tokens(
 
 
 def own_stop_tokens(tokenizer: PreTrainedTokenizerBase, model: LanguageModel) -> StopTokens:
-    """The tokenizer's EOS, the ids at which the model's `generate` stops, and the chat template's end of turn.
+    """Collect the tokenizer's EOS, the ids at which the model's `generate` stops, and the chat template's end of turn.
 
     An instruction-tuned model often ends its turns with a token that is not its tokenizer's EOS: `<end_of_turn>`,
-    `<|eot_id|>`, `<|im_end|>`. Sampling that ignores it would train on what the model writes after its answer.
+    `<|eot_id|>`, `<|im_end|>`. Sampling that ignores it would train on text that the model writes after its answer.
 
     Raises:
         ModelError: There is no such token.
@@ -221,7 +221,7 @@ def own_stop_tokens(tokenizer: PreTrainedTokenizerBase, model: LanguageModel) ->
 
 
 def kept_stop_ids(tokenizer: PreTrainedTokenizerBase, model: LanguageModel, stop_ids: Iterable[int]) -> list[int]:
-    """The ids at which a saved model's `generate` stops: EOS, those used in training, and those that it came with.
+    """Return the ids at which a saved model's `generate` stops: EOS, those used in training, and those of its source.
 
     A declared padding token is kept: kedge never samples it, but a server that does sample it must stop there.
     """
@@ -241,7 +241,7 @@ def _named_id(tokenizer: PreTrainedTokenizerBase, name: str | int) -> int:
 
 
 def _declared(model: LanguageModel) -> list[object]:
-    """The entries of `eos_token_id` in the model's generation configuration, unchecked and in order."""
+    """Read the entries of `eos_token_id` in the model's generation configuration, unchecked and in order."""
     value: object = getattr(_generation_config(model), "eos_token_id", None)
     return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
@@ -267,7 +267,7 @@ def _listed(tokenizer: PreTrainedTokenizerBase, entries: Sequence[object], separ
 
 
 def _shown(tokenizer: PreTrainedTokenizerBase, entry: object) -> str:
-    """Format a token's text, quoted if blank or unprintable; an entry that is no token stays as it is."""
+    """Format a token's text, quoted if blank or unprintable; an entry that is not a token is unchanged."""
     if type(entry) is not int or not 0 <= entry < len(tokenizer):
         return printable(str(entry))[:40]
     text = str(tokenizer.decode([entry]))

@@ -1,4 +1,4 @@
-"""Ranks: the processes of one run. Each holds the whole batch; only the passes through the models are shared out.
+"""Ranks: the processes of one run. Each holds the full batch; only the passes through the models are divided.
 
 Whitening, the mean KL, controllers, divisors and the guard are computed on every rank from the same numbers, so that
 the results do not depend on the number of ranks, up to the rounding of sums.

@@ -27,8 +27,8 @@ class AdaptiveTokens:
 
     Attributes:
         tokens: Now.
-        rows: Most responses sampled at once; None for all of them.
-        is_found: A number is known that fits, from a trial or from the run that is resumed.
+        rows: Maximum number of responses sampled at once; None for all of them.
+        is_found: A number that fits is known, from a trial or from the resumed run.
     """
 
     def __init__(self, tokens: int, *, say: Callable[[str], None] = lambda line: None) -> None:
@@ -49,11 +49,11 @@ class AdaptiveTokens:
 
         Args:
             smaller: Tokens per pass.
-            error: Why; None if another rank failed.
+            error: The error; None if another rank failed.
         """
         self._say(
-            f"out of memory{_asked(error)} in a pass of up to {self.tokens:,} tokens; it is repeated, and the run goes "
-            f"on, with passes of up to {smaller:,} (runtime.micro_batch_tokens=auto)"
+            f"out of memory{_asked(error)} in a pass of up to {self.tokens:,} tokens; it is repeated, and the run "
+            f"continues with passes of up to {smaller:,} (runtime.micro_batch_tokens=auto)"
         )
         self.tokens = smaller
 
@@ -61,7 +61,7 @@ class AdaptiveTokens:
         """Continue with fewer responses sampled at once."""
         self.rows = rows
         self._say(
-            f"out of memory{_asked(error)} in sampling; it is repeated, and the run goes on, with up to {rows:,} "
+            f"out of memory{_asked(error)} in sampling; it is repeated, and the run continues with up to {rows:,} "
             "responses at once (runtime.micro_batch_tokens=auto)"
         )
 
@@ -81,7 +81,7 @@ PassTokens: TypeAlias = "int | AdaptiveTokens | None"
 
 
 def tokens_of(budget: PassTokens) -> int | None:
-    """The tokens per pass now."""
+    """The current number of tokens per pass."""
     return budget.tokens if isinstance(budget, AdaptiveTokens) else budget
 
 
@@ -98,15 +98,15 @@ def within_memory(
     prompts: Prompts = None,
     ranks: Ranks = ALONE,
 ) -> T:
-    """Evaluate a batch in passes; while memory runs out, do it again in smaller ones.
+    """Evaluate a batch in passes, repeating it with smaller passes as long as memory runs out.
 
-    The number of tokens is the same on every rank: all repeat what failed on one. With sharded weights nothing can be
-    repeated, because each pass communicates; a given number is kept.
+    The number of tokens is the same on every rank: all ranks repeat the attempt if it failed on one. With sharded
+    weights nothing can be repeated, because each pass communicates; a fixed number is kept.
 
     Args:
-        budget: Tokens per pass, which the attempt reads again each time.
-        lengths: Tokens of the rows in the batch. A pass holds at least one row, so that no number below the longest
-            helps.
+        budget: Tokens per pass, which each attempt reads again.
+        lengths: Tokens of the rows in the batch. A pass holds at least one row, so numbers below the longest row do not
+            help.
         attempt: Makes all passes of this rank, from the start and without communication. Its random numbers are the
             same each time.
         prompts: See `Prompts`.
@@ -145,10 +145,11 @@ def evaluate_in_passes(
     prompts: Prompts = None,
     ranks: Ranks = ALONE,
 ) -> list[Tensor]:
-    """Evaluate the rows of a batch in passes of rows of similar length, within memory; the results are in their order.
+    """Evaluate the rows of a batch in passes of similar length that fit into memory; results keep the order of the
+    rows.
 
     Args:
-        evaluate: Gives tables for the rows of a pass, always as many, with one of these rows on the first axis of each.
+        evaluate: Returns tables for the rows of a pass: always the same number, with these rows on the first axis.
         lengths: Tokens of the rows in the batch.
         budget: Tokens per pass; None for as few passes as possible.
         prompts: See `Prompts`.
@@ -177,7 +178,7 @@ def evaluate_in_passes(
 
 
 def _smaller(tokens: int, lengths: Sequence[int], prompts: Prompts, num_ranks: int) -> int:
-    """Half of what the largest pass held; 0 if that was a single row."""
+    """Half the tokens of the largest pass; 0 if that was a single row."""
     plans = [
         plan_parts(lengths, tokens, prompts=prompts, number=number, count=num_ranks) for number in range(num_ranks)
     ]
@@ -188,7 +189,7 @@ def _smaller(tokens: int, lengths: Sequence[int], prompts: Prompts, num_ranks: i
 
 
 def _tokens_in(rows: Sequence[int], lengths: Sequence[int], prompts: Prompts) -> int:
-    """Tokens of a pass, those that its rows share once."""
+    """Count the tokens of a pass, counting shared tokens once."""
     pieces = [piece for row in rows for piece in (prompts[row] if prompts else ())]
     return sum(lengths[row] for row in rows) - sum(tokens for _, tokens in pieces) + sum(dict(pieces).values())
 

@@ -1,4 +1,4 @@
-"""Operations of the processes of a run: split rows, sum gradients, exchange results."""
+"""Operations between the processes of a run: split rows, sum gradients, exchange results."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Prompts: TypeAlias = Sequence[tuple[tuple[int, int], ...]] | None
 if no rows share any. If all numbers differ, they ascend."""
 
 BUCKET = 2**25
-"""Gradients are added up in buckets of at most this many numbers, if no single parameter is larger."""
+"""Gradients are summed in buckets of at most this many numbers, unless a single parameter is larger."""
 
 _group: ContextVar[dist.ProcessGroup | None] = ContextVar("group", default=None)
-"""The process group of this thread's operations; None for the group of the training."""
+"""The process group of this thread's operations; None for the training's group."""
 
 SHORTEST_PAUSE = 2e-5
 LONGEST_PAUSE = 2e-3
-"""Seconds between two looks at an operation under way."""
+"""Seconds between two checks of an operation under way."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Part:
 
     Attributes:
         rows: Their indices in the batch.
-        counts: The results are used. A rank without rows evaluates the shortest row and drops the result, so that
-            all ranks take part in the same communication, and have gradients of the same parameters.
+        counts: The results are used. A rank without rows evaluates the shortest row and discards the result, so that
+            all ranks take part in the same communication and have gradients of the same parameters.
     """
 
     rows: list[int]
@@ -83,7 +83,8 @@ def budget_batches(lengths: Sequence[int], budget: int | None, prompts: Prompts 
 
 
 def share_rows(lengths: Sequence[int], count: int, prompts: Prompts = None) -> list[list[int]]:
-    """Share rows out so that every rank has about as many tokens: each row to the rank that then has the fewest.
+    """Distribute rows so that every rank has about the same number of tokens: each row goes to the rank with the fewest
+    so far.
 
     Args:
         lengths: Tokens per row.
@@ -91,7 +92,7 @@ def share_rows(lengths: Sequence[int], count: int, prompts: Prompts = None) -> l
         prompts: See `Prompts`.
 
     Returns:
-        The rows of each rank, longest first. There are empty ones if there are fewer rows than ranks.
+        The rows of each rank, longest first. Some are empty if there are fewer rows than ranks.
 
     Source: Graham 1969, at most 4/3 of the best possible longest share.
     """
@@ -127,7 +128,7 @@ def plan_parts(
         prompts: See `Prompts`.
         number: The rank.
         count: Number of ranks.
-        same_number: Every rank takes as many passes as the one with the most, because each pass communicates.
+        same_number: Every rank makes as many passes as the one with the most, because each pass communicates.
 
     Returns:
         At least one part, except for an empty batch.
@@ -150,9 +151,9 @@ def plan_parts(
 
 
 def _in_order(lengths: Sequence[int], prompts: Prompts) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
-    """The rows with the pieces of their prompts, longest first but together with all rows that share a piece.
+    """Sort rows by descending length, keeping rows that share a piece together; return them with their pieces.
 
-    A piece counts with its longest row.
+    A piece is placed by its longest row.
     """
     rows = list(enumerate(prompts or [((row, 0),) for row in range(len(lengths))]))
     longest = dict[int, int]()
@@ -175,8 +176,8 @@ class Ranks:
 
     Attributes:
         number: This process, from 0.
-        count: How many there are.
-        is_sharded: Each rank holds a part of every weight, and all ranks communicate in every pass.
+        count: Number of processes.
+        is_sharded: Each rank holds a shard of every weight, and all ranks communicate in every pass.
     """
 
     number: int = 0
@@ -207,10 +208,10 @@ class Ranks:
         )
 
     def fill_in(self, own: Bool[Tensor, " rows"], *tables: Tensor) -> None:
-        """Complete tables in place with the rows that other ranks know.
+        """Complete tables in place with the rows that other ranks have computed.
 
         Args:
-            own: The rows that this rank knows. Rows that no rank knows stay as they are.
+            own: The rows that this rank has computed. Rows that no rank has computed are unchanged.
             tables: Tensors with rows on the first axis, of the same shape on every rank.
         """
         if not self.are_several:
@@ -225,7 +226,7 @@ class Ranks:
             table.copy_(torch.where((known > 0).reshape(mask.shape), total.to(table.dtype), table))
 
     def everyones(self, figures: Float[Tensor, " figures"]) -> Float[Tensor, "ranks figures"]:
-        """The figures of all ranks, in the order of the ranks."""
+        """Gather the figures of all ranks, in the order of the ranks."""
         if not self.are_several:
             return figures[None]
         found = [torch.empty_like(figures) for _ in range(self.count)]
@@ -233,19 +234,19 @@ class Ranks:
         return torch.stack(found)
 
     def messages(self, message: Any) -> list[Any]:
-        """The messages of all ranks, in the order of the ranks; JSON types."""
+        """Gather the messages of all ranks, in the order of the ranks; JSON types."""
         if not self.are_several:
             return [message]
         return [json.loads(each.numpy().tobytes()) for each in self.everyones(self._encoded(json.dumps(message)))]
 
     def sums(self, figures: Sequence[float]) -> list[float]:
-        """The sum of each figure over the ranks, in the order of the ranks, in float64."""
+        """Sum each figure over the ranks, in the order of the ranks, in float64."""
         if not self.are_several:
             return list(figures)
         return self.everyones(torch.tensor(figures, dtype=torch.float64)).sum(0).tolist()
 
     def summed(self, tensor: Tensor) -> Tensor:
-        """The sum of a tensor over the ranks, the same bits on every rank."""
+        """Sum a tensor over the ranks, with bit-identical results on every rank."""
         if not self.are_several:
             return tensor
         total = tensor.clone()
@@ -253,13 +254,13 @@ class Ranks:
         return total
 
     def largest(self, number: int) -> int:
-        """The largest of a number over the ranks."""
+        """Return the maximum of a number over the ranks."""
         if not self.are_several:
             return number
         return int(self.everyones(torch.tensor([number], dtype=torch.int64)).max())
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace every gradient by its sum over the ranks; gradients of sharded weights are sums already.
+        """Replace every gradient by its sum over the ranks; gradients of sharded weights are already sums.
 
         Every rank has gradients of the same parameters, because each evaluates at least one row.
         """
@@ -273,14 +274,14 @@ class Ranks:
                 gradient.copy_(total.reshape(gradient.shape))
 
     def first(self, do: Callable[[], T]) -> T:
-        """Let the first rank do something, and tell all others its result, or its error.
+        """Run a function on the first rank, and send its result or error to all others.
 
         Args:
-            do: Returns JSON types; tensors and arrays in them are lists on the other ranks. It runs on the first rank
-                alone.
+            do: Returns JSON types; tensors and arrays in them are lists on the other ranks. It only runs on the first
+                rank.
 
         Raises:
-            KedgeError: It raised one, or returned something else.
+            KedgeError: The function raised one, or returned other types.
         """
         if not self.are_several:
             return do()
@@ -301,22 +302,22 @@ class Ranks:
         self.largest(0)
 
     def apart(self) -> Callable[[], AbstractContextManager[None]]:
-        """A context for another thread, in which operations do not mix with this thread's; all ranks call this.
+        """Return a context for another thread whose operations do not mix with this thread's; all ranks call this.
 
-        On every rank that thread calls the same methods in the same order, independently of this one.
+        On every rank, that thread calls the same methods in the same order, independently of this one.
         """
         if not self.are_several:
             return nullcontext
         return partial(_within, cast(dist.ProcessGroup, dist.new_group(backend="gloo")))
 
     def _told(self, message: str) -> dict[str, Any]:
-        """A message of the first rank, on every rank."""
+        """Send a message of the first rank to every rank."""
         content = self._encoded(message)
         self._finish(dist.broadcast(content, 0, group=_group.get(), async_op=True), content)
         return json.loads(content.numpy().tobytes())
 
     def _encoded(self, message: str) -> Tensor:
-        """A message as bytes, as many on every rank."""
+        """Encode a message as bytes, padded to the same length on every rank."""
         text = message.encode()
         return torch.frombuffer(bytearray(text.ljust(self.largest(len(text)))), dtype=torch.uint8)
 
@@ -325,7 +326,7 @@ class Ranks:
 
     @staticmethod
     def _finish(work: Any, tensor: Tensor) -> None:
-        """Wait for an operation, so that signals are handled meanwhile: torch's own wait lets none through.
+        """Wait for an operation while handling signals, which torch's own wait blocks.
 
         Raises:
             LostContactError: Another rank is gone.
@@ -345,10 +346,10 @@ ALONE = Ranks()
 
 
 def check_equal_weights(ranks: Ranks, modules: Iterable[nn.Module]) -> None:
-    """Compare a checksum of all weights between the ranks; nothing to compare for a single one, or if they are sharded.
+    """Compare a checksum of all weights between the ranks, unless there is a single rank or the weights are sharded.
 
     Raises:
-        NumericsError: They differ; on every rank.
+        NumericsError: They differ; raised on every rank.
     """
     if not ranks.are_several or ranks.is_sharded:
         return
@@ -362,14 +363,14 @@ def check_equal_weights(ranks: Ranks, modules: Iterable[nn.Module]) -> None:
 
 @torch.no_grad()
 def checksum(modules: Iterable[nn.Module]) -> int:
-    """A number that changes with any of the weights; they are not sharded."""
+    """A number that changes with any weight; the weights are not sharded."""
     weights = [weight for module in modules for weight in module.parameters()]
-    # Weighted by place, so that two weights that were swapped are noticed.
+    # Weighted by position, so that swapped weights are detected.
     return sum((number + 1) * _bits(weight) for number, weight in enumerate(weights)) % 2**53
 
 
 def _bits(weight: Tensor) -> int:
-    """The sum of a tensor's bits, read as integers."""
+    """Sum a tensor's bits, read as integers."""
     width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
     return int(weight.contiguous().view(width).sum(dtype=torch.int64))
 
@@ -384,7 +385,7 @@ def _within(group: dist.ProcessGroup) -> Iterator[None]:
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The gradients in order, in lists of one number format and of limited size."""
+    """Split the gradients, in order, into lists with a single dtype and limited size."""
     bucket: list[Tensor] = []
     for gradient in gradients:
         is_full = sum(each.numel() for each in bucket) + gradient.numel() > BUCKET
@@ -397,7 +398,7 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _listed(value: Any) -> Any:
-    """A tensor, an array, or one of their numbers, in JSON types."""
+    """Convert a tensor, an array, or one of their numbers to JSON types."""
     if not hasattr(value, "tolist"):
         kind = type(value).__name__
         raise DataError(f"a {kind} cannot be sent to the other ranks; pass texts, numbers, lists, arrays or dicts")
@@ -405,7 +406,7 @@ def _listed(value: Any) -> Any:
 
 
 def _unpacked(message: dict[str, Any]) -> Any:
-    """The result in a message of the first rank; its error is raised as one of the same class."""
+    """Return the result in a message of the first rank, or raise an error of the same class as its error."""
     if "result" in message:
         return message["result"]
     kind = getattr(errors, message["error"], KedgeError)

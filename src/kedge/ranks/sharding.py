@@ -1,16 +1,17 @@
-"""Weights in parts: FSDP2 over the ranks, whole weights where they are needed, and tensors stored in parts.
+"""Sharded weights: FSDP2 over the ranks, gathering of full weights, and stored shards.
 
-Every rank holds a part of each weight, of its gradient and of its moments. A layer's weights are gathered for its pass
-and freed after it.
+Every rank holds a shard of each weight, its gradient and its moments. A layer's weights are gathered for its pass and
+freed after it.
 
-A stored group of tensors is one file, or, of a run with sharded weights, a folder with a file per rank:
+A stored group of tensors is one file, or, in a run with sharded weights, a folder with a file per rank:
 
     optimizer.safetensors
     optimizer/shard-00001-of-00002.safetensors
 
-The header of a shard says where its rows start, as torch's distributed checkpoints in safetensors do: torch's
-`HuggingFaceStorageReader` reads such a folder as well. kedge writes them itself because torch's writer holds a second
-copy of all that it writes, gives no access to the bytes for hashing, and handles no signals while it waits for ranks.
+A shard's header says where its rows start, as in torch's distributed checkpoints in safetensors, so torch's
+`HuggingFaceStorageReader` can also read such a folder. kedge writes them itself because torch's writer holds a second
+copy of everything that it writes, gives no access to the bytes for hashing, and does not handle signals while it waits
+for ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:  # its import takes a second, which runs without sharded weigh
     from torch.distributed.fsdp import FSDPModule
 
 ROWS = "DCP_SHARDING_INFO"
-"""The key of a header's metadata under which torch's distributed checkpoints keep where each tensor's part starts."""
+"""The key in a header's metadata with the offset of each tensor's shard in torch's distributed checkpoints."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -50,7 +51,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""The number formats that are stored, by their name in a safetensors file."""
+"""The dtypes that can be stored, by their name in a safetensors file."""
 
 
 def shard(
@@ -66,13 +67,13 @@ def shard(
     """Split a module's weights over the ranks, in place. Optimizers are built afterwards.
 
     Args:
-        module: Every pass of it is a call of this module, as often on every rank.
-        layers: Its layers, which are gathered one after the other.
+        module: Every forward pass is a call of this module, the same number of times on every rank.
+        layers: Its layers, which are gathered one at a time.
         ranks: The ranks.
         device: The device of the weights.
-        kept: Weights of the module that stay whole on every rank, because others share them.
-        in_bf16: Layers with weights that are gathered in bf16; their parts, and the sums of their gradients, keep fp32.
-        offload: Keep the parts in the host's memory between passes.
+        kept: Weights of the module that remain unsharded on every rank, because others share them.
+        in_bf16: Layers whose weights are gathered in bf16; their shards, and the sums of their gradients, remain fp32.
+        offload: Keep the shards in host memory between passes.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -84,7 +85,8 @@ def shard(
     for each in layers:
         policy = rounded if each in in_bf16 else MixedPrecisionPolicy()
         fully_shard(each, mesh=mesh, mp_policy=policy, offload_policy=place, ignored_params=whole_here)
-    # Freed after the pass as well: otherwise a pass without a backward pass would leave weights that no step changes.
+    # Also freed after the forward pass: without a backward pass, gathered weights would otherwise remain and become
+    # outdated.
     fully_shard(module, mesh=mesh, reshard_after_forward=True, offload_policy=place, ignored_params=whole_here)
     for each in _sharded([module]):
         # A sum, not a mean: losses are divided by the counts of the whole minibatch.
@@ -94,11 +96,11 @@ def shard(
 
 @torch.no_grad()
 def fill_parts(module: nn.Module, whole: dict[str, Tensor], *, device: torch.device, offload: bool = False) -> None:
-    """Fill a sharded module's weights, which are on the meta device; all ranks together.
+    """Fill a sharded module's weights, which are on the meta device; all ranks call this together.
 
     Args:
-        module: It was sharded, and its weights have no values yet.
-        whole: On the first rank, their values by name; emptied on the way.
+        module: A sharded module whose weights have no values yet.
+        whole: On the first rank, their values by name; emptied in the process.
         device: The device of the weights.
         offload: Keep the parts in the host's memory.
     """
@@ -116,7 +118,7 @@ def shard_weight(module: nn.Module, name: str, ranks: Ranks, *, device: torch.de
     """Split one weight of a module over the ranks, in place; the reader gathers it.
 
     Args:
-        module: The module; all ranks have the same whole weight.
+        module: The module; all ranks have the same full weight.
         name: The weight's name in it.
         ranks: The ranks.
         device: The weight's device.
@@ -131,9 +133,9 @@ def shard_weight(module: nn.Module, name: str, ranks: Ranks, *, device: torch.de
 
 @contextmanager
 def whole_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Within this context every rank has all weights, and passes without gradients need no other rank.
+    """Within this context, every rank has the full weights, and passes without gradients need no communication.
 
-    All ranks enter and leave it together. Changes to the weights in the meantime are lost.
+    All ranks enter and leave it together. Changes to the weights within it are lost.
 
     Args:
         modules: Sharded modules, or others that contain them; each has been called before.
@@ -164,15 +166,15 @@ def whole_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be in parts; all ranks ask for it together."""
+    """Return the full tensor of a possibly sharded one; all ranks call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def gather(tensors: Iterable[Tensor], *, keep: bool) -> dict[Tensor, Tensor]:
-    """Gather the tensors that are in parts, one after the other, in the memory of the host.
+    """Gather sharded tensors one at a time in host memory.
 
-    All ranks call this with the same tensors in the same order. A rank that keeps none holds one at a time.
+    All ranks call this with the same tensors in the same order. A rank that keeps none only holds one at a time.
 
     Args:
         tensors: Tensors, some of them in parts.
@@ -191,13 +193,13 @@ def gather(tensors: Iterable[Tensor], *, keep: bool) -> dict[Tensor, Tensor]:
 
 
 def whole_state_dict(module: nn.Module, gathered: Mapping[Tensor, Tensor]) -> dict[str, Tensor]:
-    """A module's state dict with the gathered weights instead of the parts; tied weights share their memory."""
+    """Return a module's state dict with gathered weights instead of shards; tied weights share their memory."""
     state = module.state_dict(keep_vars=True)
     return {name: gathered.get(tensor, tensor).detach() for name, tensor in state.items()}
 
 
 def gathered_state(module: nn.Module, ranks: Ranks) -> dict[str, Tensor] | None:
-    """A sharded module's whole state dict, in the memory of the host; all ranks call this together.
+    """Gather a sharded module's full state dict in host memory; all ranks call this together.
 
     Returns:
         The state dict on the first rank; None on the others, and for a module that is not sharded.
@@ -209,14 +211,14 @@ def gathered_state(module: nn.Module, ranks: Ranks) -> dict[str, Tensor] | None:
 
 
 def in_parts(tensor: Tensor, own: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, if `own` is in parts; no communication: every rank has the whole."""
+    """Return this rank's shard of a full tensor, if `own` is sharded; needs no communication."""
     if not isinstance(own, DTensor):
         return tensor
     return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
 
 
 def own_rows(tensor: DTensor) -> range:
-    """The rows that this rank has of a tensor in parts: FSDP2 cuts the first axis into parts of one length."""
+    """Return this rank's rows of a sharded tensor: FSDP2 splits the first axis into shards of equal length."""
     (placement,) = tensor.placements
     assert placement.is_shard(0), placement
     total = tensor.shape[0]
@@ -227,7 +229,7 @@ def own_rows(tensor: DTensor) -> range:
 
 
 def from_rows(rows: Tensor, own: DTensor) -> DTensor:
-    """A tensor sharded like `own`, from this rank's rows; no communication."""
+    """Make a tensor sharded like `own` from this rank's rows, without communication."""
     return DTensor.from_local(
         rows.to(own.device), own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
     )
@@ -235,10 +237,10 @@ def from_rows(rows: Tensor, own: DTensor) -> DTensor:
 
 @torch.no_grad()
 def clip_shards(gradients: Sequence[Tensor], max_norm: float | None, ranks: Ranks) -> float:
-    """Clip gradients, some of them in parts, to a joint norm; return the norm before.
+    """Clip gradients, some of which may be sharded, to a joint norm; return the norm before clipping.
 
     Args:
-        gradients: Their order is the same on every rank.
+        gradients: The gradients, in the same order on every rank.
         max_norm: Largest norm allowed; None or 0 only measures.
         ranks: The ranks.
     """
@@ -255,7 +257,7 @@ def clip_shards(gradients: Sequence[Tensor], max_norm: float | None, ranks: Rank
 
 
 def _sharded(modules: Iterable[nn.Module]) -> list[FSDPModule]:
-    """The sharded modules among all of these and their parts, outer ones first."""
+    """Find the sharded modules in these and their submodules, outer ones first."""
     if "torch.distributed.fsdp" not in sys.modules:
         return []
     from torch.distributed.fsdp import FSDPModule
@@ -264,7 +266,7 @@ def _sharded(modules: Iterable[nn.Module]) -> list[FSDPModule]:
 
 
 def shard_name(group: str, number: int, count: int) -> str:
-    """The file of rank `number`, from 0, of `count`, relative to the checkpoint."""
+    """Name the file of rank `number`, from 0, of `count`, relative to the checkpoint."""
     return f"{group}/shard-{number + 1:05d}-of-{count:05d}.safetensors"
 
 
@@ -282,7 +284,7 @@ class StoredTensors(Mapping[str, Tensor]):
     """Tensors in files, by name; read as copies on the CPU, so that the files may be deleted afterwards.
 
     Args:
-        files: Files, and for each the names to read as, and in the file; None for all names, unchanged.
+        files: Files, with a mapping from the names to use to the names in the file; None for all names, unchanged.
 
     Raises:
         DataError: Rows of a tensor are missing.
@@ -330,7 +332,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return name in self._pieces
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of the whole tensor."""
+        """The shape of the full tensor."""
         last = self._pieces[name][-1]
         return (last.start + last.shape[0], *last.shape[1:]) if last.shape else ()
 
@@ -339,7 +341,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return self._dtypes[name]
 
     def rows(self, name: str, rows: range) -> Tensor:
-        """Some rows of a tensor of at least one axis; nothing else is read."""
+        """Read only some rows of a tensor with at least one axis."""
         found = torch.empty((len(rows), *self.shape(name)[1:]), dtype=self._dtypes[name])
         for piece in self._pieces[name]:
             start = max(rows.start, piece.start)
@@ -351,7 +353,7 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def part_for(tensors: Mapping[str, Tensor], name: str, own: Tensor) -> Tensor:
-    """A tensor, or this rank's part of it if `own` is in parts; of stored ones only that part is read."""
+    """Return a tensor, or this rank's shard if `own` is sharded; of stored tensors, only the shard is read."""
     if isinstance(own, DTensor) and isinstance(tensors, StoredTensors):
         return from_rows(tensors.rows(name, own_rows(own)), own)
     return in_parts(tensors[name], own)

@@ -1,4 +1,4 @@
-"""Joining the ranks of a run, and ending together when one of them fails.
+"""Joins the ranks of a run, and ends all of them when one fails.
 
     torchrun --nproc-per-node 2 -m kedge ppo …
 
@@ -26,23 +26,25 @@ from kedge_base.machine.invocation import check_rank_variables, local_rank, num_
 Parallel = Literal["replicate", "shard"]
 
 PATIENCE = timedelta(hours=6)
-"""The longest wait for another rank, such as for a slow reward function. A rank that ends is noticed at once."""
+"""Maximum wait for another rank, for example because of a slow reward function. A rank that ends is noticed
+immediately.
+"""
 
 LAST_WORDS_SECONDS = 12.0
-"""The longest wait of a failed rank for the first one, which saves the run: torchrun ends all once one has ended."""
+"""Maximum wait of a failed rank for the first one, which saves the run: torchrun ends all ranks once one has ended."""
 
 FAILED = "kedge/failed"
 ENDED = "kedge/ended"
-"""Keys in the store of the ranks: how many have failed, and that the first one has ended."""
+"""Keys in the ranks' store: the number of failed ranks, and whether the first rank has ended."""
 
 _store: Store | None = None
 
 
 def join_ranks(parallel: Parallel = "replicate") -> Ranks:
-    """The ranks of this run; the first call waits until all processes have joined.
+    """Return the ranks of this run; the first call waits until all processes have joined.
 
     Args:
-        parallel: `replicate`: every rank holds all weights. `shard`: a part of each.
+        parallel: `replicate`: every rank holds all weights. `shard`: a shard of each.
 
     Raises:
         ConfigError: The launcher's variables are incomplete, or the processes cannot reach each other.
@@ -55,10 +57,9 @@ def join_ranks(parallel: Parallel = "replicate") -> Ranks:
 
 
 def is_first_to_fail(error: BaseException) -> bool:
-    """True if this rank is the one to say why the run fails; always true for a single process.
+    """True if this rank should report why the run failed; always true for a single process.
 
-    The rank with the error comes first; ranks that lost contact to it wait a moment, and then one of them says
-    so.
+    The rank with the error has priority; ranks that lost contact to it wait a moment before one of them reports that.
     """
     if _store is None:
         return True
@@ -71,7 +72,7 @@ def is_first_to_fail(error: BaseException) -> bool:
 
 
 def end_together(*, failed: bool) -> None:
-    """The last call of a rank: one that failed waits until the first one, which saves the run, has ended.
+    """The last call of a rank: a failed rank waits until the first one, which saves the run, has ended.
 
     Args:
         failed: The rank ends with an error, or by a signal.
@@ -103,7 +104,7 @@ def _connect() -> None:
         _check_device(torch.cuda.device_count())
     try:
         store, number, count = next(rendezvous("env://"))
-        # torchrun keeps its store when it starts all ranks again, with the addresses of those that are gone.
+        # torchrun keeps its store when it restarts all ranks, including addresses of ranks that are gone.
         store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         if torch.cuda.is_available():
             torch.cuda.set_device(local_rank() or 0)

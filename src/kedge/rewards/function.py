@@ -46,7 +46,7 @@ OF_TRL = {
     "log_metric": "a function that logs a number; here, return scores with reasons, whose shares are metrics",
     "log_extra": "a function that logs a column; here, the samples of a run have its columns",
 }
-"""Arguments that TRL passes to reward functions and kedge does not."""
+"""Arguments that TRL passes to reward functions but kedge does not."""
 
 SIDES = ("first", "second")
 """The arguments of a pairwise judge."""
@@ -70,8 +70,8 @@ class FunctionReward:
             them.
         name: Its name in metrics and messages; the function's own name by default.
         settings: Fixed keyword arguments for every call.
-        skips_missing: A function that checks its rows gives no score to a prompt without one of its columns, which
-            other rewards score: as in a mixture of tasks, each with its verifier. Otherwise such a row is refused.
+        skips_missing: A function that checks its rows gives no score to prompts that lack one of its columns, such as
+            those for other verifiers in a mixture of tasks. Otherwise such rows are rejected.
 
     Raises:
         RewardError: It is not callable, or its signature does not accept the responses or a setting.
@@ -108,7 +108,7 @@ class FunctionReward:
 
     @property
     def argument_names(self) -> list[str] | None:
-        """The names of its arguments; None if it takes `**columns`."""
+        """The names of the function's arguments; None if it takes `**columns`."""
         if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self._parameters):
             return None
         return [parameter.name for parameter in self._parameters]
@@ -123,7 +123,7 @@ class FunctionReward:
 
         A function may have an attribute `check_rows`, a function of the same columns that raises a `RewardError` for an
         unusable row, which is then found before any rollout. It also gets the settings in its signature. It may return
-        the most seconds that a response takes, by which a call's limit then grows per response.
+        the maximum seconds per response, which are then added to a call's limit for each response.
 
         Args:
             columns: The names, or a mapping with an entry per prompt in each column, which `check_rows` reads.
@@ -239,7 +239,7 @@ class FunctionReward:
     def _call(self, responses: Responses) -> object:
         self._check_names(responses.columns)
         positional, named = self._arguments(responses)
-        # An async function draws after this call, interleaved with others, which taking turns would hold up.
+        # An async function draws after this call, interleaved with others; making them take turns would delay them.
         turn = nullcontext() if self.is_async else seeded(responses.seed)
         with _one_line_errors(self.name), turn:
             return self.function(*positional, **named)
@@ -277,7 +277,7 @@ class FunctionReward:
         return own_copy(positional), own_copy(named)
 
     def _texts(self, responses: Responses) -> list[str]:
-        """The `completions`; kedge's own functions only get the policy's last turn, not what an environment said."""
+        """The `completions`; kedge's own functions only get the policy's last turn, without other turns."""
         if self._module.startswith("kedge_tasks.verify."):
             return responses.answers
         return responses.last_turns if self._is_ours else responses.completions
@@ -306,7 +306,7 @@ class FunctionReward:
 
 
 def given_columns(columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Rename columns that clash with `RESERVED_ARGUMENTS` to the names of their arguments."""
+    """Rename columns that clash with `RESERVED_ARGUMENTS`."""
     names = free_names(columns, RESERVED_ARGUMENTS)
     return {names[column]: entries for column, entries in columns.items()}
 
@@ -395,8 +395,8 @@ class CallLimits:
         timeout: Longest call, seconds.
         startup_timeout: Longest import of the function's module, seconds.
         retries: Further attempts after a failed call, ≥ 0.
-        on_error: What to do if those fail as well: stop the run, drop the response, or give it this score.
-        memory_growth: A worker that grows by more than this after its first call is replaced, bytes.
+        on_error: The action if those also fail: stop the run, drop the response, or give it this score.
+        memory_growth: Growth in bytes after the first call above which a worker is replaced.
         pause: Wait before the first retry, seconds; doubled before each further one.
     """
 
@@ -423,7 +423,7 @@ class CallResult:
         timeouts: Number of calls that did not finish in time.
         given_up: Number of responses without a successful call.
         reasons: The reason for each score, None for a score without one; None if no score has one.
-        answers: The answer that each score is for; likewise.
+        answers: The answer that each score is for, in the same form.
     """
 
     scores: Sequence[Score]
@@ -446,7 +446,7 @@ class CallResult:
 def reasons_of(scores: Sequence[Score]) -> list[str | None] | None:
     """The reason for each score, None for a score without one; None if no score has one.
 
-    Reasons are kept separate, since scores become plain numbers on their way to other ranks and into checkpoints.
+    Reasons are kept separately, since scores become plain numbers when sent to other ranks or saved.
     """
     reasons = [score.reason if isinstance(score, Verdict) else None for score in scores]
     return reasons if any(reasons) else None
@@ -460,7 +460,7 @@ def answers_of(scores: Sequence[Score]) -> list[str | None] | None:
 
 @dataclass(frozen=True)
 class GivenScores:
-    """Scores that a caller has computed, in the place of a function's.
+    """Scores that a caller has computed, instead of a function.
 
     Attributes:
         scores: One per response, as a function returns them.
@@ -487,7 +487,7 @@ class GuardedReward:
 
     Args:
         function: The function, in this process or in a worker; None if another rank has it.
-        limits: Deadlines, retries, and what to do when they are used up.
+        limits: Deadlines, retries, and the action when they are exhausted.
         ranks: The function runs on the first rank; all ranks get its scores or its error. None for a single process.
         name: The function's name; None for its own.
     """

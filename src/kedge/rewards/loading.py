@@ -66,14 +66,14 @@ def load_reward(
 
     Args:
         terms: One reward or several, with weight 1 unless in a `RewardTerm`.
-        policy_tokenizer: The policy's, which tells which ids mean the same in a reward model.
+        policy_tokenizer: The policy's, to determine which ids have the same meaning in a reward model.
         device: The device of the reward models.
         trust_remote_code: Allow a model folder's own Python code to run.
         micro_batch_tokens: Tokens per forward pass of a reward model; None for all responses at once.
         precision: Number format of a reward model's matrix products.
         limits: Limits on functions' calls, and how failed calls are handled.
         log: The file for the output of functions in worker processes.
-        bases: Where reward models find the weights of their bases.
+        bases: Source of the weights of reward models' bases.
         ranks: Ranks that divide the models' passes among them; functions run on the first.
         more: Existing sources to add, with weight 1.
         may_be_empty: See `WeightedReward`.

@@ -27,7 +27,7 @@ class ModelReward:
         policy_tokenizer: The policy's; None if the reward model has the policy's tokens.
         name: Its name in metrics and messages.
         skip_too_long: A text longer than the model's context gets no score, instead of an error.
-        micro_batch_tokens: Tokens per forward pass, None for all at once; changes scores by rounding at most.
+        micro_batch_tokens: Tokens per forward pass, None for all at once; only affects the rounding of scores.
         precision: Number format of the matrix products.
         ranks: Ranks that divide the texts among them; each passes all texts.
 
@@ -102,7 +102,7 @@ class ModelReward:
         return checked_scores(scores, name=f"reward model {self.name!r}", lengths=responses.lengths)
 
     def _rows(self, responses: Responses) -> list[list[int]]:
-        """The ids of each prompt and response in the reward model's tokens."""
+        """Encode each prompt and response in the reward model's tokens."""
         try:
             rows = [self._reader.row(responses, index) for index in range(len(responses))]
         except (RowError, DataError) as error:
@@ -144,8 +144,8 @@ class Reader:
     - A model that kedge trained reads what its training read: prompt + completion + EOS, a conversation rendered by
       `render_prompt` and `render_answer`. Its score is thus taken at EOS.
     - Another model with a chat template reads a conversation through it, the response as its last turn.
-    - Another model otherwise reads prompt + completion. A tokenizer without EOS, or an encoder's that closes every text
-      with a separate token, encodes the text as `tokenizer(text)` does ([CLS] … [SEP]); for any other, the text
+    - Another model otherwise reads prompt + completion. A tokenizer without EOS, or one of an encoder that closes every
+      text with a separate token, encodes the text as `tokenizer(text)` does ([CLS] … [SEP]); for any other, the text
       starts with the special tokens that the tokenizer writes before a text.
 
     EOS is only added after a response that stopped; a chat template or [SEP] closes every text.
@@ -183,7 +183,7 @@ class Reader:
         self._marks_ends = has_eos or bool(start or end)
 
     def check(self, *, conversations: bool) -> None:
-        """Check that the reward model can tell a complete text from the start of one.
+        """Check that the reward model can distinguish a complete text from a truncated one.
 
         Raises:
             RewardError: Its tokenizer has no token for the end of a text.
@@ -195,7 +195,7 @@ class Reader:
             )
 
     def row(self, responses: Responses, index: int) -> list[int]:
-        """The ids of one prompt and response.
+        """Encode a prompt and its response.
 
         Raises:
             RowError: The chat template rejects the conversation.
@@ -249,13 +249,13 @@ class Reader:
 
 
 def _same_ids(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The ids that are the same token in both vocabularies."""
+    """The ids with the same token in both vocabularies."""
     theirs = other.get_vocab()
     return frozenset(index for token, index in tokenizer.get_vocab().items() if theirs.get(token) == index)
 
 
 def _assistant_turn(messages: Messages, completion: str) -> tuple[Messages, str]:
-    """Split into the turns before the assistant's, and its text, including a start that the prompt gave it."""
+    """Split into the turns before the assistant's, and its text, including any start that the prompt contains."""
     if messages[-1]["role"] != "assistant":
         return messages, completion
     return messages[:-1], f"{messages[-1]['content']}{completion}"

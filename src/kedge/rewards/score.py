@@ -33,7 +33,7 @@ class ScoredRollout:
         prompts: Their prompts as text.
         terms: The reward sources' scores of all responses, including those without a score.
         baseline: The total score of the greedy response to each row's prompt; None if not needed.
-        reasons: The reason for each row's score, None for a row without one; None where no source gives reasons.
+        reasons: The reason for each row's score, None for a row without one; None if no source gives reasons.
     """
 
     rollout: Rollout
@@ -50,7 +50,7 @@ class ScoredRollout:
         return total_scores(self.scores, self.token_scores)
 
     def renumbered(self, first_group: int) -> ScoredRollout:
-        """The same responses, with `first_group` added to the numbers of the groups."""
+        """Add `first_group` to the groups' numbers."""
         return replace(self, rollout=replace(self.rollout, group=self.rollout.group + first_group))
 
     def select(self, rows: Sequence[int]) -> ScoredRollout:
@@ -88,7 +88,9 @@ class ScoredRollout:
         return compared if len(rows) == len(groups) else compared.select(rows)
 
     def metrics(self) -> dict[str, float]:
-        """Each source's mean score and shares of reasons, functions' failed calls, and with a baseline its mean."""
+        """Compute each source's mean score and shares of reasons, functions' failed calls, and the mean of the
+        baseline, if any.
+        """
         baseline = {} if self.baseline is None else {"reward/greedy_mean": float(self.baseline.mean())}
         return {**self.terms.metrics(), **self.terms.failures, **baseline}
 
@@ -206,7 +208,7 @@ def describe_responses(
 def _turns(
     tokenizer: PreTrainedTokenizerBase, ids: list[int], own: Sequence[bool], stops: Collection[int]
 ) -> list[dict[str, str]]:
-    """A response as messages: the policy's turns, without the tokens that end them, and what it read in between."""
+    """Split a response into messages: the policy's turns, without their stop tokens, and the messages in between."""
     turns: list[dict[str, str]] = []
     start = 0
     for end in range(1, len(ids) + 1):
@@ -225,7 +227,7 @@ def _before_last(prompt: str, turns: Sequence[Mapping[str, str]]) -> str:
 
 
 def _conversations(prompts: Sequence[Prompt], texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """The column `messages` for episodes that opened with these texts, for models with another template."""
+    """The column `messages` of episodes with these initial texts, for models with another template."""
     found: dict[tuple[int, str], Any] = {}  # the responses to a prompt share their opening
     for prompt, text in zip(prompts, texts, strict=True):
         messages: Any = prompt.columns.get(MESSAGES_COLUMN)
@@ -246,7 +248,8 @@ def continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], resp
 
 
 def _at_actions(rows: Sequence[Sequence[float] | None], rollout: Rollout) -> Float[Tensor, "batch time"]:
-    """Put each number at its token, or, for tokens that were only read, such as a tool's, at the policy's token before.
+    """Put each number at its token; a number for a token that was only read, such as a tool's, goes to the policy's
+    last token before it.
 
     All other slots, and rows without numbers, are 0.
     """
@@ -272,8 +275,8 @@ PUBLISHED = -1.0
 class MissingEos:
     """Penalizes responses without a stop token.
 
-    `auto` is set by the first batch of scores, and then stays: it is −1, or lower where scores as low as −1 are common,
-    so that a response gains nothing by not stopping.
+    `auto` is set by the first batch of scores and then fixed: it is −1, or lower if scores as low as −1 are common, so
+    that a response gains nothing by not stopping.
 
         replace: min(−1, mean − std)   subtract: min(−1, −std)
 
@@ -282,7 +285,7 @@ class MissingEos:
 
     Attributes:
         score: The score or the amount to subtract; None for no penalty.
-        mode: It replaces the score, or its absolute value is subtracted.
+        mode: Whether it replaces the score, or its absolute value is subtracted.
 
     Source: spec §4.16; −1 is N+'s, one standard deviation below the mean of normalized scores.
     """

@@ -22,10 +22,10 @@ Scores: TypeAlias = "list[float | None]"
 """One number per response, or None for no score."""
 
 LONGEST_REASON = 60
-"""Most characters of a reason, which is a short phrase and names a metric."""
+"""Maximum characters of a reason, which is a short phrase and names a metric."""
 
 LARGEST = 1e12
-"""The largest score, so that squared sums over tokens and responses do not overflow fp32, which ends at 3e38."""
+"""The largest allowed score: sums of squares over tokens and responses must not overflow fp32, which ends at 3e38."""
 
 MESSAGES_COLUMN = "messages"
 """The prompt column with a conversational prompt's messages, before a chat template rendered them."""
@@ -47,8 +47,7 @@ class Responses:
             that a resumed run draws the same numbers.
         paid: the environment's rewards, one number per response token, NaN if it failed; empty without an environment.
         turns: the turns of each episode as messages, see `episodes`; empty for single-turn responses.
-        preceding: the text right before each last turn, which may open a thought; empty for texts not written by a
-            model.
+        preceding: the text right before each last turn, which may open a thought; empty for texts that no model wrote.
 
     Raises:
         RewardError: The lists differ in length.
@@ -97,7 +96,9 @@ class Responses:
 
     @property
     def episodes(self) -> list[list[dict[str, str]]]:
-        """The responses as messages: `assistant` is the policy, `environment` is what it read in between."""
+        """The responses as messages: those of `assistant` are the policy's, those of `environment` are the texts in
+        between.
+        """
         return self.turns or [[{"role": "assistant", "content": text}] for text in self.completions]
 
     @property
@@ -107,7 +108,7 @@ class Responses:
 
     @property
     def answers(self) -> list[str]:
-        """The last turns as verifiers read them: preceded by the mark of a thought that they continue."""
+        """The last turns as verifiers read them: preceded by the tag of a thought that they continue."""
         preceding = self.preceding or [""] * len(self)
         return [opened_thought(before) + text for before, text in zip(preceding, self.last_turns, strict=True)]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # a reward function's process imports this module, and needs 
     from kedge.rewards.model import ModelReward
 
 MOST_REASONS = 32
-"""Most reasons per source that get a metric, so that a function with a reason per response does not flood the logs."""
+"""Maximum number of reasons with a metric per source, so that a reason per response does not flood the logs."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class ScoredTerms:
     """Weighted scores and their terms.
 
     Attributes:
-        scores: the weighted sum of the per-response numbers: 0 where a response has per-token numbers only, None where
-            no source scored it, or a source with `on_error=drop` failed on it.
+        scores: the weighted sum of the per-response numbers: 0 where a response has per-token numbers only, None if no
+            source scored it, or a source with `on_error=drop` failed on it.
         terms: each source's scores by name, before its weight; plain numbers, without reasons.
         failures: failed calls, as metrics.
         token_scores: the weighted sum of the per-token numbers, one list per response, None where it has
@@ -123,7 +123,7 @@ class WeightedReward:
 
     score_b = Σ_i w_i · s_ib   over the sources i with a score for response b; per-token scores likewise per token
 
-    A source of weight 0 is a judge: its scores are reported like any other source's, and change nothing else.
+    A source with weight 0 is a judge: its scores are reported like any other source's, but have no other effect.
 
     Args:
         terms: Pairs of a source and its weight. Sources of the same name are numbered.
@@ -144,12 +144,12 @@ class WeightedReward:
         self.sources = [source for source, _ in terms]
         self.weights = [float(weight) for _, weight in terms]
         self.is_empty = not terms
-        """True if a run learns only from a teacher: every score is 0."""
+        """True if a run learns only from a teacher, so that every score is 0."""
         self.names = distinct_names([source.name for source in self.sources])
 
     @classmethod
     def of_scores(cls, scores: Sequence[object]) -> WeightedReward:
-        """The reward of responses that a caller has scored; the scores are checked like a function's."""
+        """Make the reward of responses that a caller has scored; the scores are checked like a function's."""
         return cls([(GuardedReward(GivenScores(scores), CallLimits(retries=0)), 1.0)])
 
     @property
@@ -164,12 +164,12 @@ class WeightedReward:
 
     @property
     def weighted_models(self) -> Mapping[str, ModelReward]:
-        """The models with scores in the sum: all except the judges'."""
+        """The models whose scores are in the sum: all except judges."""
         return self._models(judges=False)
 
     @property
     def judges(self) -> Mapping[str, ModelReward]:
-        """The models of weight 0."""
+        """The models with weight 0."""
         return self._models(judges=True)
 
     def _models(self, *, judges: bool) -> dict[str, ModelReward]:
@@ -225,7 +225,7 @@ class WeightedReward:
         )
 
     def _weighted(self, entries: Sequence[Score]) -> list[float | list[float]]:
-        """Weighted scores of one response, without judges and without sources that gave no score."""
+        """Return the weighted scores of a response, without judges and sources that gave no score."""
         pairs = [(weight, entry) for weight, entry in zip(self.weights, entries, strict=True) if weight]
         return [
             [weight * number for number in entry] if isinstance(entry, list) else weight * entry
@@ -247,7 +247,7 @@ def _start(source: RewardSource, responses: Responses) -> Callable[[], CallResul
 
 
 def _recorded(collect: Callable[[], CallResult], count: int) -> CallResult:
-    """Collect a judge's result; a non-finite score, which would discard the update, means no scores instead."""
+    """Collect a judge's result; a non-finite score, which would discard the update, is treated as no scores."""
     try:
         return collect()
     except NonfiniteScoreError:

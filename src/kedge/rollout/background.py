@@ -1,4 +1,4 @@
-"""Sampling in a separate thread, by weights of an earlier update, while the policy is trained."""
+"""Samples in a separate thread, with the weights of an earlier update, while the policy is trained."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tensors = list[tuple[str, Tensor]]
 
 
 def frozen_copy(policy: LanguageModel) -> LanguageModel:
-    """A copy of the policy that training does not change, without a value head: the trainer computes the values."""
+    """Copy the policy, so that training does not change it, without the value head: the trainer computes the values."""
     copy = shared_copy(policy, only_frozen=True).requires_grad_(False)
     copy.value_head = None
     return copy
@@ -33,9 +33,9 @@ class _Turns:
     """State shared by a background engine and its variants: the thread, its work, and the versions of the weights.
 
     Attributes:
-        thread: One thread, so work is done in the order in which it was given.
+        thread: A single thread, so work is done in the order in which it was started.
         works: Work that may be under way.
-        current: The policy's weights, which are read when they are needed.
+        current: The policy's current weights, read on demand.
         version: Their version.
         published: The version that the engine has.
         copied: The version of `copy`.
@@ -56,11 +56,11 @@ class BackgroundEngine:
     """An engine for a separate thread, which the trainer can use between two tasks.
 
     Work is done in order, one piece at a time, so weights change only where nothing is sampled. Work samples with the
-    weights of the time at which it was given, which are copied then. The trainer's own calls (evaluations, fixed
-    prompts) wait until no work is under way, and sample with its current weights. As only the trainer gives work, none
-    starts before it is done with the responses, so rewards and global random generators are never used by both.
+    weights at the time of `start`, which copies them. The trainer's own calls (evaluations, fixed prompts) wait until
+    no work is under way, and sample with its current weights. Only the trainer starts work, and only when it is done
+    with the responses, so rewards and global random generators are never used by both.
 
-    Memory: a copy of the weights per version that work waits for, and the engine's copy.
+    Memory: one copy of the weights per version that pending work needs, and the engine's copy.
 
     Attributes:
         engine: The engine that samples; nothing else may use it.
@@ -73,7 +73,7 @@ class BackgroundEngine:
 
     @property
     def is_exact(self) -> bool:
-        """False: the trainer's weights may be newer than those that sampled."""
+        """False: the trainer's weights may be newer than the sampling weights."""
         return False
 
     def with_sampling(self, **limits: Any) -> BackgroundEngine:
@@ -82,10 +82,10 @@ class BackgroundEngine:
         return replace(self, engine=engine)
 
     def start(self, work: Callable[[Engine, dict[str, float]], T]) -> Future[T]:
-        """Do some work in the background, after all earlier work, with the weights published last.
+        """Run work in the background after all earlier work, with the last published weights.
 
         Args:
-            work: Gets the engine, and the metrics of its publishing.
+            work: Called with the engine, and the metrics of publishing its weights.
         """
         turns = self._turns
         version = self._turns.version
@@ -104,15 +104,15 @@ class BackgroundEngine:
         return future
 
     def generate(self, prompts: Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> Rollout:
-        """Sample with the policy's current weights, once no work is under way; see `Engine`."""
+        """Sample with the policy's current weights, after all work under way; see `Engine`."""
         wait(self._turns.works)
-        # Published each time: the weights may have been restored from a checkpoint, or be half an update old.
+        # Published each time: the weights may have been restored from a checkpoint, or be from the middle of an update.
         self.engine.publish(self._turns.current, self._turns.version or 0)
         self._turns.published = None
         return self.engine.generate(prompts, **options)
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
-        """Note where the weights are read; the first time, send them, which starts the engine; see `Engine`."""
+        """Note the source of the weights; the first time, also send them, which starts the engine; see `Engine`."""
         is_first = self._turns.version is None
         self._turns.current = tensors
         self._turns.version = version
@@ -121,7 +121,7 @@ class BackgroundEngine:
     def close(self) -> None:
         """Wait for the work under way, drop what has not started, and end the engine; see `Engine`.
 
-        On several ranks nothing is dropped, unless an error ends the run: another may have started on it.
+        With several ranks, nothing is dropped unless an error ends the run: another rank may have started on it.
         """
         drops = self.apart is nullcontext or sys.exc_info()[0] is not None
         self._turns.thread.shutdown(wait=True, cancel_futures=drops)

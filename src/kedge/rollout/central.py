@@ -1,4 +1,4 @@
-"""Sampling for all ranks by the first one, with an engine that runs in separate processes."""
+"""Samples for all ranks on the first one, with an engine that runs in separate processes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CentralEngine:
         return Rollout(**sampled)
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
-        """See `Engine`. If the ranks hold parts of the weights, all gather each tensor when the engine reads it."""
+        """See `Engine`. If the weights are sharded, all ranks gather each tensor when the engine reads it."""
         if not self.ranks.is_sharded:
             return self.ranks.first(lambda: {} if self.engine is None else self.engine.publish(tensors, version))
 

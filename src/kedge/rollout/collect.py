@@ -1,4 +1,4 @@
-"""Experience from a rollout and its scores: old and reference log probabilities, values, rewards, advantages."""
+"""Computes experience from a rollout and its scores: log probabilities, values, rewards and advantages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kedge.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_passes
 from kedge_base.errors import ConfigError
 
 Evaluated = Literal["nothing", "critic", "all"]
-"""The models that read a rollout for its experience: policy and critic, or the critic alone."""
+"""The models to evaluate on a rollout: policy and critic, or only the critic."""
 
 
 class Scored(Protocol):
@@ -57,12 +57,12 @@ class Models:
 
     Attributes:
         actor_critic: Policy and critic, with the weights used for sampling.
-        reference: The frozen reference; None if the KL is neither charged nor logged.
+        reference: The frozen reference; None if the KL is neither penalized nor logged.
         temperature: The sampling temperature; divides the logits of policy and reference.
         reuse_sampled: Reuse the engine's log probabilities and values, because they are exact.
         precision: Number format of the matrix products.
         micro_batch_tokens: Tokens per forward pass; None evaluates all rows at once.
-        ranks: They share the passes through the models; every one of them gets all results.
+        ranks: They share the passes through the models, and all get all results.
     """
 
     actor_critic: ActorCritic
@@ -85,14 +85,14 @@ class Estimation:
         score_at: The slot of the score: the last action, or the slot after it.
         whiten_rewards: Scale rewards to unit variance, keeping their mean.
         whiten_advantages: Shift and scale the advantages to mean 0 and variance 1; the returns are unchanged.
-        process_advantage: Estimates the part of the token scores, which is added to the other rewards' part. None:
-            they are added to the rewards first.
-        positive_min_score: Score, token scores included, from which a response is imitated; None for no imitation.
+        process_advantage: Estimates the advantages of the token scores, which are added to those of the other rewards.
+            None adds the token scores to the rewards instead.
+        positive_min_score: Minimum score, including token scores, of responses to imitate; None for no imitation.
         old_from: The source of the old log probabilities; see `Experience`.
         importance_cap: Cap of the importance weights π_trainer/π_sampler of the policy loss; None for no weights.
-        importance_band: Tokens outside this band of the ratio get weight 0: what the ratio is of, and its lower and
-            upper end; None for no band.
-        gamma: γ, of the value of the state in which an episode was cut off.
+        importance_band: Tokens outside this band of the ratio get weight 0: the kind of ratio, and its lower and upper
+            limit; None for no band.
+        gamma: γ, which discounts the value of the state in which an episode was cut off.
     """
 
     advantage: Advantage
@@ -110,7 +110,7 @@ class Estimation:
 
     @property
     def value_after_last(self) -> bool:
-        """True if the state after the last action needs a value as well."""
+        """True if the state after the last action also needs a value."""
         return self.score_at == "after_last"
 
 
@@ -302,13 +302,11 @@ def _reads_values(advantage: Advantage, values: Tensor | None) -> bool:
 def _value_at_cut(
     rollout: Rollout, models: Models, reward_mask: Bool[Tensor, "batch time"], *, gamma: float
 ) -> Float[Tensor, "batch time"]:
-    """The value of the state in which each cut-off episode was left: γ·V(s_L) at its last action.
+    """The value of the final state of each cut-off episode: γ·V(s_L) at its last action.
 
-    Advantages and returns count it as a reward; the rewards of the experience, and so their total and the cost of the
-    KL in the metrics, leave it out.
-
-    Where the slot after the last action counts, as with `score_at="after_last"`, that is the state's own, and is paid
-    V(s_L).
+    Advantages and returns treat it as a reward; the experience's rewards exclude it, and so do the total and the cost
+    of the KL in the metrics. If the slot after the last action counts, as with `score_at="after_last"`, that slot
+    belongs to the state and gets V(s_L).
 
     Source: Pardo et al. 2018, "Time limits in reinforcement learning", eq. 4 (partial-episode bootstrapping).
     """
@@ -338,7 +336,7 @@ def _value_at_cut(
 def _old_outputs(
     rollout: Rollout, models: Models, *, value_after_last: bool
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch slot"] | None]:
-    """Old log probabilities and values; computes only what sampling did not record."""
+    """Return old log probabilities and values, computing only those that sampling did not record."""
     evaluated = still_to_evaluate(rollout, models, value_after_last=value_after_last)
     if evaluated == "nothing":
         return rollout.logprobs, rollout.values
@@ -388,7 +386,7 @@ def shared_out(
     *,
     prompts: Prompts = None,
 ) -> list[Tensor]:
-    """Evaluate the responses of a rollout, which all ranks have, in passes; see `evaluate_in_passes`."""
+    """Evaluate the responses of a rollout in passes that the ranks share; see `evaluate_in_passes`."""
     device = rollout.response_ids.device
     return evaluate_in_passes(
         lambda rows: evaluate(rollout.select(torch.tensor(rows, device=device))),

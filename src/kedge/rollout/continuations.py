@@ -1,4 +1,4 @@
-"""Samples fresh continuations of the beginnings of responses."""
+"""Samples new continuations of prefixes of responses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def sample_continuations(
 
 
 def _batches(cuts: Sequence[int], slack: int) -> Iterator[list[int]]:
-    """Positions in order of their cuts, in batches with cuts that differ by at most `slack`."""
+    """Batches of positions, ordered by cut; cuts within a batch differ by at most `slack`."""
     batch: list[int] = []
     for place in sorted(range(len(cuts)), key=lambda place: cuts[place]):
         if batch and cuts[place] > cuts[batch[0]] + slack:
@@ -77,13 +77,13 @@ def _batches(cuts: Sequence[int], slack: int) -> Iterator[list[int]]:
 
 
 def _read(whole: Rollout, place: int) -> list[int]:
-    """The tokens of a prompt and of the kept part of its response."""
+    """The tokens of a prompt and the kept part of its response."""
     prompt = whole.prompt_ids[place][whole.prompt_mask[place]]
     return [*map(int, prompt), *map(int, whole.response_ids[place][whole.token_mask[place]])]
 
 
 def _append(whole: Rollout, places: Sequence[int], cuts: Sequence[int], sampled: Rollout) -> None:
-    """Append sampled tokens to the kept ones, in place; the whole response is cut to its limit."""
+    """Append sampled tokens to the kept ones in place, and cut the response to its limit."""
     width = whole.response_ids.shape[1]
     lengths = sampled.response_lengths.tolist()
     for row, (place, cut) in enumerate(zip(places, cuts, strict=True)):

@@ -12,31 +12,31 @@ from kedge.algorithm.experience import Rollout
 
 
 class Dialogue(Protocol):
-    """The other side of the conversations of a batch: it opens each of them, and answers what the policy says."""
+    """The other side of a batch of conversations: opens each of them, and answers the policy."""
 
     @property
     def longest_turn(self) -> int:
-        """Tokens that the policy may say before it is answered, its stop token included."""
+        """Maximum number of tokens in a turn of the policy, including its stop token."""
         ...
 
     def among(self, rows: Sequence[int]) -> Dialogue:
-        """The other side of some of the conversations."""
+        """Return the other side of some of the conversations."""
         ...
 
     def open(self, rows: Sequence[int]) -> list[list[int]]:
-        """The tokens that these conversations open with; of a row that was open already, from its start again."""
+        """Open conversations, and return their initial tokens; a conversation that was already open restarts."""
         ...
 
     def answer(self, said: Mapping[int, Sequence[int]]) -> Mapping[int, list[int] | None]:
-        """The tokens that answer what the policy said, up to where it speaks again, by row; None where it has ended.
+        """Return by row the tokens that answer the policy, up to its next turn; None if the conversation has ended.
 
         Args:
-            said: For each row, the tokens that the policy sampled since the last answer.
+            said: The tokens that the policy sampled since the last answer, by row.
         """
         ...
 
     def finished(self, rollout: Rollout) -> Rollout:
-        """The conversations' rollout, with what only this side knows: rewards, and how each ended."""
+        """Return the rollout with the data that only this side has: the rewards, and how each conversation ended."""
         ...
 
 
@@ -47,7 +47,7 @@ class GenerateOptions(TypedDict, total=False):
         seeds: One per row, so that a row's tokens do not depend on the other rows.
         groups: Number of each row's prompt; None gives each row its own.
         policy_version: Number of updates that the policy has completed.
-        dialogue: Answers the policy, so that a response is what both say in turn; None for a single turn.
+        dialogue: Answers the policy, so that a response contains the turns of both; None for a single turn.
     """
 
     seeds: Required[Sequence[int]]
@@ -68,7 +68,7 @@ class Engine(Protocol):
         ...
 
     def with_sampling(self, *, max_new_tokens: int, temperature: float) -> Engine:
-        """The same engine with another length limit and temperature.
+        """Return the engine with another length limit and temperature.
 
         Args:
             max_new_tokens: The longest response, in tokens.
@@ -81,7 +81,7 @@ class Engine(Protocol):
         """Sample a response for every prompt.
 
         Args:
-            prompts: Token ids, at least one token each; none with a dialogue, which opens with them.
+            prompts: Token ids, at least one token each; empty with a dialogue, which supplies the initial tokens.
             **options: See `GenerateOptions`.
         """
         ...
@@ -99,5 +99,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """End the processes started to sample; nothing is sampled afterwards."""
+        """End the engine's processes; nothing is sampled afterwards."""
         ...

@@ -1,4 +1,4 @@
-"""Episodes of several turns: an environment as the other side of the policy's conversations."""
+"""Plays episodes of several turns, with an environment as the other side of the policy's conversations."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kedge_base.thoughts import opened_thought
 from kedge_base.workers.codec import own_copy
 
 CUT_OFF = ("truncated", "context_overflow", "timeout")
-"""Endings that are not of the task: the state has a value, which the critic's stands for."""
+"""Endings from outside the task: the final state has a value, which the critic estimates."""
 
 FAILED = ENDINGS.index("failed")
 LONGEST_MARK = 40
-"""Tokens that hold the mark of a thought at the end of a text."""
+"""Number of final tokens in which the tag of a thought is looked for."""
 
 _NUMBERS = itertools.count()
 
@@ -41,9 +41,9 @@ class Limits:
     Attributes:
         turns: Turns of the policy.
         tokens: Tokens of both sides after the prompt.
-        turn_tokens: Tokens of one turn of the policy; None for as many as are left.
+        turn_tokens: Tokens of one turn of the policy; None for all remaining tokens.
         prompt_tokens: Tokens that it may open with; None for no limit.
-        on_error: What follows a failed call: the run ends, or the episode has no score.
+        on_error: The effect of a failed call: the run ends, or the episode has no score.
     """
 
     turns: int
@@ -57,7 +57,7 @@ class Limits:
 class _State:
     """An episode that is being played.
 
-    `opening` is the mark of a thought that was opened for the policy's turn, with which calls of tools are read.
+    `opening` is the tag of a thought that was opened for the policy's turn; parsing tool calls needs it.
     """
 
     number: int
@@ -92,26 +92,26 @@ class Answer(Protocol):
 
     @property
     def ending(self) -> str | None:
-        """How the episode has ended; None if it continues."""
+        """How the episode ended; None if it continues."""
         ...
 
     @property
     def num_calls(self) -> int:
-        """Tools that the policy called."""
+        """Number of tool calls of the policy."""
         ...
 
     @property
     def num_errors(self) -> int:
-        """Calls that failed."""
+        """Number of failed calls."""
         ...
 
 
 class Environment(Protocol):
-    """The other side of episodes, each of which has a number.
+    """The other side of episodes, which are identified by number.
 
     Attributes:
         name: Its name in errors.
-        failure: The line about the last call that failed.
+        failure: The message about the last failed call.
     """
 
     name: str
@@ -123,28 +123,30 @@ class Environment(Protocol):
         ...
 
     def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> Mapping[int, Messages | None]:
-        """Start episodes with a row of the data and a seed; the messages that follow the prompt, None if it failed."""
+        """Start episodes, each with a row of the data and a seed; return the messages after the prompt, or None for a
+        failure.
+        """
         ...
 
     def step(self, texts: Mapping[int, str]) -> Mapping[int, Answer]:
-        """Say a text in each of some episodes."""
+        """Send a text to each of some episodes."""
         ...
 
     def finish(self, episodes: Iterable[int]) -> Mapping[int, float | None]:
-        """End episodes; what each earned besides the rewards of its turns, None if it failed."""
+        """End episodes; return the reward of each beyond those of its turns, or None for a failure."""
         ...
 
     def close(self) -> None:
-        """End its process, if it has one."""
+        """End the environment's process, if any."""
         ...
 
 
 class EnvironmentReward:
-    """A reward source that returns what an environment paid.
+    """A reward source that returns an environment's rewards.
 
     Args:
         name: The environment's name.
-        by_turn: Each turn's reward is at the turn's last token; else their sum is the response's score.
+        by_turn: Place each turn's reward at the turn's last token; otherwise their sum is the response's score.
     """
 
     def __init__(self, name: str, *, by_turn: bool) -> None:
@@ -153,10 +155,10 @@ class EnvironmentReward:
         self._by_turn = by_turn
 
     def check(self, columns: Collection[str]) -> None:
-        """Do nothing: an environment reads the rows itself."""
+        """Do nothing, because an environment reads the rows itself."""
 
     def score(self, responses: Any) -> list[Any]:
-        """The rewards of each response's tokens, or their sum; None for responses from elsewhere, and failed ones."""
+        """Return each response's rewards per token, or their sum; None for failed episodes and other responses."""
         if not responses.paid:
             return [None] * len(responses)
         return [None if math.isnan(sum(row)) else row if self._by_turn else sum(row) for row in responses.paid]
@@ -169,7 +171,7 @@ class Player:
         environment: The environment.
         limits: The limits of an episode.
         by_turn: See `EnvironmentReward`.
-        say: Prints a line about what the user should know of the policy's chat template.
+        say: Prints a line to the user about the policy's chat template.
     """
 
     def __init__(
@@ -191,13 +193,13 @@ class Player:
         tokenizer: PreTrainedTokenizerBase,
         prompts: Sequence[Prompt],
     ) -> None:
-        """Get to know the policy, and try to open an episode, before anything expensive starts.
+        """Examine the policy's tokens and template, and try to open an episode, before anything expensive starts.
 
         Args:
             stop_ids: The tokens that end a turn.
             prompt_tokens: Tokens that an episode may open with; None for no limit.
             tokenizer: The policy's.
-            prompts: A row to try, or none.
+            prompts: A row to try; may be empty.
 
         Raises:
             EnvError: The environment failed.
@@ -225,28 +227,28 @@ class Player:
             tokenizer: The policy's.
             prompts: A row of the data for each.
             seeds: A seed for each.
-            max_new_tokens: Tokens of both sides, where they are fewer than the player's limit, as by a schedule.
+            max_new_tokens: Tokens of both sides, if fewer than the player's limit, for example because of a schedule.
         """
         turns = [self._turns_of(tokenizer, prompt) for prompt in prompts]
         limits = replace(self._limits, tokens=max_new_tokens or self._limits.tokens)
         return Episodes(self.environment, turns, tokenizer, prompts, seeds, limits, self._stop_ids, self._waited)
 
     def check(self, rollout: Rollout) -> Rollout:
-        """The episodes that were played.
+        """Check the episodes that were played.
 
         Raises:
-            EnvError: The environment failed in all of them, as with a mistake in its code.
+            EnvError: The environment failed in all of them, for example because of a bug in it.
         """
         if rollout.ending is not None and bool((rollout.ending == FAILED).all()):
             raise EnvError(f"{self.environment.failure or self.environment.name}: it failed in all episodes")
         return rollout
 
     def metrics(self, rollout: Rollout, sampled: Sequence[Rollout] = ()) -> dict[str, float]:
-        """How the episodes of an update went: turns, endings, tools, and seconds that the environment took.
+        """Compute metrics of an update's episodes: turns, endings, tools, and the environment's seconds.
 
         Args:
             rollout: The episodes that have a score. Responses from elsewhere have no metrics.
-            sampled: All that were played, with those in which the environment failed.
+            sampled: All episodes that were played, including those in which the environment failed.
         """
         if rollout.ending is None:
             return {}
@@ -254,7 +256,7 @@ class Player:
             ending for each in sampled or [rollout] if each.ending is not None for ending in each.ending.tolist()
         ]
         own = rollout.action_mask
-        # A turn may follow the last one's stop token at once: an answer can be empty.
+        # An answer can be empty, so a turn may directly follow the previous one's stop token.
         stops = torch.isin(rollout.response_ids, torch.tensor([*self._stop_ids], device=own.device))
         starts = own & ~torch.nn.functional.pad(own & ~stops, (1, 0))[:, :-1]
         calls, errors = (0, 0) if rollout.calls is None else rollout.calls.sum(0).tolist()
@@ -270,7 +272,7 @@ class Player:
         }
 
     def _turns_of(self, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Turns:
-        """The turns of a conversation by the chat template, or of a plain text."""
+        """Return the turn format of the chat template, or of plain text."""
         is_chat = isinstance(prompt.text, Rendered)  # a column `messages` may stand beside a plain text
         environment = self.environment
         if environment.tools and not is_chat:
@@ -286,10 +288,10 @@ class Player:
     def _chat_turns(self, tokenizer: PreTrainedTokenizerBase) -> TemplateTurns:
         tools = self.environment.tools
         turns = TemplateTurns(tokenizer, self._stop_ids, tools=tools)
-        if tools and turns.misfit and self._say:
+        if tools and turns.incompatibility and self._say:
             self._say(
-                f"{self.environment.name}: the chat template {turns.misfit}; they are described before the first "
-                f"question, and called as {tools.sample_text}"
+                f"{self.environment.name}: the chat template {turns.incompatibility}; they are described before the "
+                f"first question, and called as {tools.sample_text}"
             )
         return turns
 
@@ -300,7 +302,7 @@ class Episodes:
 
     Args:
         environment: The environment.
-        turns: For each, the tokens around what the policy says.
+        turns: For each episode, the tokens around the policy's turns.
         tokenizer: The policy's.
         prompts: The row of each episode.
         seeds: A seed for each.
@@ -333,7 +335,7 @@ class Episodes:
         """See `Dialogue`.
 
         Raises:
-            EnvError: The environment failed, and the run is to stop.
+            EnvError: The environment failed, and the run should stop.
             DataError: An episode opens with more tokens than there is room for, or cannot be rendered.
         """
         for row in rows:
@@ -354,12 +356,12 @@ class Episodes:
         turns = self._call(self.environment.step, texts)
         answers: dict[int, list[int] | None] = dict.fromkeys(said)
         answers |= {row: self._after(row, said[row], turn) for row, turn in turns.items()}
-        # The environment itself has ended those with its own endings.
+        # The environment has already ended episodes with its own endings.
         self._finish(row for row, turn in turns.items() if answers[row] is None and turn.ending is None)
         return answers
 
     def end(self) -> None:
-        """End episodes that are only tried."""
+        """End episodes that were only opened as a test."""
         self._finish(self._states)
 
     def finished(self, rollout: Rollout) -> Rollout:
@@ -382,7 +384,7 @@ class Episodes:
         )
 
     def _finish(self, rows: Iterable[int]) -> None:
-        """End episodes, and pay what the environment gives for them."""
+        """End episodes, and add the environment's final rewards."""
         for row, reward in self._call(self.environment.finish, dict.fromkeys(rows)).items():
             if reward is None:
                 self._fail(row)
@@ -392,7 +394,7 @@ class Episodes:
     def _call(
         self, method: Callable[[dict[int, _Argument]], Mapping[int, _Result]], rows: Mapping[int, _Argument]
     ) -> dict[int, _Result]:
-        """Call a method of the environment with what it needs of each row, by the episodes' numbers; count the time."""
+        """Call a method of the environment with its arguments by episode number, and measure the time."""
         numbers = {self._states[row].number: row for row in rows}
         started = time.perf_counter()
         found = method({number: rows[row] for number, row in numbers.items()})
@@ -400,7 +402,7 @@ class Episodes:
         return {row: found[number] for number, row in numbers.items()}
 
     def _fail(self, row: int) -> None:
-        """Note that the environment failed in an episode, which ends with the policy's turn."""
+        """Record that the environment failed in an episode, which ends with the policy's turn."""
         if self.limits.on_error == "stop":
             raise EnvError(self.environment.failure)
         self._states[row].ending = "failed"
@@ -422,7 +424,7 @@ class Episodes:
         return self._read(row, tokens)
 
     def _text(self, row: int, tokens: Sequence[int]) -> str:
-        """The text of a turn, without the token that ends it, unless that may be the tag that closes a call."""
+        """Return the text of a turn without its final stop token, unless that may be the tag that closes a call."""
         ids = list(tokens)
         closes = self.environment.tools and str(self.tokenizer.decode(ids[-1:])).startswith("</")
         if ids and ids[-1] in self.stop_ids and not closes:
@@ -430,13 +432,13 @@ class Episodes:
         return self._states[row].opening + str(self.tokenizer.decode(ids))
 
     def _read(self, row: int, tokens: list[int]) -> list[int]:
-        """Note the thought that is opened for the turn after these tokens; return them."""
+        """Record the thought that these tokens open for the next turn; return the tokens."""
         if self.environment.tools:
             self._states[row].opening = opened_thought(str(self.tokenizer.decode(tokens[-LONGEST_MARK:])))
         return tokens
 
     def _after(self, row: int, said: Sequence[int], turn: Answer) -> list[int] | None:
-        """The tokens after a turn of the policy; None if the episode has ended."""
+        """Return the tokens after a turn of the policy; None if the episode has ended."""
         state = self._states[row]
         self._pay(row, turn.reward)
         state.calls += turn.num_calls
@@ -444,7 +446,7 @@ class Episodes:
         if turn.ending == "failed":
             self._fail(row)
         has_room = state.length < self.limits.tokens or said[-1] in self.stop_ids
-        # An answer without a call ends an episode with tools, but not the start of one.
+        # With tools, an answer without a call ends an episode, unless it was cut off at the token limit.
         if turn.ending is not None and (has_room or turn.ending != "completed" or not self.environment.tools):
             state.ending = turn.ending
             return None

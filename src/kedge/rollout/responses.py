@@ -1,4 +1,4 @@
-"""The rows that an engine is asked for, the table of responses that it fills, and the rollout made of both."""
+"""The rows requested from an engine, the table of responses that it fills, and the resulting rollout."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kedge.rollout.engine import Dialogue, GenerateOptions
 
 @dataclass(frozen=True)
 class Request:
-    """The rows that a call of `Engine.generate` asks for; attributes as its arguments.
+    """The rows requested by a call of `Engine.generate`; the attributes are its arguments.
 
     Attributes:
-        prompts: The prompt of each row; of a conversation, what it opened with.
-        seeds: See `GenerateOptions`, like the attributes below.
+        prompts: The prompt of each row; for a conversation, its initial tokens.
+        seeds: See `GenerateOptions`.
         groups: See `GenerateOptions`.
         policy_version: See `GenerateOptions`.
         dialogue: See `GenerateOptions`.
@@ -35,7 +35,7 @@ class Request:
 
     @classmethod
     def of(cls, prompts: Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> Request:
-        """Take the arguments of `Engine.generate`, and open the conversations."""
+        """Make a request from the arguments of `Engine.generate`, and open the conversations."""
         dialogue = options.get("dialogue")
         rows = range(len(options["seeds"]))
         opened = prompts if dialogue is None else dialogue.open(rows)
@@ -49,7 +49,7 @@ class Responses:
 
     Attributes:
         ids: The tokens.
-        logprobs: The log probability of each that was sampled; 0 for the others.
+        logprobs: The log probability of each sampled token; 0 for others.
         own: Which of them were sampled.
         lengths: Tokens of each row.
         values: The value before each sampled token; None if the policy has no head for it.
@@ -67,7 +67,7 @@ class Responses:
     def empty(
         cls, rows: int, time: int, *, pad_id: int, device: torch.device | None = None, with_values: bool = False
     ) -> Responses:
-        """A table without tokens; it is on the CPU unless a device is given."""
+        """Make a table without tokens, on the CPU by default."""
         zeros = torch.zeros(rows, time, device=device)
         return cls(
             ids=torch.full((rows, time), pad_id, device=device),
@@ -102,7 +102,7 @@ class Responses:
             self.values[rows, places] = values
 
     def append(self, row: int, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
-        """Add tokens to one row; they were sampled if they have log probabilities."""
+        """Add tokens to a row; they count as sampled if they have log probabilities."""
         start = int(self.lengths[row])
         added = slice(start, start + len(tokens))
         self.ids[row, added] = torch.tensor(tokens, dtype=torch.long, device=self.ids.device)
@@ -112,11 +112,11 @@ class Responses:
             self.own[row, added] = True
 
     def since(self, row: int, start: int) -> list[int]:
-        """The tokens of a row from a place on."""
+        """The tokens of a row from an index on."""
         return self.ids[row, start : int(self.lengths[row])].tolist()
 
     def rollout(self, request: Request, *, stop_tokens: Sequence[int], device: torch.device) -> Rollout:
-        """The rollout of these responses, none of which is empty.
+        """Convert the responses, none of which is empty, to a rollout.
 
         Args:
             request: What they respond to.

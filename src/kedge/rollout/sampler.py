@@ -21,8 +21,9 @@ from kedge_base.machine.memory import is_out_of_memory, note_exhaustion, release
 
 # Finished rows are dropped when they reach this share, because dropping copies the cache of the other rows.
 COMPACTION_SHARE = 0.25
-# Turns that have ended are answered when they reach this share. Answering them one by one would take the steps of the
-# longest conversation, and an environment's waits would add up; answering all at once, the steps of the longest turns.
+# Turns that have ended are answered when they reach this share. Answered one by one, they would take as many steps as
+# the longest conversation, and waits for an environment would add up; answered all at once, as many as the longest
+# turns.
 ANSWERED_SHARE = 0.5
 
 
@@ -55,12 +56,12 @@ class Sampler:
         pad_id: Fills the unused slots.
         stop_tokens: The tokens that end a response; the response includes them.
         max_new_tokens: The longest response, in tokens.
-        temperature: τ; 0 takes the most likely token at each step, the first of equal ones, with any seeds. Its log
-            probabilities are those at τ = 1.
+        temperature: τ; 0 takes the most likely token at each step, the first of equal ones, regardless of the seeds.
+            Its log probabilities are those at τ = 1.
         precision: Number format of the matrix products.
         batch_size: Rows sampled at a time; None samples all at once.
-        adaptive: The rows sampled at a time if `batch_size` is None; it gets smaller when memory runs out.
-        is_copy: The model is a copy of the policy, with the weights that were published last.
+        adaptive: The number of rows sampled at a time if `batch_size` is None; it is reduced when memory runs out.
+        is_copy: The model is a copy of the policy, with the last published weights.
         on_token: Called with the row and the id of each token as soon as it is sampled. An exception that it raises
             ends the sampling.
 
@@ -85,11 +86,11 @@ class Sampler:
 
     @cached_property
     def _stops(self) -> Int[Tensor, " stops"]:
-        """The stop tokens on the device, where each step compares with them."""
+        """The stop tokens on the device, where each step compares tokens with them."""
         return torch.tensor(self.stop_tokens, dtype=torch.long, device=self.model.device)
 
     def with_sampling(self, *, max_new_tokens: int, temperature: float) -> Sampler:
-        """A sampler of the same policy with another length limit and temperature; see `Engine`."""
+        """Return a sampler of the same policy with another length limit and temperature; see `Engine`."""
         return replace(self, max_new_tokens=max_new_tokens, temperature=temperature)
 
     @torch.no_grad()
@@ -115,7 +116,7 @@ class Sampler:
         return responses.rollout(request, stop_tokens=self.stop_tokens, device=device)
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
-        """Copy the weights that change into a copy; the policy itself has them. See `Engine`."""
+        """Update the weights of a copy; the policy itself already has them. See `Engine`."""
         if self.is_copy:
             keys = self.model.causal.load_state_dict(dict(tensors), strict=False)
             assert not keys.unexpected_keys, "the copy has the policy's weights"
@@ -125,7 +126,7 @@ class Sampler:
         """Do nothing: sampling runs in this process; see `Engine`."""
 
     def _batches(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """All rows in one batch, or batches sorted by prompt length, to limit the padding of shorter prompts."""
+        """Put all rows in one batch, or in batches sorted by prompt length, to limit the padding of shorter prompts."""
         size = self.adaptive.rows if self.batch_size is None and self.adaptive is not None else self.batch_size
         if size is None or size >= len(prompts):
             return [list(range(len(prompts)))]
@@ -133,7 +134,7 @@ class Sampler:
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def _sample_batch(self, table: _Rows, rows: Sequence[int]) -> None:
-        """Sample some rows at once; where memory runs out and the number is not given, in batches of half as many."""
+        """Sample some rows at once; if memory runs out and the batch size is adaptive, in batches of half as many."""
         try:
             return self._sample_at_once(table, rows)
         except Exception as error:
@@ -163,10 +164,11 @@ class Sampler:
                 self._talk(table, list(rows), decoder, dialogue)
 
     def _talk(self, table: _Rows, rows: list[int], decoder: Decoder, dialogue: Dialogue) -> None:
-        """Fill in conversations; rows whose turn has ended wait until they are enough, and are answered together.
+        """Sample conversations.
 
-        Conversations that have ended then leave the batch. A pass reads the other answers, and the last token of rows
-        that still speak.
+        Rows whose turn has ended wait until there are enough of them to be answered together. Conversations that have
+        ended then leave the batch. A forward pass reads the other answers, and the last token of rows whose turn
+        continues.
         """
         device = self.model.device
         prompts = table.request.prompts
@@ -270,12 +272,12 @@ def _uniform_draws(seeds: Sequence[int], num_steps: int) -> Float[Tensor, "rows 
 
 
 def _draw_dtype(device: torch.device) -> torch.dtype:
-    """Double precision, for the cumulative sum over a large vocabulary; Apple GPUs only have single precision."""
+    """Return double precision for the cumulative sum over a large vocabulary; Apple GPUs only have single precision."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _inverse_cdf(logits: Float[Tensor, "rows vocab"], draws: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-    """The token at which the cumulative distribution first exceeds the draw; never one of probability 0."""
+    """Return the token at which the cumulative distribution first exceeds the draw, never one with probability 0."""
     # In place, and without dividing by the sum, because each such tensor is large for a large vocabulary.
     weights = (logits - logits.amax(dim=-1, keepdim=True)).to(draws.dtype).exp_()
     cumulative = weights.cumsum_(dim=-1)

@@ -1,4 +1,4 @@
-"""Sampling shared by the ranks: each samples some of the rows, and all of them get the whole rollout."""
+"""Shares sampling between the ranks: each samples some of the rows, and all get the full rollout."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from kedge.rollout.engine import Engine, GenerateOptions
 class SharedEngine:
     """Engines on all ranks that act as one.
 
-    A row's tokens depend on its prompt, its seed and the weights alone, so they do not depend on the number of ranks.
-    Neighboring rows stay together: responses to one prompt share its reading.
+    A row's tokens depend only on its prompt, its seed and the weights, and so not on the number of ranks. Neighboring
+    rows stay together, so that responses to one prompt share its prefill.
 
     Args:
         engine: This rank's.
@@ -87,7 +87,7 @@ class SharedEngine:
         return Rollout(**tables)
 
     def _equally_wide(self, part: Rollout, own: Tensor, rows: Sequence[int]) -> Rollout:
-        """This rank's rows with prompts padded to the widest of all ranks."""
+        """Pad the prompts of this rank's rows to the largest width of all ranks."""
         lengths = torch.zeros(len(own), dtype=torch.long, device=own.device)
         lengths[rows] = part.prompt_mask.sum(-1)[: len(rows)]
         self.ranks.fill_in(own, lengths)
@@ -100,5 +100,5 @@ class SharedEngine:
 
 
 def _widened(table: Tensor, width: int, fill: float) -> Tensor:
-    """A left-padded table at another width, which is enough for the rows that count."""
+    """Change the width of a left-padded table; the new width suffices for the rows that count."""
     return nn.functional.pad(table, (width - table.shape[1], 0), value=fill)

@@ -1,4 +1,4 @@
-"""The calls that follow a stage or resume it, as shell commands or lines of Python; and results that show them."""
+"""Builds the calls that follow or resume a stage, as shell commands or Python, and results that show them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TO_FILL_IN = ("",)
 """An argument that only the user knows: `PROMPTS` in the shell, `prompts` in Python."""
 
 TEST_PROMPTS = (*TO_FILL_IN, "test_prompts")
-"""The same, for other prompts than those that the run was trained on."""
+"""The same, for prompts that the run was not trained on."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Call:
 
     Attributes:
         stage: As on the command line.
-        arguments: Values by the name that option and keyword share, or a mapping of them to weights; `TO_FILL_IN` for
-            one that is not known, followed by its name unless that is the argument's.
+        arguments: Values by the common name of option and keyword; a value may be a mapping to weights. `TO_FILL_IN`
+            marks an unknown value, followed by its name unless it is the argument's.
         settings: Fields of the configuration, by dotted name.
     """
 
@@ -75,7 +75,7 @@ def _alone(values: list[str]) -> str | list[str]:
 
 
 def _quoted(text: str) -> str:
-    """A word for the shell; control characters are escaped, so that they do not reach the terminal."""
+    """Quote an argument for the shell; control characters are escaped, so that they do not reach the terminal."""
     if text.isprintable():
         return shlex.quote(text)
     escaped = printable(text.replace("\\", "\\\\")).replace("'", "\\'")
@@ -83,7 +83,7 @@ def _quoted(text: str) -> str:
 
 
 def _placeholder(name: str, values: tuple[str, ...] | dict[str, float]) -> str:
-    """The placeholder of an argument that only the user knows; empty for others."""
+    """Return the placeholder of an argument that only the user knows; empty for other arguments."""
     return "" if isinstance(values, dict) or values[:1] != TO_FILL_IN else values[-1] or name
 
 
@@ -115,13 +115,13 @@ _DATA = ("demonstrations", "comparisons", "prompts")
 
 
 def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", judge: str = "") -> list[Call]:
-    """The usual next calls, with the data that the stage itself was given and the settings that they read.
+    """Return the usual next calls, with the stage's data and the settings that they read.
 
     Args:
         config: The stage's configuration.
         stage: The finished stage.
         folder: Its folder.
-        start: The policy to compare the new one with; by default the one that the stage started from.
+        start: The policy to compare the new one with; by default, the one that the stage started from.
         judge: The reward that judges the new policy; by default the first one of the configuration.
     """
     reference = find_stage(stage).next_calls
@@ -130,13 +130,13 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
 
 
 def _read_by(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that have an effect on a stage."""
+    """The settings that affect a stage."""
     unread = find_stage(stage).unread
     return {name: value for name, value in settings.items() if name not in unread}
 
 
 def after_sft(config: Config, model: str, start: str, judge: str) -> list[Call]:
-    """A reward model that starts from the policy, and the policy's responses."""
+    """Calls that train a reward model from the policy, and sample the policy's responses."""
     demonstrations, comparisons, _ = _data(config)
     settings = _training(config)
     data = {"demonstrations": demonstrations} if config.data.demonstrations else {}
@@ -149,7 +149,7 @@ def after_sft(config: Config, model: str, start: str, judge: str) -> list[Call]:
 
 
 def after_reward(config: Config, model: str, start: str, judge: str) -> list[Call]:
-    """PPO with the reward model."""
+    """The call of PPO with the reward model."""
     _, comparisons, prompts = _data(config)
     settings = _training(config)
     if config.data.comparisons and not config.data.prompts:
@@ -161,16 +161,16 @@ def after_reward(config: Config, model: str, start: str, judge: str) -> list[Cal
 
 
 def after_critic(config: Config, model: str, start: str, judge: str) -> list[Call]:
-    """PPO that starts from the critic."""
+    """The call of PPO that starts from the critic."""
     prompts = _data(config)[-1]
     arguments = {"model": _base(config), "prompts": prompts, "reward": _rewards(config), "critic": (model,)}
     return [Call("ppo", arguments, {**_training(config), **_of_ppo(config)})]
 
 
 def after_policy(config: Config, model: str, start: str, judge: str) -> list[Call]:
-    """The new policy against the one that it started from; or its episodes, if it was trained on episodes.
+    """Calls that compare the new policy with the initial one, or sample episodes if it was trained on episodes.
 
-    On prompts that it has not seen: not those that it was trained on, of which no later stage holds a part out.
+    They need unseen prompts, because they hold out none of the training prompts.
     """
     first = [judge] if judge else [term.source for term in config.reward][:1]
     unseen = _given(config.data.eval_prompts)
@@ -205,7 +205,7 @@ def _has_scores(name: str) -> bool:
 
 
 def following_call(folder: Path) -> str:
-    """The Python call that usually follows a run, from its folder; empty without such a call or a configuration."""
+    """Return the Python call that usually follows the run in a folder; empty without such a call or a configuration."""
     try:
         stage = read_config(folder)[0].get("stage", "")
         config = load_config(folder / CONFIG_FILE)
@@ -218,7 +218,7 @@ def following_call(folder: Path) -> str:
 def resuming_call(
     config: Config, stage: str, folder: Path, *, by_command: bool, changes: Mapping[str, Any] | None = None
 ) -> Call:
-    """The call that resumes a run: its folder is enough for the command; Python repeats all arguments.
+    """Return the call that resumes a run: the command only needs its folder; Python repeats all arguments.
 
     Args:
         config: The run's configuration.
@@ -243,7 +243,7 @@ def resuming_call(
 
 
 def _rewards(config: Config) -> tuple[str, ...] | dict[str, float]:
-    """The rewards, by weight if some have one; rewards with settings or names are left to the user to fill in."""
+    """Return the rewards, with weights if any; rewards with settings or names are left for the user to fill in."""
     sources = _given([term.source for term in config.reward])
     plain = all(not term.settings and term.name is None for term in config.reward)
     if sources == TO_FILL_IN or not plain or len(set(sources)) < len(sources):
@@ -253,7 +253,7 @@ def _rewards(config: Config) -> tuple[str, ...] | dict[str, float]:
 
 
 def _of_ppo(config: Config) -> dict[str, Any]:
-    """The settings of PPO and of its sampling: the critic was fitted to returns that depend on some of them.
+    """Return the settings of PPO and its sampling: the critic was fitted to returns that depend on some of them.
 
     The kind of critic is the stage's, even if `ppo.critic` is another.
     """
@@ -286,7 +286,7 @@ def _is_in_memory(value: object) -> bool:
 
 
 def _read_as(role: str, settings: dict[str, Any], before: str) -> dict[str, Any]:
-    """The settings for data that was read in one role and is now read in another, names of its columns included."""
+    """Return the settings for data that was read in one role and is now read in another, including column names."""
     columns = settings.get("data.columns")
     if not columns:
         return settings
@@ -295,12 +295,12 @@ def _read_as(role: str, settings: dict[str, Any], before: str) -> dict[str, Any]
 
 
 def _given(sources: Sequence[str]) -> tuple[str, ...]:
-    """The sources, if they are names; a placeholder for data passed from Python."""
+    """Return the sources, if they are names, or a placeholder for data passed from Python."""
     return tuple(sources) if sources and not any(name.startswith("python:") for name in sources) else TO_FILL_IN
 
 
 def shows_its_run(result: type[T]) -> type[T]:
-    """Decorates the class of a run's result, which has a `folder`: it shows the report in that folder.
+    """Decorate the class of a run's result, which has a `folder`, to show the report in that folder.
 
     As text it is at most three lines: the outcome, the files to open, and the call that usually comes next.
     """

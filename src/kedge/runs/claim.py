@@ -1,10 +1,10 @@
 """Ensures that only one process at a time trains in a run's folder.
 
-Two would interleave their logs and delete each other's checkpoints. It happens when a scheduler restarts a job
-while its process still runs, or a sweep is continued while runs of its first part still run.
+Two processes would interleave their logs and delete each other's checkpoints. This happens when a scheduler restarts a
+job whose process is still running, or a sweep is resumed while some of its runs are still running.
 
-The lock is on the folder itself, so that it leaves no file, and ends with the process, however it ends. Windows
-and some file systems have no such locks; there nothing is checked.
+The lock is on the folder itself, so it leaves no file and is released when the process ends for any reason. Windows and
+some file systems do not support such locks; nothing is checked there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kedge_base.run_folder.output import check_creatable, free_folders, is_free
 
 @dataclass(frozen=True)
 class _Claims:
-    """The claims of the stage that runs.
+    """The claims of the running stage.
 
     Attributes:
         kept: Releases them.
@@ -41,12 +41,12 @@ _current: ContextVar[_Claims | None] = ContextVar("current", default=None)
 LONGEST_COMMAND = 200
 
 MOST_ATTEMPTS = 1000
-"""To create a folder that other runs remove."""
+"""Maximum number of attempts to create a folder that other runs remove."""
 
 
 @contextmanager
 def claims() -> Iterator[None]:
-    """Keep the claims made in the block until the block ends. A stage runs in such a block."""
+    """Keep the claims made in the block until it ends. Each stage runs in such a block."""
     outer = _current.get()
     with ExitStack() as kept:
         token = _current.set(_Claims(kept, set() if outer is None else outer.chosen))
@@ -57,7 +57,7 @@ def claims() -> Iterator[None]:
 
 
 def claim(folder: Path) -> None:
-    """Claim a folder, before anything in it is read that another process could still change.
+    """Claim a folder before reading anything in it that another process could still change.
 
     Outside of `claims`, only check that no other process has claimed it.
 
@@ -83,7 +83,7 @@ def claim(folder: Path) -> None:
 def claim_free_folder(path: Path) -> Path:
     """Create and claim the first folder of `path`, `path-2`, `path-3`, … that is free and unclaimed.
 
-    Runs that start at once get different folders. A folder that is still empty when the `claims` end is removed.
+    Runs that start simultaneously get different folders. A folder that is still empty when the `claims` end is removed.
 
     Raises:
         OutputError: It cannot be created.
@@ -107,7 +107,7 @@ def claim_free_folder(path: Path) -> Path:
                 raise OutputError(f"{folder} cannot be created: {error.strerror}") from error
             if place is not None:
                 current.kept.callback(os.close, place)
-            # Its owner may just have ended, and have filled or removed it.
+            # Its owner may just have ended, after filling or removing it.
             if folder.exists() and is_free(folder) and (place is None or os.fstat(place).st_ino == _inode(folder)):
                 current.kept.callback(_remove_empty, created)  # before the lock is released
                 current.chosen.add(_inode(folder))
@@ -130,10 +130,10 @@ def _inode(folder: Path) -> int:
 
 
 def _lock(folder: Path) -> int | None:
-    """A locked descriptor of the folder; None where folders cannot be locked.
+    """Lock the folder and return its descriptor; None where folders cannot be locked.
 
     Raises:
-        OSError: It does not exist, or the system refuses for another reason.
+        OSError: The folder does not exist, or locking fails for another reason.
         OutputError: Another process has locked it.
     """
     if sys.platform == "win32":
@@ -157,7 +157,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _refusal(folder: Path, inode: int) -> str:
-    """The error for a locked folder, with the process of this machine that has locked it if the system tells."""
+    """The error for a locked folder, with the process on this machine that holds the lock, if known."""
     owner = ""
     try:
         rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]

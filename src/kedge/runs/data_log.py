@@ -1,4 +1,4 @@
-"""The data that a run uses: collected while it is loaded; printed and written to `data.json` when the run starts."""
+"""Records the data that a run uses while it is loaded; prints it and writes `data.json` when the run starts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DataLog:
             table: Its rows.
             sources: Names of its sources; empty for rows passed from Python.
             tokenizer: Encodes the example.
-            limits: Names of the limits in reasons, by the text that the reader wrote.
+            limits: Names of the limits to use in reasons, by the reader's text.
         """
         dropped = table.dropped()
         for text, name in (limits or {}).items():
@@ -85,7 +85,7 @@ class DataLog:
         return split
 
     def mixture(self, role: str, config: Config, rows: Sequence[int] | None = None) -> Mixture | None:
-        """The mixture that `data.mix` makes of a role's sources, noted as well; None if it is one source.
+        """Return and note the mixture that `data.mix` makes of a role's sources; None for a single source.
 
         Args:
             role: The role.
@@ -93,7 +93,7 @@ class DataLog:
             rows: Positions of the records that are drawn from; None for all.
 
         Raises:
-            DataError: No row is left of a source that has a share, or its share is too small for one.
+            DataError: A source with a share has no rows left, or its share is too small for a single row.
         """
         shares = config.data.shares(role)
         if shares is None or not self.roles[role].sources:

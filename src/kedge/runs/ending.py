@@ -1,4 +1,4 @@
-"""The end of a stage: writes the report, prints the doctor's findings, the results, and the next command."""
+"""Ends a stage: writes the report, and prints the doctor's findings, the results, and the next command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kedge_base.run_folder.output import (
 from kedge_base.texts import printable
 
 _in_chain: ContextVar[bool] = ContextVar("in_chain", default=False)
-"""True if the stage is part of a chain, which says itself how to continue."""
+"""True if the stage is part of a chain, which prints how to continue itself."""
 
 
 def leave_stage_report(config: Config, folder: Path, *, interrupted: bool) -> None:
@@ -38,7 +38,7 @@ def leave_stage_report(config: Config, folder: Path, *, interrupted: bool) -> No
 
 @contextmanager
 def chained() -> Iterator[None]:
-    """Within this context a stage does not say how to continue: the chain around it does."""
+    """Within this context, a stage does not print how to continue: the surrounding chain does."""
     token = _in_chain.set(True)
     try:
         yield
@@ -48,7 +48,7 @@ def chained() -> Iterator[None]:
 
 @contextmanager
 def chain_report(run: Run) -> Iterator[None]:
-    """Write one report of all stages that ran in the block, even if it fails; none if no stage was started."""
+    """Write one report for all stages that ran in the block, even if it fails, unless no stage was started."""
     try:
         with chained():
             yield
@@ -76,11 +76,12 @@ def resumable(run: Run) -> Iterator[None]:
 
 
 def end_stage(run: Run, results: Mapping[str, object]) -> None:
-    """End a stage that made a model: print the doctor's findings and how to continue, and push the model if configured.
+    """End a stage that produced a model: print the doctor's findings and how to continue, and push the model if
+    configured.
 
     Args:
         run: The run.
-        results: The content of `finished.json` for it.
+        results: Its content of `finished.json`.
 
     Raises:
         PushError: The model was not pushed.
@@ -94,10 +95,10 @@ def end_stage(run: Run, results: Mapping[str, object]) -> None:
 
 
 def publish(run: Run) -> None:
-    """Push the model of a finished run, if that is configured, and print its address.
+    """Push the model of a finished run, if configured, and print its address.
 
     Raises:
-        PushError: It was not pushed; the line has the command that repeats the push.
+        PushError: The model was not pushed; the message has the command that repeats the push.
     """
     push = run.config.push
     if not push.repo:
@@ -114,7 +115,7 @@ def publish(run: Run) -> None:
 
 
 def _passes(run: Run) -> dict[str, int]:
-    """The tokens per pass at the end, if they were found by the run."""
+    """The final number of tokens per pass, if the run determined it."""
     budget = run.micro_batch_tokens
     return {"micro_batch_tokens": budget.tokens} if isinstance(budget, AdaptiveTokens) else {}
 
@@ -132,7 +133,7 @@ def say_next(config: Config, folder: Path, stage: str, *, start: str = "", judge
 
 
 def say_results(run: Run, name: str, ending: Mapping[str, object]) -> None:
-    """End a stage that makes no model: write its report, then print findings, results and report.
+    """End a stage that produces no model: write its report, then print findings, results and the report's location.
 
     Args:
         run: The run.
@@ -155,7 +156,7 @@ def _say_files(folder: Path, label: str, name: str) -> None:
 
 
 def say_findings(folder: Path) -> None:
-    """Print one line per warning or serious finding, and the verdict with what could not be judged."""
+    """Print one line per warning or serious finding, and the verdict, including what could not be checked."""
     findings, verdict = service("findings")(folder, advice=field_advice)
     for line in findings:
         say(line)
@@ -169,14 +170,14 @@ def _written(call: Call) -> str:
 
 
 def _newest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that was saved last, of the run or of a stage of the chain."""
+    """The newest checkpoint of the run, or of any stage of the chain."""
     places = (folder, *(path for path in folder.glob("*") if path.is_dir()))
     kept = [checkpoint_folder(place, number) for place in places for number in kept_checkpoints(place)]
     return max(kept, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
 
 
 def _can_resume(folder: Path) -> bool:
-    """True if a run has a checkpoint or sampled responses, or a chain a stage that has some or has finished."""
+    """True if a run has a checkpoint or sampled responses, or a chain has a stage that does or has finished."""
     places = (folder, *(path for path in folder.glob("*") if path.is_dir()))
     kept = (FINISHED_FILE, MODEL_FOLDER, SAMPLED_FOLDER)
     return any(kept_checkpoints(place) or any((place / name).exists() for name in kept) for place in places)

@@ -30,11 +30,11 @@ from kedge_base.texts import names_function
 
 
 def _code_files(source: str) -> list[Path]:
-    """The files of a function named `path/to/file.py:function` or `package.module:function`, its own first.
+    """The files of a function named `path/to/file.py:function` or `package.module:function`: its own file first, then
+    those of modules that it imports from its folder or the working directory.
 
-    Also those of the modules that it imports from its folder or the working directory. Imports are followed as they
-    are written, without running anything: a file that cannot be parsed hides no other, and packages need no
-    `__init__.py`, which the standard library's ModuleFinder does not allow for.
+    Imports are read from the source, without running anything: a file that cannot be parsed does not hide others, and
+    packages need no `__init__.py`, which the standard library's ModuleFinder does not allow for.
     """
     name = source if source.endswith(".py") else source.rpartition(":")[0]
     here = Path.cwd()
@@ -52,7 +52,7 @@ def _code_files(source: str) -> list[Path]:
 
 
 def _imported_files(path: Path, roots: list[Path]) -> Iterator[Path]:
-    """The files that a file imports from some folders, or from its own."""
+    """The files that a file imports from these folders, or from its own."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # reported when it is imported
@@ -88,7 +88,7 @@ MODEL_FILES = (
 )
 
 CODE = ".code"
-"""Behind the name of a field: the functions for it that were passed from Python."""
+"""Suffix of a field's name for the functions that were passed for it from Python."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -99,9 +99,9 @@ def input_hashes(
     """Hash each local model, data set and reward that a configuration names, by field.
 
     Hub ids are not hashed, since their content may change without a fixed revision; nor are objects passed in memory,
-    nor what a function reads. Functions and classes passed in memory are hashed as they are written, as `reward.code`.
-    Of a function given by name, the modules that it imports from its folder or the working directory are hashed.
-    Rows passed in memory are hashed as JSON, and of an object in them what its `repr` shows.
+    nor data that a function reads. Functions and classes passed in memory are hashed by their source, as `reward.code`.
+    For a function given by name, the modules that it imports from its folder or the working directory are also hashed.
+    Rows passed in memory are hashed as JSON, with the `repr` of objects.
 
     Args:
         config: The resolved configuration.
@@ -117,7 +117,7 @@ def input_hashes(
 
 
 def _code(value: object) -> Iterator[bytes]:
-    """The texts of functions and classes from the user's code. A lambda's lines hold the call around it as well."""
+    """The source of functions and classes in the user's code. A lambda's lines also contain the call around it."""
     for entry in value if isinstance(value, (list, tuple)) else [value]:
         given: Any = getattr(entry, "reward", entry)
         is_own = (isfunction(given) or isclass(given)) and not is_own_module(str(given.__module__))
@@ -128,7 +128,7 @@ def _code(value: object) -> Iterator[bytes]:
 
 
 def _stable(value: object) -> Any:
-    """A value in JSON types that are the same in every process: a set in order, an object without its address."""
+    """Convert a value to JSON types that are the same in every process: sets are sorted, objects lose their address."""
     if isinstance(value, Mapping):
         return {str(key): _stable(entry) for key, entry in cast("Mapping[object, object]", value).items()}
     if isinstance(value, (list, tuple)):
@@ -176,7 +176,7 @@ def _sources(config: Config) -> dict[str, list[str]]:
 def outdated_models(config: Config) -> list[str]:
     """One line per model that a configuration names and whose run has a newer checkpoint.
 
-    Such a run had finished, was made longer, and was killed; or the memory ran out.
+    Such a run was extended after it had finished and then killed, or it ran out of memory.
     """
     lines: list[str] = []
     against = [find_model(config.evaluate.against)] if config.evaluate.against else []
@@ -198,7 +198,7 @@ def outdated_models(config: Config) -> list[str]:
 def lost_inputs(
     config: Config, saved: Mapping[str, str], current: Mapping[str, str], *, allowed: Collection[str] = ()
 ) -> list[str]:
-    """One line per field of which no file is found any more, such as a relative path in another folder, nor rows.
+    """One line per field whose files, or rows, are no longer found, for example because of a relative path.
 
     Args:
         config: The configuration to resume with.
@@ -230,7 +230,7 @@ def changed_inputs(saved: Mapping[str, str], current: Mapping[str, str], *, allo
         current: Fingerprint of the current files.
         allowed: Fields, or whole sections, that may differ.
     """
-    # The text of a function is not always known, such as in a process that reads it from its standard input.
+    # The source of a function is not always known, for example in a process that reads it from standard input.
     unknown = [name for name in saved.keys() ^ current.keys() if name.endswith(CODE)]
     differing = [name for name in {**saved, **current} if saved.get(name) != current.get(name) and name not in unknown]
     return [
@@ -245,7 +245,7 @@ def _is_part(name: str, allowed: Collection[str]) -> bool:
 
 
 def _hash_of(*sources: str) -> str:
-    """One hash over all files that the names refer to; empty without files."""
+    """Hash all files that the names refer to; empty without files."""
     files = [each for source in sources for each in (*_files(source), *_base_files(source))]
     try:
         return _digest(f"{name} {record_file(path).sha256}\n".encode() for name, path in files)
@@ -254,7 +254,7 @@ def _hash_of(*sources: str) -> str:
 
 
 def _place(source: str) -> str:
-    """The place of a function or model."""
+    """Return the name of a function unchanged, or the location of a model."""
     return source if names_function(source) else find_model(source)
 
 
@@ -264,7 +264,7 @@ def _base_files(source: str) -> list[tuple[str, Path]]:
 
 
 def _files(source: str) -> list[tuple[str, Path]]:
-    """The files that a name refers to, each with its name: the file, a folder's data or model files, or code."""
+    """The files that a name refers to, by name: the file itself, a folder's data or model files, or code."""
     path = Path(os.path.expanduser(source))
     before_colon = Path(os.path.expanduser(source.rpartition(":")[0] or source))
     folder = path if os.path.exists(path) else before_colon  # folder:split is a part of the folder

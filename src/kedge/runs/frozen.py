@@ -1,4 +1,4 @@
-"""The models of a run: the adapter that it trains, and the number format and ranks of those that it does not train."""
+"""Configures a run's models: the adapter that it trains, and the number format and sharding of frozen models."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ def bases_of(config: Config) -> Bases | None:
 
 
 def rounds_bases(config: Config) -> bool:
-    """True if the bases under a run's adapters are held in fewer bits, or with `auto` may be."""
+    """True if the bases under a run's adapters are stored in fewer bits, or may be with `auto`."""
     kind = config.adapter.kind
     dtype = config.adapter.base_dtype
     return kind != "none" and dtype != "fp32" and not (kind == "dora" and dtype == "auto")
 
 
 NUM_TEXTS = 8
-"""Prompts on which the error of a reward model's number format is measured."""
+"""Number of prompts on which the rounding error of a reward model is measured."""
 
 
 @contextmanager
 def measuring_scores(
     rewards: WeightedReward, config: Config, prompts: Sequence[Prompt], ranks: Ranks
 ) -> Iterator[None]:
-    """Measure and say how much the scores of reward models change in the block, where their weights are rounded.
+    """Measure and print how much the scores of reward models change in the block, which rounds their weights.
 
     Args:
         rewards: The reward models.
         config: The resolved configuration.
-        prompts: Some of them are scored, before and after.
-        ranks: The ranks. Nothing is measured if they shard the models, which only the first one has before the block.
+        prompts: Some of these are scored before and after.
+        ranks: The ranks. Nothing is measured if they shard the models, which only the first rank has before the block.
     """
     formats = {config.runtime.frozen_dtype, config.adapter.base_dtype if config.adapter.kind != "none" else "auto"}
     measures = formats - {"auto", "fp32"} and not ranks.is_sharded
@@ -80,9 +80,9 @@ def measuring_scores(
 def hold_bases_of(
     models: Iterable[ActorCritic | LanguageModel | ScalarModel | None], config: Config, device: torch.device
 ) -> None:
-    """Hold the bases under a run's adapters in `adapter.base_dtype`, in place; nothing where all weights are trained.
+    """Convert the bases under a run's adapters to `adapter.base_dtype` in place, unless all weights are trained.
 
-    Then the models are on the device, but for frozen ones that rest in the host's memory.
+    Afterwards the models are on the device, except frozen ones that are offloaded to host memory.
 
     Args:
         models: All models of the run; None is left out.
@@ -99,7 +99,7 @@ def hold_bases_of(
 
 
 def _scores(rewards: WeightedReward, prompts: Sequence[Prompt]) -> dict[str, list[float]]:
-    """Scores of the reward models for prompts without a response; without a model that cannot read them."""
+    """Scores of the reward models for prompts without a response, except models that cannot read them."""
     columns = {name: [each.columns.get(name) for each in prompts] for name in prompts[0].columns}
     nothing: list[list[int]] = [[] for _ in prompts]
     texts = [each.text for each in prompts]
@@ -115,15 +115,15 @@ def _scores(rewards: WeightedReward, prompts: Sequence[Prompt]) -> dict[str, lis
 def freeze_models(
     models: Iterable[LanguageModel | ScalarModel], config: Config, run: Run, *, can_rest: bool = True
 ) -> None:
-    """Freeze models in place, hold them in `runtime.frozen_dtype`, and shard them in a run with sharded models.
+    """Freeze models in place, convert them to `runtime.frozen_dtype`, and shard them in a run with sharded models.
 
-    Scoring models that cannot be sharded stay whole.
+    Scoring models that cannot be sharded are replicated.
 
     Args:
-        models: Checked models, with weights that nothing else shares.
+        models: Checked models, whose weights are not shared.
         config: The resolved configuration.
         run: Source of precision, device and ranks.
-        can_rest: `runtime.offload=frozen` applies: the models only run as the reference or for scoring.
+        can_rest: `runtime.offload=frozen` applies, because the models are only used as the reference or for scoring.
 
     Raises:
         ModelError: A policy cannot be sharded.

@@ -39,18 +39,18 @@ AS_TEXT: Final[Mapping[Role, str]] = {
         "data.columns.demonstrations.output=completion makes questions and answers of it)"
     ),
 }
-"""Notes on rows in plain text, and what makes conversations of them; the columns of other roles stay as they are."""
+"""Notes on rows in plain text, with how to turn them into conversations; columns of other roles are unchanged."""
 CONTEXT_LEAVES: Final = {
     "max_prompt_tokens": "the {} tokens that the context leaves",
     "max_length": "the context of {} tokens",
 }
-"""By limit: its name where the context allows less than the field."""
+"""Name of each limit if the context allows less than the field."""
 
 
 def given_prompts(
     prompts: Sequence[Any], config: Config, tokenizer: PreTrainedTokenizerBase, *, room: int | None
 ) -> list[Prompt]:
-    """Read prompts that a caller passes during a run, as `load_rows` does; each of them has to be usable.
+    """Read prompts that a caller passes during a run, as `load_rows` does; each of them must be usable.
 
     Args:
         prompts: Texts or rows.
@@ -68,13 +68,13 @@ def given_prompts(
 def reading(
     config: Config, role: Role, tokenizer: PreTrainedTokenizerBase, *, room: int | None = None
 ) -> dict[str, Any]:
-    """How the rows of a role are parsed: the fields of `ReadingOptions`.
+    """Return the options for parsing a role's rows: the fields of `ReadingOptions`.
 
     Args:
         config: The limits and the form of the data.
         role: The role.
         tokenizer: Renders conversations and measures lengths.
-        room: Longest prompt or, with its answer, longest row that a model allows, tokens; None for no limit.
+        room: Longest prompt, or longest row with its answer, that a model allows; None for no limit.
     """
     data = config.data
     longest = data.max_prompt_tokens if role == "prompts" else data.max_length
@@ -92,7 +92,7 @@ def reading(
 
 
 def _with_all_columns(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The prompts, with None for missing columns: a reward function must get a column for every response."""
+    """Fill in None for missing columns: a reward function must get an entry of each column for every response."""
     names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
     return [
         replace(
@@ -118,7 +118,7 @@ def check_columns(check: Callable[[Mapping[str, Sequence[Any]]], None], prompts:
 
 
 def prompt_columns(prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
-    """The columns of at least one prompt, each with an entry per prompt."""
+    """Return the columns that at least one prompt has, with an entry per prompt."""
     return {name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns}
 
 
@@ -130,7 +130,7 @@ def load_rows(
     *,
     room: int | None,
 ) -> list[Any]:
-    """Read the data that a field of `config.data` names, or the run's rows in its place, and note what became of it.
+    """Read the data that a field of `config.data` names, or the run's rows instead, and note how it was used.
 
     A column that any prompt has is present in all of them.
 
@@ -139,7 +139,7 @@ def load_rows(
         config: Names the data and its limits.
         run: Has rows instead of the configured data, if any; its folder receives the unusable ones.
         tokenizer: Renders conversations and measures lengths.
-        room: Longest prompt or, with its answer, longest row that a model allows, tokens; None for no limit.
+        room: Longest prompt, or longest row with its answer, that a model allows; None for no limit.
 
     Raises:
         DataError: The data cannot be read, or too many rows are unusable.
@@ -162,7 +162,7 @@ def load_rows(
 
 
 def _limit_names(options: Mapping[str, Any], data: DataConfig) -> dict[str, str]:
-    """The names of the limits, by the text that the reader wrote: the fields, or the context where it allows less."""
+    """Map the reader's texts to names of limits: the fields, or the context if it allows less."""
     names: dict[str, str] = {}
     for field, left in CONTEXT_LEAVES.items():
         limit = options[field]
@@ -174,7 +174,7 @@ def _limit_names(options: Mapping[str, Any], data: DataConfig) -> dict[str, str]
 def _note_text(
     field: str, role: Role, records: Sequence[Any], run: Run, tokenizer: PreTrainedTokenizerBase, template: str
 ) -> None:
-    """Note that prompts of a chat model do not go through its template. Rows without a prompt are texts to learn."""
+    """Note that prompts of a chat model do not go through its template. Rows without a prompt are training texts."""
     if role not in AS_TEXT or not tokenizer.chat_template:
         return
     prompts = [record.text if isinstance(record, Prompt) else record.prompt for record in records]
@@ -202,12 +202,12 @@ def load_rewards(
 
     Args:
         rewards: The reward models and functions.
-        config: Source of the `runtime` and `reward_functions` settings.
-        run: Source of the device, the precision, and the folder for the functions' output.
+        config: Has the `runtime` and `reward_functions` settings.
+        run: Has the device, the precision, and the folder for the functions' output.
         tokenizer: The policy's.
-        freeze: False if the caller freezes the models, once it has copied a critic from them.
+        freeze: False if the caller freezes the models after copying a critic from them.
         bases: Where they find the weights of their bases.
-        more: Sources that exist already, such as what an environment pays.
+        more: Further reward sources, such as an environment's.
         may_be_empty: See `WeightedReward`.
     """
     loaded = load_reward(
@@ -230,16 +230,16 @@ def load_rewards(
 
 
 def load_player(config: Config, run: Run, *, tokens: int, by_turn: bool) -> Player | None:
-    """Load what plays the episodes of a run; None for a run without an environment.
+    """Load the player of a run's episodes; None for a run without an environment.
 
     Args:
         config: Names the environment and its limits.
-        run: Has a class in place of the configured one, if any; its folder receives the environment's output.
+        run: Has the class that replaces the configured one, if any; its folder receives the environment's output.
         tokens: Tokens of both sides after the prompt.
-        by_turn: The reward of each turn counts at its last token, instead of their sum.
+        by_turn: The reward of each turn is placed at its last token, instead of their sum at the end.
 
     Raises:
-        EnvError: It cannot be imported, or is not an environment.
+        EnvError: The environment cannot be imported, or is not one.
     """
     source = run.objects.get("environment.source") or config.environment.source
     if source is None:
@@ -253,17 +253,17 @@ def load_player(config: Config, run: Run, *, tokens: int, by_turn: bool) -> Play
 
 
 def rewards_of(config: Config, run: Run) -> Rewards:
-    """The rewards of a run: objects from Python, or else the terms of `config.reward`."""
+    """Return the rewards of a run: objects from Python, or else the terms of `config.reward`."""
     given = run.objects.get("reward")
     return configured_rewards(config) if given is None else given
 
 
 def configured_rewards(config: Config) -> list[RewardTerm]:
-    """The terms of `config.reward`, for `load_reward`."""
+    """Convert the terms of `config.reward` for `load_reward`."""
     return [RewardTerm(term.source, term.weight, term.settings, term.name) for term in config.reward]
 
 
 def call_limits(config: Config) -> CallLimits:
-    """The limits on reward functions' calls, for `load_reward`."""
+    """Return the limits on calls of reward functions, for `load_reward`."""
     settings = config.reward_functions
     return CallLimits(timeout=settings.timeout, retries=settings.retries, on_error=settings.on_error)

@@ -1,4 +1,4 @@
-"""Models given as Python objects: saved into the run's folder, from where the run loads them like any other."""
+"""Saves models that are passed as Python objects to the run's folder, from which the run loads them like others."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from kedge_base.run_folder.output import is_run, writing
 
 
 def is_pretrained(value: object) -> bool:
-    """True for a model or tokenizer of transformers, by a method: its classes are slow to import."""
+    """True for a model or tokenizer of transformers. Checks a method, because the classes are slow to import."""
     return hasattr(value, "save_pretrained")
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model and its tokenizer as Python objects, wherever a model is named; the pair alone is the same.
+    """A model and its tokenizer as Python objects, to use instead of a model's name. A plain pair is equivalent.
 
         kedge.ppo(model=kedge.LoadedModel(model, tokenizer), prompts=prompts, reward=my_function)
 
-    The objects are not changed: they are saved to `in_memory_models/` in the run's folder, and the run starts from
-    there, so that it can also be resumed from there.
+    The objects are not changed: they are saved to `in_memory_models/` in the run's folder, from which the run starts
+    and can be resumed.
 
     Attributes:
         model: A transformers model: a causal language model, or a sequence classifier with one label as a reward model.
@@ -76,7 +76,7 @@ class NamedModels:
     models: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
 
     def name(self, value: Any, name: str) -> Any:
-        """Replace the loaded models in an argument by the folders in which they are saved.
+        """Replace the loaded models in an argument by the folders where they will be saved.
 
         Args:
             value: A model, a reward with a weight, or a list or mapping of them; other values are returned as they are.
@@ -127,7 +127,7 @@ class NamedModels:
 
 
 def _check_same(new: Path, old: Path) -> None:
-    """Refuse to resume with other weights, or another tokenizer, than the run started from."""
+    """Reject resuming with other weights or another tokenizer than at the start of the run."""
     names = sorted(str(path.relative_to(new)) for path in new.rglob("*.safetensors"))
     if filecmp.cmpfiles(new, old, names, shallow=False)[0] != names:
         raise ConfigError(f"the model is not the one that the run started from, which is in {old}")
@@ -136,7 +136,7 @@ def _check_same(new: Path, old: Path) -> None:
 
 
 def _tokenizer(folder: Path) -> dict[str, Any]:
-    """Read a saved tokenizer's chat templates, special tokens and vocabulary, but not how it padded last."""
+    """Read a saved tokenizer's chat templates, special tokens and vocabulary, but not its last padding settings."""
     found: dict[str, Any] = {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in folder.rglob("*.jinja")
     }

@@ -1,4 +1,4 @@
-"""Looks up the names of a run's inputs before any of them is loaded: files, models, functions, a chat template."""
+"""Checks that a run's inputs exist before loading any: files, models, functions, and a chat template."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ERRORS = {
     "ppo.advantage": ConfigError,
     "ppo.policy_loss": ConfigError,
 }
-"""The fields that may name code, with their errors. Those of rewards may also name a model."""
+"""Fields that may name code, with the error to raise. Reward fields may also name a model."""
 
 FIELDS = (
     *("rlhf.labeler", "ppo.advantage", "ppo.policy_loss", "environment.source", "reward", "evaluate.judge"),
@@ -30,21 +30,21 @@ FIELDS = (
     *("evaluate.against", "evaluate.frontier"),
     *("data.prompts", "data.eval_prompts", "data.pretraining", "data.comparisons", "data.demonstrations"),
 )
-"""The fields that name what is read, in the order of looking them up: what may have to be downloaded is last."""
+"""Fields that name inputs, in the order of the checks: inputs that may have to be downloaded come last."""
 
 
 def check_names(config: Config, stage: str, given: Collection[str] = ()) -> None:
-    """Check that the loggers are installed and that everything exists that a stage reads by name.
+    """Check that the loggers are installed and that all named inputs of a stage exist.
 
-    A chain makes models in its own folder, which are not looked for.
+    Models that a chain will produce in its own folder are not checked.
 
     Args:
         config: The configuration.
         stage: The stage.
-        given: Fields in whose place there are Python objects.
+        given: Fields that Python objects replace.
 
     Raises:
-        KedgeError: A name is wrong; the same error as where it is loaded.
+        KedgeError: A name is wrong; the error is the same as when loading it.
     """
     check_loggers(config.runtime.loggers)
     out = _resolved(config.out or f"runs/{stage}")
@@ -67,7 +67,7 @@ def check_names(config: Config, stage: str, given: Collection[str] = ()) -> None
 
 
 def _names(config: Config, stage: Stage) -> Iterator[tuple[str, str]]:
-    """The fields that a stage reads with this configuration, each with a name in it."""
+    """Yield the fields that a stage reads with this configuration, with each name in them."""
     for field in (field for field in FIELDS if field in _read(config, stage)):
         value = stage.starting_model(config) if field == "model" else value_of(config, field)
         for entry in value if isinstance(value, list) else [value]:

@@ -1,4 +1,4 @@
-"""Memory that runs out in a stage: one line with the phase, the figures, and the settings that help."""
+"""Reports that a stage ran out of memory: one line with the phase, the figures, and settings that help."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from kedge_base.stage import Stage, find_stage
 F = TypeVar("F", bound=Callable[..., Any])
 
 MOST_ADVICE = 3
-"""Settings that the line names."""
+"""Maximum number of settings that the message names."""
 
 
 def stage_function(stage: str, finished: Callable[[Path], object] | None = None) -> Callable[[F], F]:
-    """Decorates a stage's function; its first argument is the configuration.
+    """Decorate a stage's function, whose first argument is the configuration.
 
-    Memory that runs out is reported as in `memory_in_one_line`; without a noted phase, it ran out while models and data
-    were loaded. The run's folder is claimed until the function ends. Output that cannot be written is dropped. Within,
-    torch has its `default_modes`; afterwards, the global generators are as before.
+    Out-of-memory errors are reported as in `memory_in_one_line`; without a noted phase, memory ran out while models and
+    data were loaded. The run's folder is claimed until the function ends. Output that cannot be written is dropped.
+    During the call, torch has its `default_modes`; afterwards, the global random generators are restored.
 
     Args:
         stage: The stage.
-        finished: Reads the result of a run that is resumed but has finished; None for a stage without resuming.
+        finished: Reads the result of a resumed run that has already finished; None for a stage that cannot be resumed.
     """
 
     def decorate(run: F) -> F:
@@ -58,7 +58,7 @@ def stage_function(stage: str, finished: Callable[[Path], object] | None = None)
 
 @contextmanager
 def memory_in_one_line(config: Config, stage: str) -> Iterator[None]:
-    """If memory runs out in the block, raise one line instead of the exception, and free what the failure holds.
+    """If memory runs out in the block, raise a one-line error instead, and free memory that the exception holds.
 
     Raises:
         OutOfMemoryError: Memory ran out.
@@ -79,7 +79,7 @@ def memory_in_one_line(config: Config, stage: str) -> Iterator[None]:
     if not advice:
         raise OutOfMemoryError(f"{found}; raise the limit, or use a smaller model") from None
     *others, last = (f"{name}={value}" for name, value in advice)
-    # Another model does not fit the checkpoint; settings of a registered stage may decide how many updates it has.
+    # Another model does not match the checkpoint; settings of a registered stage may determine its number of updates.
     own = ("adapter.kind", "ppo.critic", *(f"{section}." for section in described.adds_sections))
     changes = [] if found.phase == "loading" else [each for each in advice[:1] if not each[0].startswith(own)]
     raise OutOfMemoryError(
@@ -89,7 +89,9 @@ def memory_in_one_line(config: Config, stage: str) -> Iterator[None]:
 
 
 def _remedies(config: Config, stage: Stage, phase: str) -> Iterator[tuple[str, Any]]:
-    """The settings that need less memory in a phase, with values; those that help most, and change least, first."""
+    """Suggest settings that need less memory in a phase, with values, ordered by how much they help and how little they
+    change.
+    """
     trains_policy = "ppo" in stage.trains
     if phase == "loading":
         if stage.samples:
@@ -129,7 +131,7 @@ def _smaller_samples(config: Config, stage: Stage) -> Iterator[tuple[str, Any]]:
 
 
 def _smaller_training(config: Config, stage: Stage) -> Iterator[tuple[str, Any]]:
-    """Fewer gradients and moments, with an adapter; or its base in fewer bits."""
+    """Suggest an adapter, which has fewer gradients and moments, or fewer bits for its base."""
     if stage.adapts and config.adapter.kind == "none":
         yield "adapter.kind", "lora"
     elif config.adapter.kind == "lora" and config.adapter.base_dtype in ("auto", "fp32"):
@@ -137,7 +139,7 @@ def _smaller_training(config: Config, stage: Stage) -> Iterator[tuple[str, Any]]
 
 
 def _smaller_frozen(config: Config) -> Iterator[tuple[str, Any]]:
-    """The next smaller number format of frozen models that needs no other library."""
+    """Suggest the next smaller number format of frozen models that needs no further library."""
     smaller = {"auto": "bf16", "fp32": "bf16", "bf16": "int8"}.get(config.runtime.frozen_dtype)
     if smaller is not None and not (smaller == "int8" and config.runtime.parallel == "shard"):
         yield "runtime.frozen_dtype", smaller

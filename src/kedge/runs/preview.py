@@ -29,7 +29,7 @@ ROLES: dict[str, Role] = {
 }
 _ANSWERED = {"completion", "messages", "conversations", "conversation", "output", "text", "labels"}
 _SHOWN = 60
-"""Characters of a column's value."""
+"""Maximum characters shown of a column's value."""
 
 
 def preview_data(
@@ -108,7 +108,7 @@ def _likely_stage(first: Any, columns: Mapping[str, str]) -> str:
 
 
 def _kinds(first: object) -> dict[str, str]:
-    """Each column with its first value, shortened."""
+    """List each column with its first value, truncated."""
     if not isinstance(first, Mapping):
         return {}
     return {str(name): _short(value) for name, value in first.items()}

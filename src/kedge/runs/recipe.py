@@ -1,4 +1,4 @@
-"""The recipe of a run: what its model card says of the configuration."""
+"""The recipe of a run: the part of its configuration that the model card shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOT_SHOWN = ("out", "preset", "runtime", "checkpoint", "push")
 
 
 def recipe_of(config: Config) -> str:
-    """The settings that differ from kedge's defaults, as YAML, without the paths of the machine."""
+    """Format the settings that differ from kedge's defaults as YAML, without local paths."""
     changed = config.model_dump(mode="json", exclude_defaults=True, exclude=set(NOT_SHOWN))
     seed = {"runtime": {"seed": config.runtime.seed}}
     return yaml.safe_dump(public_settings({**changed, **seed}), sort_keys=False, allow_unicode=True)

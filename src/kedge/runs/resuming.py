@@ -1,4 +1,4 @@
-"""Resuming a run: the same settings and inputs, settings that only make it longer, and runs that have finished."""
+"""Checks for resuming a run: settings and inputs must be unchanged, except settings that only make it longer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from kedge_base.stage import Stage, find_stage, value_of
 
 
 def lengthening(folder: Path, config: Config, stage: Stage) -> list[str]:
-    """The fields by which a configuration makes the run in a folder longer, without any other effect on its past."""
+    """Return the fields with which a configuration makes the run in a folder longer, without affecting its past."""
     if not stage.length or not is_run(folder):
         return []
     saved = load_config(folder / CONFIG_FILE)
@@ -54,9 +54,10 @@ def checkpoint_to_resume(
     allowed: Sequence[str] = (),
     ranks: Ranks = ALONE,
 ) -> Checkpoint | None:
-    """The newest whole checkpoint of the run in a folder, if it may be restored; None for a run without checkpoints.
+    """Return the newest valid checkpoint of the run in a folder, if it may be restored; None for a run without
+    checkpoints.
 
-    The settings and inputs have to be those of the run. A larger length may follow the run's last state alone.
+    The settings and inputs must be those of the run. A run can only be extended from its last state.
 
     Args:
         config: The configuration to resume with.
@@ -67,8 +68,8 @@ def checkpoint_to_resume(
         ranks: The processes of the run.
 
     Raises:
-        DataError: No checkpoint is whole, or the newest is another stage's.
-        ConfigError: Something differs, or the last state of a run to extend was not kept; the line names it.
+        DataError: No checkpoint is valid, or the newest belongs to another stage.
+        ConfigError: Something differs, or the last state of a run to extend was not kept; the message says which.
     """
     checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say, ranks=ranks)
     if checkpoint is None and any(kept_checkpoints(folder)):
@@ -125,8 +126,8 @@ def describe_extension(
         config: The configuration to resume with.
         stage: The stage.
         done: Updates, or optimizer steps, so far.
-        is_longer: Its length has grown; False if only limits that end it early have.
-        changes: What else is allowed to differ from now on.
+        is_longer: Its length has grown; False if only its early-stopping limits have.
+        changes: Other allowed changes, which apply from now on.
     """
     so_far = f"The run continues after {stage.unit} {done}"
     stretched = list[str]()
@@ -143,11 +144,11 @@ def describe_extension(
     else:
         condition = ", if the batch size divides the rows"
         condition += "; the evaluations so far were at other steps than that run's" if evaluations else ""
-    return f"{so_far}, bit for bit as if it had always been this long{condition}."
+    return f"{so_far}, with bit-identical results as if it had always been this long{condition}."
 
 
 def _stretched(config: Config, stage: Stage) -> list[str]:
-    """The schedules, and the sampling ahead, that are planned over the whole run."""
+    """List the schedules, and the sampling ahead, that span the whole run."""
     [section] = stage.trains
     settings = value_of(config, section)
     adapts_kl = section == "ppo" and config.ppo.kl_controller.name != "fixed"
@@ -155,7 +156,7 @@ def _stretched(config: Config, stage: Stage) -> list[str]:
         *([] if settings.decay == "constant" else [f"the {settings.decay} decay of the learning rate"]),
         *(["its warm-up"] if settings.warmup_fraction else []),
         *(["the KL controller's horizon"] if adapts_kl else []),
-        # The old end had nothing sampled beyond it: the next update's weights sample for it themselves.
+        # Nothing was sampled ahead beyond the old end, so the next update samples with its own weights.
         *(["sampling ahead"] if stage.unit == "update" and config.rollout.max_staleness else []),
     ]
 
@@ -167,17 +168,17 @@ def _is_looser(saved: float | None, now: float | None) -> bool:
 T = TypeVar("T")
 
 THREADS = "threads"
-"""The name of the number of threads in the facts of `config.yaml`."""
+"""Key of the number of threads in the facts of `config.yaml`."""
 
 CHANGED = "changed"
-"""The name of what was changed during the run in the facts of `config.yaml`."""
+"""Key of the changes during the run in the facts of `config.yaml`."""
 
 DATE = "date"
-"""The name of the start day in the facts of `config.yaml`; some chat templates write the day."""
+"""Key of the start date in the facts of `config.yaml`; some chat templates contain the date."""
 
 
 class RunFinished(Exception):
-    """Raised where a run is opened that has finished: its stage returns the result that it left.
+    """Raised when opening a finished run, whose stage then returns the stored result.
 
     Args:
         folder: The run's folder.
@@ -189,7 +190,7 @@ class RunFinished(Exception):
 
 
 def check_same_stage(folder: Path, stage: str) -> None:
-    """Check that a folder has no run of another stage (`ConfigError` if it has)."""
+    """Check that a folder has no run of another stage (`ConfigError` if it does)."""
     trained = read_config(folder)[0].get("stage", stage) if is_run(folder) else stage
     if trained != stage:
         raise ConfigError(f"{folder} is a run of kedge {trained}, not of {stage}")
@@ -198,7 +199,7 @@ def check_same_stage(folder: Path, stage: str) -> None:
 def check_finished(
     config: Config, folder: Path, fingerprint: Mapping[str, str], *, stage: Stage, allowed: Collection[str] = ()
 ) -> None:
-    """Check that a finished run is asked for with its own settings and inputs; only its length may be less.
+    """Check that a finished run is resumed with its own settings and inputs; only its length may be smaller.
 
     Args:
         config: The configuration to resume with.
@@ -208,7 +209,7 @@ def check_finished(
         allowed: Dotted names of settings, inputs or whole sections that may differ.
 
     Raises:
-        ConfigError: Something differs; the line names it.
+        ConfigError: Something differs; the message says what.
     """
     extending = (stage.length, *stage.bounds)
     changes = _changes(config, folder, (*extending, *allowed)) + changed_since(folder, fingerprint, allowed=allowed)
@@ -222,7 +223,7 @@ def check_finished(
 def changed_since(folder: Path, fingerprint: Mapping[str, str], *, allowed: Collection[str] = ()) -> list[str]:
     """One line per input that has changed since a run finished; arguments as in `check_finished`.
 
-    Inputs that are gone are not compared.
+    Missing inputs are not compared.
     """
     saved = _ending(folder).get(INPUTS, {})
     recorded = {name: each for name, each in saved.items() if name in fingerprint}
@@ -235,14 +236,14 @@ def _changes(config: Config, folder: Path, allowed: Collection[str]) -> list[str
 
 
 def _before_and_now(config: Config, folder: Path) -> list[dict[str, Any]]:
-    """The settings of the run in a folder, and those to resume it with."""
+    """Return the settings of the run in a folder, and those to resume it with."""
     both = (load_config(folder / CONFIG_FILE), config)
     pairs = zip(effective_settings(*both), both, strict=True)
     return [_placed(settings, each.out, folder) for settings, each in pairs]
 
 
 def changes_so_far(config: Config, folder: Path, stage: Stage, done: int) -> str:
-    """Describe what was changed during the run in a folder, and when; empty if nothing was.
+    """Describe what was changed during the run in a folder, and when; empty without changes.
 
     Args:
         config: The configuration to resume it with.
@@ -260,9 +261,9 @@ def changes_so_far(config: Config, folder: Path, stage: Stage, done: int) -> str
 
 
 def threads_before(folder: Path) -> int | None:
-    """The number of threads that the run in a folder had on the CPU; None if unknown, or if there are fewer cores.
+    """Return the number of CPU threads of the run in a folder; None if unknown, or if there are fewer cores.
 
-    Another number changes the order of sums, and with it the last digits of every result.
+    Another number changes the order of summation, and thus the last digits of every result.
     """
     before = read_config(folder)[0].get(THREADS, "")
     now = set_threads()
@@ -272,12 +273,12 @@ def threads_before(folder: Path) -> int | None:
     if int(before) > cores:
         say(f"The run had {before} threads, and there are {cores} cores: the last digits of its results will differ")
         return None
-    say(f"The run goes on with {before} threads, as before, in place of {now}; runtime.num_threads changes them")
+    say(f"The run continues with {before} threads, as before, instead of {now}; runtime.num_threads changes them")
     return int(before)
 
 
 def date_before(folder: Path) -> str | None:
-    """The day on which the run in a folder started, as `2026-02-28`; None without a run, or if it is not known."""
+    """Return the date on which the run in a folder started, as `2026-02-28`; None without a run, or if unknown."""
     try:
         return str(date.fromisoformat(read_config(folder)[0].get(DATE, ""))) if is_run(folder) else None
     except (DataError, ValueError):
@@ -285,8 +286,8 @@ def date_before(folder: Path) -> str | None:
 
 
 def _placed(settings: T, out: str | None, folder: Path) -> T:
-    """Settings in which paths inside the folder of the run's chain do not depend on where that folder is, or how its
-    name is written: a chain's stages name each other's models and data.
+    """Make paths inside the chain's folder independent of its location and spelling in some settings: a chain's stages
+    name each other's models and data.
     """
     chain = os.path.join(os.path.dirname(os.path.expanduser(out or "")), "")
     if not chain or not is_run(folder.resolve().parent):
@@ -307,7 +308,7 @@ INPUTS = "inputs"
 
 
 def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
-    """Write `finished.json`: the summary, and records of the model's files, which are on the disk by then.
+    """Write `finished.json`: the summary, and records of the model's files, which have been written to disk.
 
     Raises:
         OutputError: It cannot be written.
@@ -320,12 +321,12 @@ def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any], fingerpr
 
 
 def finished_run(config: Config) -> Path | None:
-    """The output folder if its run has finished and the configuration does not lengthen it, else None.
+    """Return the output folder if its run has finished and the configuration does not extend it, else None.
 
     A run with a damaged model has not finished: its end is repeated from a checkpoint.
 
     Raises:
-        DataError: `finished.json` is damaged, or the model, and the run has no checkpoint.
+        DataError: `finished.json` or the model is damaged, and the run has no checkpoint.
     """
     folder = None if config.out is None else Path(os.path.expanduser(config.out))
     if folder is None or not (folder / FINISHED_FILE).is_file():
@@ -345,7 +346,7 @@ def finished_run(config: Config) -> Path | None:
 
 
 def damage(folder: Path) -> str | None:
-    """The damage to the model of a finished run, or of a stage of a chain, in words; None if it is whole.
+    """Describe the damage to the model of a finished run, or of a stage of a chain; None if it is intact.
 
     Weights must match byte for byte. Other files may have been edited, but not be missing, empty, or invalid JSON.
     """
@@ -362,7 +363,7 @@ def damage(folder: Path) -> str | None:
 
 
 def _problem(path: Path, recorded: FileRecord | None) -> str | None:
-    """The damage to a file of a model, in words; None if it is whole, or was not there when the run finished."""
+    """Describe the damage to a file of a model; None if it is intact, or did not exist when the run finished."""
     try:
         if path.suffix == ".safetensors":
             return None if recorded is None or record_file(path) == recorded else "damaged"
@@ -383,7 +384,7 @@ def _ending(folder: Path) -> Mapping[str, Any]:
 
 
 def read_ending(folder: Path, *names: str) -> list[Any]:
-    """Values from the summary written by `mark_finished`.
+    """Read values from the summary that `mark_finished` wrote.
 
     Raises:
         DataError: The file is damaged.

@@ -1,4 +1,4 @@
-"""Opening, resuming and finishing the run of a stage: its folder, device, seed and configuration."""
+"""Opens, resumes and finishes a stage's run: its folder, device, seed and configuration."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ from kedge_base.texts import IN_MEMORY
 
 
 def describe_in_memory(in_memory: Mapping[str, object]) -> dict[str, Any]:
-    """Values for the fields with content that was passed from Python, by dotted name.
+    """Return values by dotted name for the fields whose content was passed from Python.
 
     Rewards keep the name and weight of each term, so that readers of the run's folder can tell which term is a judge.
     """
@@ -101,7 +101,7 @@ class Resume:
     Attributes:
         allow_changes: Dotted names of settings, models, data or whole sections that may differ from the original run.
         chain: The run of the chain that the run is a stage of.
-        skips_finished: Raise `RunFinished` for a run that has finished and is not made longer.
+        skips_finished: Raise `RunFinished` for a run that has finished and is not extended.
     """
 
     allow_changes: tuple[str, ...] = ()
@@ -112,10 +112,11 @@ class Resume:
 def resumed(
     resume: bool | str | Sequence[str], out: str | os.PathLike[str] | None, stage: str
 ) -> tuple[Resume | None, str | os.PathLike[str] | None]:
-    """How a stage's function resumes, and its folder: `runs/STAGE` if it resumes without `out`, as the command does.
+    """Return how a stage's function resumes, and its folder: `runs/STAGE` if it resumes without `out`, like the
+    command.
 
     Args:
-        resume: The function's argument; names of what may differ also ask to resume.
+        resume: The function's argument; names of settings that may differ also request resuming.
         out: The function's argument.
         stage: The stage.
 
@@ -132,7 +133,7 @@ def resumed(
 
 
 def full_change(name: str, stage: str, said: str) -> str:
-    """The dotted name of something that may differ: a field, by the names that the stage's settings have, or a section.
+    """Return the dotted name of a field, which may be given as in the stage's settings, or of a section.
 
     Raises:
         ConfigError: It is neither.
@@ -170,13 +171,13 @@ class Run:
         fingerprint: Hashes of the run's inputs; see `input_hashes`.
         resumed: The folder contains an earlier start of this run.
         checkpoint: The checkpoint to resume from; None starts from the beginning.
-        data: How much of the data the run uses; filled while it is loaded.
+        data: Records how much of the data the run uses, while it is loaded.
         ranks: The processes of the run.
-        micro_batch_tokens: Tokens per pass: `runtime.micro_batch_tokens`, for all stages' passes.
-        first_folder: On ranks other than the first one, its folder; `folder` is then a temporary one, so that what
-            every rank writes is kept once.
-        chain: The run of the chain that it is a stage of, which starts with it.
-        has_started: `start` was called. A resumed run that is refused before leaves its folder as it was.
+        micro_batch_tokens: Tokens per pass, `runtime.micro_batch_tokens`, for the passes of all stages.
+        first_folder: On other ranks, the first rank's folder; their `folder` is temporary, so that files that every
+            rank writes are kept once.
+        chain: The run of the chain that this run is a stage of; it starts with this run.
+        has_started: `start` was called. A resumed run that is rejected before then leaves its folder unchanged.
     """
 
     folder: Path
@@ -199,7 +200,7 @@ class Run:
 
     @cached_property
     def rejected_file(self) -> Path:
-        """The file for rows that cannot be used, without those of an earlier start."""
+        """Return the file for unusable rows, after removing those of an earlier start."""
         path = self.folder / REJECTED_FILE
         with writing(path):
             path.unlink(missing_ok=True)
@@ -207,11 +208,11 @@ class Run:
 
     @property
     def shared_folder(self) -> Path:
-        """The folder that the run leaves, on every rank."""
+        """The folder with the run's results, on every rank."""
         return self.folder if self.first_folder is None else self.first_folder
 
     def offloads(self, name: Literal["frozen", "optimizer"]) -> bool:
-        """True if the weights of frozen models, or the optimizer's state, wait in the host's memory between uses."""
+        """True if frozen weights, or the optimizer's state, are kept in host memory between uses."""
         return name in self.config.runtime.offload and self.device.type == "cuda"
 
     def start(self) -> None:
@@ -241,18 +242,19 @@ class Run:
         self.has_started = True
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Mark the run as finished and write its summary. Called once everything that it leaves is on the disk."""
+        """Mark the run as finished and write its summary. Called once all its files are on disk."""
         mark_finished(self.folder, self.stage, summary, self.fingerprint)
 
     def abandon(self) -> bool:
-        """Remove the folder that `start` created, unless it contains log rows or other files; True if it was removed.
+        """Remove the folder that `start` created, unless it contains log rows or other files; return True if it was
+        removed.
 
         The corrected command can then use the same folder. The file of rejected rows is kept.
         """
         return self.has_started and discard_run_folder(self.folder)
 
     def sync(self) -> None:
-        """If the folder was moved or deleted during the run, start a new one, for the next checkpoint and the model.
+        """If the folder was moved or deleted during the run, create it again for the next checkpoint and the model.
 
         Called before each file that outlives the run is written.
 
@@ -269,7 +271,8 @@ class Run:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Context: `start` on entry, `abandon` on an error. A resumed chain starts with the first stage that does.
+        """Context that calls `start` on entry and `abandon` on an error. A resumed chain starts with the first stage
+        that does.
 
         Raises:
             OutputError: See `start`.
@@ -285,10 +288,10 @@ class Run:
 
 @dataclass
 class Opening:
-    """A run while it is checked: the request, and what the checks have found so far.
+    """A run that is being checked: the request, and the results of the checks so far.
 
     Attributes:
-        config: The resolved configuration, with names in place of Python objects.
+        config: The resolved configuration, with names instead of Python objects.
         stage: The stage.
         ranks: The processes of the run.
         objects: Python objects instead of configured fields, by dotted name.
@@ -333,7 +336,7 @@ def open_run(
     """
     ranks = join_ranks(config.runtime.parallel)
     objects = {name: value for name, value in (in_memory or {}).items() if value is not None}
-    # Functions and classes have their names as values already, if a stage's public function was called.
+    # If a stage's public function was called, functions and classes have been replaced by their names.
     unnamed = {name: value for name, value in objects.items() if not isinstance(value_of(config, name), str)}
     named = with_values(config, describe_in_memory(unnamed))
     opening = Opening(named, find_stage(stage), ranks, objects, resume)
@@ -378,7 +381,7 @@ def _check_ranks(opening: Opening) -> None:
 
 
 def _check_settings(opening: Opening) -> None:
-    """Check the stage's settings, and print lines on those that a preset contradicts and on further runs of Slurm."""
+    """Check the stage's settings; warn of conflicting presets and of further runs in the same Slurm job."""
     config = opening.config
     check_stage(config, opening.stage.name)
     in_chain = config.out is not None and is_run(Path(config.out).parent)  # which has said it
@@ -405,7 +408,7 @@ def _find_folder(opening: Opening) -> None:
 
 
 def _look_up_inputs(opening: Opening) -> None:
-    """Check that everything exists that a new run reads by name; of a run to resume, that it is this stage's."""
+    """Check that a new run's named inputs exist, or that a run to resume belongs to this stage."""
     if opening.resumed:
         check_same_stage(opening.folder, opening.stage.name)
     else:
@@ -416,7 +419,7 @@ def _hash_inputs(opening: Opening) -> None:
     """Hash the inputs, and check that all ranks read the same ones; the ranks can be on several machines.
 
     Raises:
-        ConfigError: They do not; on every rank.
+        ConfigError: They do not; raised on every rank.
     """
     ranks = opening.ranks
     fingerprint = opening.fingerprint = input_hashes(opening.config, opening.objects)
@@ -429,17 +432,17 @@ def _hash_inputs(opening: Opening) -> None:
 
 
 def _skip_if_finished(opening: Opening) -> None:
-    """Raise `RunFinished` for a run that has finished with the same settings and inputs, if that is asked for."""
+    """Raise `RunFinished` for a run that has finished with the same settings and inputs, if requested."""
     resume = opening.resume
     if resume is not None and resume.skips_finished and finished_run(opening.config):
-        # In a chain, a change that is allowed can be one of a later stage.
+        # In a chain, an allowed change can concern a later stage.
         allowed = () if resume.chain is None else resume.allow_changes
         check_finished(opening.config, opening.folder, opening.fingerprint, stage=opening.stage, allowed=allowed)
         raise RunFinished(opening.folder)
 
 
 def _check_models(opening: Opening) -> None:
-    """Print a line on each model that its run has since trained further; check that the new one can be pushed."""
+    """Print a line for each model whose run has trained it further since; check that the new model can be pushed."""
     for line in outdated_models(opening.config):
         say(line)
     if opening.stage.makes_model:
@@ -474,7 +477,7 @@ def _check_device(opening: Opening) -> None:
 
 
 def _check_start(opening: Opening) -> None:
-    """Choose the precision for the model to start from, and print a line on the adapter that it is."""
+    """Choose the precision for the initial model, and print a line if it is an adapter."""
     config = opening.config
     if not opening.stage.starts_from:
         return
@@ -497,7 +500,7 @@ CHECKS: Sequence[Callable[[Opening], None]] = (
     _check_device,
     _check_start,
 )
-"""What is checked before anything is loaded, in order; a later check may need what an earlier one has found."""
+"""The checks before anything is loaded, in order; a check may need the results of earlier ones."""
 
 
 def _set_up(opening: Opening) -> dict[str, object]:
@@ -516,7 +519,7 @@ def _set_up(opening: Opening) -> dict[str, object]:
     if config.runtime.deterministic and device.type == "cuda":
         use_deterministic_kernels()
     _say_without_effect(config, opening.stage, device)
-    # A chain's stages have one date.
+    # All stages of a chain use the same date.
     earlier = [opening.folder, opening.folder.parent] if opening.resumed else [opening.folder.parent]
     day = ranks.first(lambda: next(filter(None, map(date_before, earlier)), str(date.today())))
     render_as_of(day)
@@ -535,7 +538,7 @@ def _set_up(opening: Opening) -> dict[str, object]:
 
 
 def check_publishing(config: Config) -> None:
-    """Check that the model of a run can be pushed, if that is configured (`ConfigError` if not)."""
+    """Check that a run's model can be pushed, if configured (`ConfigError` if not)."""
     if config.push.repo:
         service("check_push")(config.push.repo, existing=config.push.existing)
         if config.adapter.kind != "none" and config.model is not None:
@@ -543,7 +546,7 @@ def check_publishing(config: Config) -> None:
 
 
 def pass_tokens(config: Config) -> PassTokens:
-    """The tokens per pass of a run: the configured number, or one that is halved when memory runs out."""
+    """Return a run's tokens per pass: the configured number, or an adaptive one that is halved when memory runs out."""
     first = config.runtime.first_pass_tokens
     if first is None or config.runtime.micro_batch_tokens != "auto":
         return first
@@ -564,7 +567,7 @@ def _say_without_effect(config: Config, stage: Stage, device: torch.device) -> N
 
 
 def repeated_rewards(config: Config) -> list[str]:
-    """A line for each reward that is given several times, whose scores count as often. Objects may share a name."""
+    """Describe rewards that are listed, and so counted, several times. Objects are skipped: they may share a name."""
     named = Counter(
         (term.source, repr(term.settings))
         for term in config.reward
@@ -578,7 +581,7 @@ def repeated_rewards(config: Config) -> list[str]:
 
 
 def _say_of_saved_adapter(source: str, config: Config) -> None:
-    """Warn if a run that starts from an adapter trains all weights, or names another form than the adapter has."""
+    """Warn if a run that starts from an adapter trains all weights, or configures another form than the adapter's."""
     if (adapter := find_adapter(source)) is None:
         return
     kind = "dora" if adapter.settings.get("use_dora") else "lora"

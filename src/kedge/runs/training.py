@@ -1,4 +1,4 @@
-"""The training of a stage: its loop with checkpoints, logs and callbacks, and a clean end."""
+"""Runs the training of a stage: its loop with checkpoints, logs and callbacks, and a clean end."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class Update:
     def model(self) -> nn.Module:
         """The trained model: the transformers model of policy, reward model or critic; in control, the networks.
 
-        It has the current weights. It may be read, and a policy sampled from. Changes to it take effect in a single
-        process; several ranks would no longer have the same weights, and the run ends.
+        It has the current weights, and a callback may read it and sample from a policy. Changes to it take effect in a
+        single process; with several ranks, the weights would differ, and the run ends.
 
         Raises:
-            ConfigError: The weights are sharded, so that no rank has them.
+            ConfigError: The weights are sharded, so that no rank has all of them.
         """
         if self._model is None:
             raise ConfigError(
@@ -77,7 +77,7 @@ class Update:
         return self._model
 
     def stop(self, reason: str = "a callback stopped it") -> None:
-        """End the run after this update, as if it were complete: the model is saved, `finished.json` has the reason."""
+        """End the run after this update as if complete: the model is saved, and `finished.json` has the reason."""
         self._loop.request_end(reason)
 
 
@@ -86,7 +86,7 @@ Callback: TypeAlias = Callable[[Update], object]
 
 
 def check_callback(callback: object) -> None:
-    """Check, before a run is opened, that its callback does something when it is called.
+    """Check, before a run is opened, that calling its callback runs code.
 
     Raises:
         ConfigError: It is not a function, or an async one or a generator, whose call runs none of its code.
@@ -109,12 +109,12 @@ def watched(
     model: nn.Module,
     tokenizer: Any = None,
 ) -> Callable[[int, Mapping[str, float]], None]:
-    """A function of an update's number and metrics that shows the update to the user's callback.
+    """Return a function of an update's number and metrics that calls the user's callback.
 
     The update is complete by then: an exception in the callback does not undo it.
 
     Args:
-        callback: The user's function; None for none.
+        callback: The user's function, if any.
         run: The run.
         loop: Its loop.
         num_updates: Updates of the whole run.
@@ -136,7 +136,7 @@ def watched(
 
 
 def open_loggers(run: Run, *, warn: Callable[[str], None]) -> LoggerGroup:
-    """The loggers of a started run; each one is opened with its first row."""
+    """Create the loggers of a started run; each is opened with its first row."""
     state = LoggerState(run.folder)
     facts = {name: str(fact) for name, fact in run.facts.items()}
     settings = plain_json({**run.config.model_dump(mode="json"), "facts": facts})
@@ -146,12 +146,12 @@ def open_loggers(run: Run, *, warn: Callable[[str], None]) -> LoggerGroup:
 
 
 LOGS = (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE, CRITIC_CHECKS_FILE)
-"""The logs with rows that a resumed run writes again from its checkpoint on."""
+"""The logs whose rows a resumed run writes again after its checkpoint."""
 
 
 @contextmanager
 def stage_loop(run: Run, *, model: CheckpointModel, stop: Stopping | None = None) -> Iterator[CheckpointedLoop]:
-    """The loop over a stage's steps; `restore` truncates the logs to the step that the run resumes from.
+    """Open the loop over a stage's steps; `restore` truncates the logs to the step that the run resumes from.
 
     Args:
         run: The stage's run; if it has a checkpoint, `restore` starts it.
@@ -160,9 +160,9 @@ def stage_loop(run: Run, *, model: CheckpointModel, stop: Stopping | None = None
 
     Raises:
         ModelError: The model cannot be saved.
-        KeyboardInterrupt, Terminated: The run was interrupted; the state after the last whole step is saved, unless an
-            optimizer step has followed.
-        OutOfMemoryError: Memory ran out; the state after the last whole step is saved.
+        KeyboardInterrupt, Terminated: The run was interrupted; the state after the last complete step is saved, unless
+            an optimizer step has followed.
+        OutOfMemoryError: Memory ran out; the state after the last complete step is saved.
     """
     checkpoint = run.config.checkpoint
     run.ranks.first(lambda: model.try_saving(run.folder))
@@ -170,7 +170,7 @@ def stage_loop(run: Run, *, model: CheckpointModel, stop: Stopping | None = None
     def begin() -> None:
         # Samples of "update 0" precede the first update: a run that starts over writes them again.
         last = (run.checkpoint.update if run.checkpoint else 0) or -1
-        # A damaged log is refused while nothing has changed.
+        # A damaged log is rejected before anything has changed.
         kept = {path: rows_until(path, last) for name in LOGS if (path := run.folder / name).is_file()}
         run.start()
         for path, rows in kept.items():
@@ -202,7 +202,7 @@ def stage_loop(run: Run, *, model: CheckpointModel, stop: Stopping | None = None
 def logged_steps(
     run: Run, loop: CheckpointedLoop, num_steps: int, *, shown: tuple[str, ...]
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    """A callback that writes a step's metrics to `metrics.jsonl` and updates the progress display.
+    """Return a callback that writes a step's metrics to `metrics.jsonl` and updates the progress display.
 
     Args:
         run: The stage's run.
@@ -227,22 +227,23 @@ def logged_steps(
 
 
 def _best(run: Run) -> BestUpdate | None:
-    """The tracker of the best update; None for a stage that has no such metric."""
+    """Create the tracker of the best update; None for a stage without such a metric."""
     metric = best_metric(run.config, run.stage)
     return None if metric is None else BestUpdate(metric.name, metric.higher_is_better, metric.is_kept)
 
 
 @contextmanager
 def running(run: Run, *, save: Callable[..., object] | None = None) -> Iterator[dict[str, object]]:
-    """Start a run, and end it: mark it as finished, print the findings and the next command, push the model.
+    """Start a run, and end it after the block: mark it as finished, print the findings and the next command, push the
+    model.
 
     If the block fails, the line that resumes the run is printed, or the folder is removed if it has no results. A run
-    with a checkpoint is started by the loop, once it is restored: if the block fails before, its folder stays as it is.
+    with a checkpoint is started by the loop, once it is restored: if the block fails before, its folder is unchanged.
 
     Args:
-        run: The stage's run, opened, not started.
-        save: Saves the model and the report also after a failure, called with `interrupted=`, and `model=`, False where
-            memory ran out, perhaps between two steps; None if the block does it.
+        run: The stage's run, opened but not started.
+        save: Saves the model and the report, also after a failure. It is called with `interrupted=` and `model=`, which
+            is False if memory ran out, possibly in the middle of a step. None if the block saves them.
 
     Yields:
         The content of `finished.json`, for the block to fill.
@@ -270,7 +271,7 @@ def running(run: Run, *, save: Callable[..., object] | None = None) -> Iterator[
 
 @contextmanager
 def measuring(run: Run) -> Iterator[Callable[[str, int, int], None]]:
-    """Start a run that trains nothing; it ends on a signal, several ranks between two phases.
+    """Start a run that trains nothing; a signal ends it, with several ranks between two phases.
 
     Yields:
         A function of a phase's name, its completed part and its total, for `progress.jsonl`.

@@ -1,4 +1,4 @@
-"""The arguments of a stage's Python function: settings for the configuration, and Python objects beside it."""
+"""Splits the arguments of a stage's Python function into settings and Python objects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ StrPath: TypeAlias = "str | os.PathLike[str]"
 """A folder, a file or a hub id."""
 
 Model: TypeAlias = "StrPath | LoadedModel | tuple[Any, Any]"
-"""A model's folder or hub id; or the model and its tokenizer, loaded, also as a pair."""
+"""A model's folder or hub id, or a loaded model with its tokenizer, possibly as a pair."""
 
 Data: TypeAlias = "StrPath | Iterable[Any]"
 """A file, folder or hub id; a list of texts, rows or files; a `Dataset`, `DatasetDict` or pandas DataFrame."""
@@ -37,12 +37,12 @@ Weighted: TypeAlias = "Reward | Sequence[Reward] | Mapping[RewardSpec | LoadedMo
 LOADED = "kedge.LoadedModel(model, tokenizer)"
 
 UNNAMED = object()
-"""The value of a field that a Python object without a name takes."""
+"""The value of a field that was set to a Python object without a name."""
 
 
 @contextmanager
 def with_named_models(stage: Stage, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The arguments with folders of the run instead of loaded models, which are saved there."""
+    """Save loaded models in the run's folder; return the arguments with these folders in their place."""
     found = NamedModels(Path())
     named_models(stage, given, found)
     if not found.models:
@@ -56,14 +56,14 @@ def with_named_models(stage: Stage, given: Mapping[str, Any]) -> Iterator[dict[s
 
 
 def named_models(stage: Stage, given: Mapping[str, Any], models: NamedModels) -> dict[str, Any]:
-    """The arguments with folders instead of loaded models; rows of data hold none."""
+    """Return the arguments with folders instead of loaded models; rows of data contain no models."""
     named = {name for name, field in _fields(stage).items() if not field.startswith("data.")}
     folders = {name: "model" if name == "policy" else name for name in named}
     return {name: models.name(value, folders[name]) if name in named else value for name, value in given.items()}
 
 
 def _fields(stage: Stage) -> dict[str, str]:
-    """The fields that the parameters of a stage's function set."""
+    """The configuration field that each parameter of a stage's function sets."""
     flags = {name.strip("-"): flag.field for flag in stage.flags for name in flag.names}
     return {**flags, **stage.arguments, "out": "out"}
 
@@ -75,7 +75,9 @@ def _output(out: StrPath | None, stage: str) -> Path:
 
 
 def resolved_arguments(stage: Stage, given: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
-    """The configuration from the arguments of a stage's function, and the Python objects that it cannot hold."""
+    """Resolve the configuration from the arguments of a stage's function, and return the Python objects that it cannot
+    hold.
+    """
     if given.get("model") is not None and given.get("policy") is not None:
         raise ConfigError("model and policy are two names of the same argument; give one of them")
     fields = _fields(stage)
@@ -96,10 +98,10 @@ def resolved_arguments(stage: Stage, given: Mapping[str, Any]) -> tuple[Config, 
 
 
 def read_argument(field: str, value: Any, name: str) -> tuple[Mapping[str, Any], Any]:
-    """The settings that an argument sets, and its Python object if it has no name.
+    """Return the settings that an argument sets, and the Python object itself if the settings cannot hold it.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The argument has the wrong type.
     """
     if field.startswith("data."):
         return _rows(field, value)
@@ -118,18 +120,18 @@ def read_argument(field: str, value: Any, name: str) -> tuple[Mapping[str, Any],
 
 
 def is_whole(value: object) -> bool:
-    """True for a whole number, also one of NumPy."""
+    """True for an integer, including NumPy's; False for a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_whole(name: str, value: Any, *, least: int) -> None:
-    """Check that an argument is a whole number (`ConfigError` if not)."""
+    """Check that an argument is an integer of at least `least` (`ConfigError` if not)."""
     if not is_whole(value) or value < least:
         raise ConfigError(f"{name} must be a whole number of {least} or more; it is {value!r}")
 
 
 def _rows(field: str, data: Any) -> tuple[Mapping[str, Any], list[Any] | None]:
-    """Rows or texts as an object; names of files as a setting."""
+    """Read data: file names become a setting, rows and texts an object."""
     if isinstance(data, (str, os.PathLike)):
         return {field: [os.fspath(cast("StrPath", data))]}, None
     entries = list(table_rows(data, field))
@@ -140,7 +142,7 @@ def _rows(field: str, data: Any) -> tuple[Mapping[str, Any], list[Any] | None]:
 
 
 def _rewards(reward: Any) -> tuple[Mapping[str, Any], list[RewardTerm] | None]:
-    """Rewards as objects, if at least one is a Python function; otherwise as a setting."""
+    """Read rewards: objects if at least one is a Python function, otherwise a setting."""
     if isinstance(reward, Mapping):
         terms = [_weighted(spec, weight) for spec, weight in cast("Mapping[Any, Any]", reward).items()]
     else:
@@ -168,6 +170,6 @@ def _weighted(spec: Any, weight: object) -> RewardTerm:
 
 
 def _shown(value: object) -> str:
-    """A value of the wrong type, for an error."""
+    """Format a value of the wrong type for an error message."""
     alone = " without its tokenizer" if is_pretrained(value) and hasattr(value, "forward") else ""
     return f"a {type(value).__name__}{alone}"

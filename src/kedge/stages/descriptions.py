@@ -44,7 +44,7 @@ REWARD = Flag(
 
 
 def _data(flag: Flag) -> Flag:
-    """The same option, also as --data."""
+    """Return the option with --data as another name."""
     return replace(flag, names=(*flag.names, "--data"))
 
 
@@ -68,12 +68,13 @@ PPO_BEST = {
     "eval/score/": HIGHER,
     "score/": HIGHER,
 }
-"""No KL and no share of ended responses: the untrained start has the best value. Names that end with a slash stand for
-single reward terms, such as a judge."""
+"""Metrics that can select the best update. KL and the share of ended responses are missing because the untrained policy
+has the best value. Names that end with a slash stand for single reward terms, such as a judge.
+"""
 
 
 def _check_sampling(config: Config) -> None:
-    """Check what PPO needs, also as a part of a chain."""
+    """Check the settings of PPO, whether it runs alone or in a chain."""
     ppo = config.ppo
     if "distill" in config.preset and ppo.reference is None:
         how = as_argument("--teacher")
@@ -112,7 +113,7 @@ def _check_ppo(config: Config) -> None:
 
 
 def _best_in_ppo(config: Config) -> str:
-    """The judge's opinion; or the score, less the cost of the KL if that is measured to a teacher."""
+    """The win rate with a judge; otherwise the score, less the KL penalty if the KL is measured to a teacher."""
     if config.evaluate.judge:
         return "eval/win_rate"
     return "eval/score" if config.ppo.reference is None else "eval/total"
@@ -133,7 +134,7 @@ def _check_rlhf(config: Config) -> None:
 
 
 def _check_rounds(config: Config) -> None:
-    """Check that the responses labeled after a round can be the next one's comparisons."""
+    """Check that the responses labeled after a round can serve as comparisons in the next one."""
     if config.rlhf.labeler is None:
         raise ConfigError(
             f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeler, which compares the new responses"
@@ -141,7 +142,7 @@ def _check_rounds(config: Config) -> None:
     if config.data.columns:
         from kedge.data.fields import columns_of  # with torch, which --help does without
 
-        # The responses that a round labels are rows under kedge's own names.
+        # The rows that a round labels use kedge's column names.
         renamed = columns_of(config.data.columns, "comparisons")
         given = (name for name in config.data.columns if name.removeprefix("comparisons.") in renamed)
         if named := next(given, None):
@@ -167,7 +168,7 @@ def _check_critic(config: Config) -> None:
 
 
 def _check_first_returns(config: Config) -> None:
-    """Check that the critic is fitted to the returns of PPO's first update, in which a KL to the start would be 0."""
+    """Check that the critic is fitted to the returns of PPO's first update, where the KL to the initial policy is 0."""
     from kedge.config.schedules import config_at  # which imports the stages
 
     ppo = config_at(config, 1).ppo
@@ -344,4 +345,4 @@ RLHF = language_stage(
 )
 
 OWN = (SFT, REWARD_MODEL, CRITIC, PPO, RLHF)
-"""The stages that train, in the order of the help."""
+"""The training stages, in the order of the help."""

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScoredResponses:
-    """Responses of one side with their scores, None if the judge only compares, and the reasons for them, if any.
+    """Responses of one side, with their scores (None if the judge only compares) and the reasons for them, if any.
 
-    `answers` are those that the judge found in the responses, if it looks for them. `endings` are those of episodes.
+    `answers` are the answers that the judge extracted from the responses, if it does. `endings` say how episodes ended.
     """
 
     responses: Responses
@@ -48,10 +48,10 @@ class ScoredResponses:
         return [len(ids) for ids in self.responses.response_ids]
 
     def figures(self, num_samples: int = 1) -> dict[str, Interval | float | None]:
-        """Mean score, None if the judge only compares or scored nothing; mean length; share with a stop token.
+        """Mean score (None if the judge only compares or scored nothing), mean length, and share with a stop token.
 
         Args:
-            num_samples: Responses to each prompt, which are next to each other.
+            num_samples: Number of responses to each prompt; they are adjacent.
         """
         return {
             "score": mean_score(self.scores or [], num_samples),
@@ -60,7 +60,7 @@ class ScoredResponses:
         }
 
     def shares(self, suffix: str = "") -> dict[str, dict[str, float]]:
-        """The shares of the judge's verdicts and of the endings of episodes, those that there are.
+        """Shares of the judge's verdicts and of the endings of episodes, where available.
 
         Args:
             suffix: Added to the names `verdicts` and `endings`.
@@ -123,7 +123,7 @@ def mean_score(scores: Scores, size: int) -> Interval | None:
     """Mean over prompts of each prompt's mean score, since responses to one prompt are not independent.
 
     Args:
-        scores: One per response; those to a prompt are next to each other.
+        scores: One per response; responses to a prompt are adjacent.
         size: Responses per prompt.
 
     Returns:
@@ -145,7 +145,7 @@ class PairwiseJudge:
 
     Args:
         function: The judge, or `file.py:function`, `package.module:function`.
-        ranks: The function is loaded and runs on the first of them; all of them get its verdicts or its error.
+        ranks: The function is loaded and runs on the first rank; all ranks get its verdicts or its error.
 
     Raises:
         RewardError: No such function, or its signature does not accept two responses.
@@ -192,7 +192,7 @@ class PairwiseJudge:
 
 
 def _checked_verdicts(returned: Any, *, name: str, lengths: Sequence[int]) -> list[Score]:
-    """A judge's return value as numbers, after checking it; arguments and errors as in `checked_scores`."""
+    """Check a judge's return value and convert it to numbers; arguments and errors as in `checked_scores`."""
     verdicts: list[Any] = list(returned) if isinstance(returned, (list, tuple)) else []
     if not any(isinstance(each, str) for each in verdicts):
         verdicts = checked_scores(returned, name=name, lengths=lengths)
@@ -214,7 +214,7 @@ def _loaded(function: Callable[..., Any] | str) -> FunctionReward:
 
 
 def _takes_two(function: object) -> bool:
-    """True for a function of any columns that can tell two responses apart: a reward function gets one of them."""
+    """True if a function with `**columns` can receive two responses: it does not name a reward function's only one."""
     if not callable(function):
         return False
     try:
@@ -242,7 +242,7 @@ class Judge:
 
     @property
     def mode(self) -> Literal["score", "pairwise"]:
-        """The setting `evaluate.judge_mode`."""
+        """The value of `evaluate.judge_mode`."""
         return "pairwise" if isinstance(self.source, PairwiseJudge) else "score"
 
     def check(self, columns: Collection[str]) -> None:
@@ -250,7 +250,7 @@ class Judge:
         self.source.check(columns)
 
     def score(self, responses: Responses) -> ScoredResponses:
-        """The responses with one number each, or without from a judge that only compares."""
+        """Score each response; a judge that only compares gives no scores."""
         if isinstance(self.source, PairwiseJudge):
             return ScoredResponses(responses, None)
         terms = self.source.score_terms(responses)
@@ -258,7 +258,9 @@ class Judge:
         return ScoredResponses(responses, terms.totals(), terms.row_reasons(), terms.verdicts(), answers)
 
     def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
-        """The better response to each prompt. Equal texts tie, even if their scores were rounded differently."""
+        """Decide which response to each prompt is better. Equal texts tie, even if their scores were rounded
+        differently.
+        """
         if isinstance(self.source, PairwiseJudge):
             first = self.source.verdicts(ours.responses, theirs.responses)
             swapped = self.source.verdicts(theirs.responses, ours.responses)
@@ -283,12 +285,12 @@ def load_judge(
     tokenizer: PreTrainedTokenizerBase,
     player: Player | None = None,
 ) -> Judge:
-    """Load `config.evaluate.judge`; without one, episodes are judged by what they are paid.
+    """Load `config.evaluate.judge`; without one, episodes are judged by their environment's reward.
 
     Args:
         config: Names the judge and its mode.
-        run: Has a function or model in place of the configured one, if any; device and precision of models, and the
-            ranks that share them.
+        run: Has the function or model that replaces the configured one, if any; also the device, the precision and the
+            ranks.
         tokenizer: Tokenizer of the responses.
         player: Plays the episodes that are judged.
 

@@ -1,4 +1,4 @@
-"""The memory that a run should hold, as planned before it started, and what it held."""
+"""Compares the memory that was planned for a run with the measured peak."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ class Peak(Protocol):
 
     @property
     def name(self) -> str:
-        """As in `time/NAME` of the metrics, where there is one."""
+        """The name in the metric `time/NAME`, if there is one."""
         ...
 
     @property
     def bytes(self) -> float:
-        """The size of its tensors."""
+        """Size of the phase's tensors in bytes."""
         ...
 
 
 class PlannedMemory(Protocol):
-    """The memory that a run should hold, as planned before it started."""
+    """The memory that a run was planned to use."""
 
     @property
     def peak(self) -> Peak:
-        """The phase that holds the most."""
+        """The phase that holds the most memory."""
         ...
 
     @property
     def needed(self) -> float:
-        """Bytes of the process at its peak."""
+        """Peak memory of the process in bytes."""
         ...
 
 

@@ -52,7 +52,7 @@ class SamplingSettings:
     Attributes:
         max_new_tokens: Longest response, tokens.
         temperature: Divides the logits; 0 takes the most likely token at each step.
-        batch_size: Responses sampled in parallel.
+        batch_size: Number of responses sampled in parallel.
         seed: Seed of the samples. Row n uses the same random stream for every policy, so that equal policies give
             equal responses.
     """
@@ -92,7 +92,7 @@ class Policy:
         model: The language model.
         stop_tokens: The tokens that end a response.
         precision: Number format of the matrix products.
-        ranks: They share sampling and passes; every one of them has the policy, or a part of each of its weights.
+        ranks: Processes that share sampling and forward passes; each has the policy or a shard of its weights.
     """
 
     source: str
@@ -103,7 +103,7 @@ class Policy:
     ranks: Ranks = ALONE
 
     def sampler(self, sampling: SamplingSettings) -> Sampler:
-        """The sampler of the policy's responses."""
+        """The sampler for this policy."""
         return Sampler(
             self.model,
             pad_id=cast("int", self.tokenizer.pad_token_id),
@@ -131,7 +131,7 @@ class Policy:
         return logprobs
 
     def room(self, max_new_tokens: int) -> int | None:
-        """Longest prompt that the context allows beside a response; None for no limit."""
+        """Longest prompt that leaves room for a response in the context; None for no limit."""
         return room_for_prompt({"the model": self.model.sampling_length}, max_new_tokens)
 
     def sample(
@@ -145,8 +145,8 @@ class Policy:
     ) -> Generator[SampledResponses, None, None]:
         """Sample one response per prompt, in the order of the prompts, a batch at a time.
 
-        Shows the progress; `on_phase` is called before the first batch, and after each one when the next is asked for.
-        With a player, the responses are episodes; those to the same prompt, one object, start alike.
+        Shows the progress; `on_phase` is called before the first batch, and after each batch when the next one is
+        requested. With a player, the responses are episodes; those of the same prompt object start in the same state.
         """
         engine = self.engine(sampling)
         total = len(prompts)
@@ -194,7 +194,7 @@ def load_frozen_policy(
         precision: Number format of the matrix products.
         stop_token: The token or tokens that end a response; None for the policy's own.
         trust_remote_code: Run Python code in the model folder.
-        chat_template: Replaces the model's, see `load_tokenizer`.
+        chat_template: Replaces the model's template; see `load_tokenizer`.
         ranks: The processes that share sampling and passes.
 
     Raises:
@@ -214,7 +214,7 @@ def load_frozen_policy(
 def policy_kl(
     policy: Policy, reference: Policy, batches: Iterable[SampledResponses], *, temperature: float
 ) -> list[float]:
-    """KL of a policy to another with the same tokens: one estimate per response, nats; their mean estimates the KL.
+    """Estimate the KL of a policy to another with the same tokens: one value per response in nats, to be averaged.
 
     Args:
         policy: The policy that sampled the responses.
@@ -255,7 +255,7 @@ def sampling_settings(config: Config, *, num_responses: int = 1) -> SamplingSett
 
     Args:
         config: The configuration.
-        num_responses: Responses to each prompt: several are to differ.
+        num_responses: Number of responses to each prompt; with more than one, decoding is not greedy by default.
     """
     temperature = config.generate.temperature
     if temperature is None:
@@ -272,7 +272,7 @@ REFERENCE_COLUMNS = ("completion", "chosen", "summary")
 
 
 def read_references(prompts: Sequence[Prompt], *, template: str) -> list[str]:
-    """The reference of each prompt: its `completion`, `chosen` or `summary`; of a conversation, the last message.
+    """Return each prompt's reference: its `completion`, `chosen` or `summary`; for a conversation, the last message.
 
     Args:
         prompts: The prompts with their columns.
@@ -306,13 +306,13 @@ def _reference(columns: Mapping[str, Any]) -> str:
 
 
 def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max_new_tokens: int) -> list[Prompt]:
-    """The prompts rendered with a policy's chat template; unchanged if it has no template.
+    """Render the prompts with a policy's chat template; they are unchanged if it has no template.
 
     Args:
         policy: The policy to sample from.
         prompts: Prompts rendered with `reader`'s template.
         reader: The policy with the template that rendered them.
-        max_new_tokens: Tokens of the context to reserve for the response.
+        max_new_tokens: Number of tokens in the context to reserve for the response.
 
     Raises:
         DataError: The template rejects a conversation, or a prompt is too long for the policy's context.
@@ -344,7 +344,7 @@ def _rendered(policy: Policy, prompt: Prompt) -> Prompt:
 def written_responses(
     prompts: Sequence[Prompt], completions: list[str], stopped: list[bool], tokenizer: PreTrainedTokenizerBase
 ) -> Responses:
-    """Texts as responses in a tokenizer's tokens: references, or responses of a policy with another tokenizer."""
+    """Encode texts as responses: references, or responses of a policy with another tokenizer."""
     return Responses(
         prompts=[prompt.text for prompt in prompts],
         completions=completions,

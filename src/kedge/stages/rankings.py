@@ -1,4 +1,4 @@
-"""Comparisons from the policy's own responses, ranked by a labeler."""
+"""Samples comparisons from the policy, ranked by a labeler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kedge.stages.policy import Policy, SamplingSettings
 from kedge_base.errors import RewardError
 
 POST_FIELDS = ("subreddit", "title", "post")
-"""Columns that `data.template=tldr` builds the prompt from; a comparison needs no other columns."""
+"""Columns that `data.template=tldr` builds the prompt from; comparisons keep no other columns."""
 
 
 def collect_rankings(
@@ -32,16 +32,16 @@ def collect_rankings(
         prompts: The prompts.
         labeler: Scores the responses.
         sampling: Sampling settings.
-        num_responses: Responses per prompt, ≥ 2.
+        num_responses: Number of responses per prompt, ≥ 2.
         title: Title of the progress display.
-        on_phase: Told how far the sampling is.
+        on_phase: Called with the progress of sampling.
 
     Returns:
         Rows of `prompt`, `responses` and `ranks`, as `parse_comparison` expects them; prompts whose responses all have
         the same score are left out.
 
     Raises:
-        RewardError: No row is left, or the labeler broke its contract.
+        RewardError: No row is left, or the labeler returned invalid scores.
     """
     repeated = [prompt for prompt in prompts for _ in range(num_responses)]
     batches = policy.sample(repeated, sampling, title=title, on_phase=on_phase)
@@ -53,7 +53,7 @@ def collect_rankings(
         texts, ranks = rank_responses(responses.completions[own], scores[own])
         if texts:
             post = {name: prompt.columns[name] for name in POST_FIELDS if name in prompt.columns}
-            # A conversation stays one: its answers are then closed as its template closes them.
+            # Keep a conversation as messages, so that its template closes the answers.
             asked = prompt.columns.get(MESSAGES_COLUMN) if isinstance(prompt.text, Rendered) else None
             rows.append({**post, "prompt": asked or prompt.text, "responses": texts, "ranks": ranks})
     if not rows:
@@ -65,7 +65,8 @@ def collect_rankings(
 
 
 def rank_responses(texts: Sequence[str], scores: Scores) -> tuple[list[str], list[int]]:
-    """Distinct texts with their ranks, 1 the best; equal scores get equal ranks. Empty without a preference.
+    """Rank distinct texts, with 1 as the best; equal scores get equal ranks. The result is empty if no text is
+    preferred.
 
     Blank responses and responses without a score are left out; equal texts are merged.
     """

@@ -1,4 +1,4 @@
-"""The reward model: train a model on comparisons to predict which of two answers people prefer.
+"""Train a reward model on comparisons, to predict which of two answers people prefer.
 
     comparisons ─▶ train / held-out split ─▶ all answers to a prompt in one forward pass ─▶ −log σ(better − worse)
                 ─▶ accuracy and calibration on held-out prompts ─▶ mean score 0 on the demonstrations ─▶ model/
@@ -76,7 +76,7 @@ def run_reward(
         demonstrations: Rows instead of `config.data.demonstrations`; the mean score on them becomes 0.
         resume: Resume the run in the output folder; start a new one otherwise.
         callback: Called after each optimizer step.
-        planned: Memory that it should hold, to be compared with the measured peak.
+        planned: The planned memory, which is compared with the measured peak.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; raised before any training.

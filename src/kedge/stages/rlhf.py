@@ -1,4 +1,4 @@
-"""The three stages in a chain, and InstructGPT's loop around the last two.
+"""Runs the three stages in a chain, with InstructGPT's loop around the last two.
 
     demonstrations ─▶ sft/ ─▶ comparisons ─▶ reward/ ─▶ prompts (─▶ critic/) ─▶ ppo/ ─▶ model/
                                   ▲                                              │
@@ -62,7 +62,7 @@ class Round:
     critic: CriticResult | None = None
 
     def summary(self) -> dict[str, Any]:
-        """Figures of the round, for `summary.json`."""
+        """The round's entries in `summary.json`."""
         first, last = (self.ppo.metrics[0], self.ppo.metrics[-1]) if self.ppo.metrics else ({}, {})
         return {
             "reward_model": self.reward.summary,
@@ -124,10 +124,10 @@ def run_rlhf(
     callback: Callback | None = None,
     planned: Mapping[str, PlannedMemory] | None = None,
 ) -> RlhfResult:
-    """Fine-tune `config.model`, train a reward model on comparisons, run PPO against it; the last two in rounds.
+    """Fine-tune `config.model`, train a reward model on comparisons, run PPO against it; repeat the last two in rounds.
 
     From round 2 on, the labeler ranks responses of the newest policy, and a new reward model is trained on the
-    rankings. Rewards in `config.reward`, such as a length penalty, are added to the reward model's. With
+    rankings. Rewards in `config.reward`, such as a length penalty, are added to the reward model's score. With
     `rlhf.train_critic`, each round trains a critic between the two, and PPO starts from it.
 
     However the run ends, `model/` holds the newest policy.
@@ -142,7 +142,7 @@ def run_rlhf(
         resume: Resume the run in the output folder: finished stages are kept, the current one continues. Start a
             new one otherwise.
         callback: Called after each update of each stage.
-        planned: Memory that each stage should hold, by its name, to be compared with the process's peak.
+        planned: The planned memory of each stage, by name, which is compared with the process's peak.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; raised before any training.
@@ -202,19 +202,19 @@ def run_rlhf(
 
 
 def _suffix(number: int) -> str:
-    """The end of the names of a round's folders."""
+    """The suffix of a round's folder names."""
     return "" if number == 1 else f"-{number}"
 
 
 def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward | None]:
-    """Load and read the inputs of all stages, so that a mistake in any of them shows before hours of fine-tuning.
+    """Load and read the inputs of all stages, so that errors in any of them are found before hours of fine-tuning.
 
     Args:
         config: The resolved configuration.
         run: The run, opened.
 
     Returns:
-        All prompts; and what ranks responses from round 2 on, None for a single round.
+        All prompts; and the labeler of responses from round 2 on, None for a single round.
 
     Raises:
         KedgeError: A stage cannot run with this configuration; or an input cannot be read or does not fit the others.
@@ -231,7 +231,7 @@ def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward
     load_rows("comparisons", config, run, reader, room=base_context)
     room = policy.room(config.rollout.max_new_tokens)
     prompts = load_rows("prompts", config, run, tokenizer, room=room)
-    # The trained one is added.
+    # The trained reward model is added.
     scorer = load_rewards(rewards_of(config, run), config, run, tokenizer, may_be_empty=True)
     check_roles(existing, run, policy, scorer, prompts)
     if config.rlhf.train_critic and existing.critic.names_base:
@@ -244,7 +244,7 @@ def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward
 
 
 def _check_stages(config: Config, run: Run) -> None:
-    """Check the configuration of every stage, as the stage itself will."""
+    """Run each stage's own checks of its configuration."""
     trained = {"model": Path(str(config.model)), "reward": run.shared_folder / "reward" / "model"}
     stages = {name: stage_config(config, run, name) for name in ("sft", "reward")}
     stages["ppo"] = scored_config(config, run, "ppo", **trained)
@@ -256,7 +256,7 @@ def _check_stages(config: Config, run: Run) -> None:
 
 
 def _with_existing_models(config: Config, run: Run) -> Config:
-    """The configuration without the models that the chain itself will make, such as `ppo.reference=OUT/sft/model`."""
+    """Return the configuration without models that the chain will produce, such as `ppo.reference=OUT/sft/model`."""
     without = {"reward_model.base": None, "critic.base": "auto", "ppo.reference": None, "evaluate.judge": None}
     folder = run.shared_folder.resolve()
     named = {name: Path(str(value_of(config, name))).expanduser().resolve() for name in without}
@@ -264,7 +264,7 @@ def _with_existing_models(config: Config, run: Run) -> Config:
 
 
 def _reward_base(base: str, config: Config, run: Run) -> tuple[PreTrainedTokenizerBase, int | None]:
-    """The tokenizer and the context, in tokens, of the model that the reward model starts from."""
+    """Return the tokenizer and the context length in tokens of the model that the reward model starts from."""
     trusted = config.runtime.trust_remote_code
     tokenizer = load_tokenizer(base, trust_remote_code=trusted, chat_template=config.data.chat_template)
     model = load_scalar_model(
@@ -274,7 +274,7 @@ def _reward_base(base: str, config: Config, run: Run) -> tuple[PreTrainedTokeniz
 
 
 def stage_config(config: Config, run: Run, name: str) -> Config:
-    """The configuration of a stage, which writes to its own folder inside the run's."""
+    """Return the configuration of a stage, which writes to a subfolder of the run's folder."""
     keep_best = metric_in_chain(config, name.partition("-")[0])
     return with_values(
         config, {"out": str(run.shared_folder / name), "push.repo": None, "checkpoint.keep_best": keep_best}
@@ -282,7 +282,8 @@ def stage_config(config: Config, run: Run, name: str) -> Config:
 
 
 def scored_config(config: Config, run: Run, name: str, *, model: Path, reward: Path) -> Config:
-    """The configuration of PPO, or of its critic's training: policy, and the trained reward model before other rewards.
+    """Return the configuration of PPO or its critic's training, with the policy and the trained reward model before
+    other rewards.
 
     Raises:
         ConfigError: The critic is initialized from the reward model, and there is more than one.
@@ -292,7 +293,7 @@ def scored_config(config: Config, run: Run, name: str, *, model: Path, reward: P
 
 
 def with_critic(config: Config, critic: Path) -> Config:
-    """The configuration of PPO that starts from the critic that was trained before it.
+    """Return the configuration of PPO that starts from the trained critic.
 
     Raises:
         ConfigError: The other settings of PPO do not fit this kind of critic.
@@ -302,7 +303,7 @@ def with_critic(config: Config, critic: Path) -> Config:
 
 
 def with_trained(model: Path, reward: Rewards) -> list[RewardSpec | RewardTerm]:
-    """The trained reward model, followed by rewards that were passed from Python."""
+    """Return the trained reward model, followed by rewards that were passed from Python."""
     given = [reward] if isinstance(reward, (str, Path, RewardTerm)) or callable(reward) else list(reward)
     return [RewardTerm(str(model)), *given]
 
@@ -310,7 +311,7 @@ def with_trained(model: Path, reward: Rewards) -> list[RewardSpec | RewardTerm]:
 def label_round(
     config: Config, run: Run, prompts: Sequence[Prompt], labeler: WeightedReward | None, policy: Path, number: int
 ) -> Config:
-    """Rank responses of a policy; the configuration of the round, with the rankings among its comparisons.
+    """Rank responses of a policy, and return the round's configuration with the rankings added to its comparisons.
 
     Args:
         config: Configuration of the previous round.
@@ -355,7 +356,7 @@ def label_round(
 
 
 def write_rows(path: Path, rows: Sequence[Any]) -> str:
-    """Write rows as JSON lines, so that the `config.yaml` of every stage can name its data; the path as text."""
+    """Write rows as JSON lines, so that every stage's `config.yaml` can name its data; return the path as text."""
     lines = (json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) for row in rows)
     replace_file(path, (f"{line}\n".encode("utf-8", "backslashreplace") for line in lines))
     return str(path)
@@ -363,9 +364,9 @@ def write_rows(path: Path, rows: Sequence[Any]) -> str:
 
 @contextmanager
 def published_policy(run: Run) -> Iterator[None]:
-    """Copy the newest policy to `model/` when the block ends, even by an error; `model/` is never incomplete.
+    """Copy the newest policy to `model/` when the block ends, even with an error; `model/` is never incomplete.
 
-    On several ranks, the folder has policies on the first one only.
+    With several ranks, only the first has policies in its folder.
     """
     folder = run.folder
     try:
@@ -394,5 +395,5 @@ def print_rounds(folder: Path, summary: dict[str, Any]) -> None:
 
 
 def _interval(figures: dict[str, float | None]) -> Interval:
-    """An interval from `summary.json`, where null is an unknown end."""
+    """Read an interval from `summary.json`, where null is an unknown bound."""
     return Interval(**{name: math.nan if each is None else each for name, each in figures.items()})

@@ -1,4 +1,4 @@
-"""A run that stays open between calls of its owner, such as those of a notebook's cells."""
+"""A run that stays open between its owner's calls, such as those in a notebook's cells."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LISTS = ("prompts", "responses", "scores")
-"""Arguments with an entry per prompt or response."""
+"""Arguments with one entry per prompt or response."""
 
 
 class _NoUpdate(KedgeError):
@@ -35,19 +35,19 @@ class _NoUpdate(KedgeError):
 
 @dataclass(eq=False)
 class Session:
-    """A run that is open between calls. It keeps no reference to its owner.
+    """A run that stays open between calls. It holds no reference to its owner.
 
     Attributes:
         run: The run.
         loop: Its loop.
         stop: Set by signals during a call.
         num_updates: Updates of the whole run.
-        contexts: The contexts that the run is open in; they save and end it.
-        variables: The variables that they set. A notebook runs every cell in another context, and they have to be
-            reset in the same one.
-        process: The process that trains; a fork of it leaves the run alone.
+        contexts: The contexts in which the run is open; closing them saves and ends the run.
+        variables: The context variables that they set, which must be reset in the same context; a notebook runs every
+            cell in another one.
+        process: The process that trains; forks of it do not touch the run.
         is_open: The run has not ended.
-        closed_by: Why it was closed, for errors; empty if the owner closed it.
+        closed_by: The reason for closing, for errors; empty if the owner closed it.
     """
 
     run: Run
@@ -66,9 +66,10 @@ class Session:
         return self.run.shared_folder
 
     def close_with(self, owner: object) -> None:
-        """Close the run when nothing refers to its owner any more, or when the interpreter ends."""
+        """Close the run when its owner is garbage-collected or the interpreter exits."""
         self._forgotten: weakref.finalize[Any, Any] = weakref.finalize(owner, self._close_forgotten)
-        # Finalizers run at the end after functions that are registered later, such as for the folders of other ranks.
+        # Finalizers run at exit after functions that were registered later, such as those for the folders of other
+        # ranks.
         self._forgotten.atexit = False
         atexit.register(self._forgotten)
 
@@ -80,11 +81,11 @@ class Session:
             raise ConfigError(f"process {self.process} trains in {self.folder}, and a fork of it cannot")
 
     def call(self, do: Callable[[], T]) -> T:
-        """The result of a function that uses the models.
+        """Call a function that uses the models.
 
-        A signal ends it: in a single process at once, unless that would leave something half done. Nothing of the
-        signal is left for the next call. An error that comes after an update has changed weights closes the run: the
-        update is discarded.
+        A signal ends it: in a single process at once, unless that would leave something half done. The signal does not
+        affect the next call. An error that comes after an update has changed weights closes the run: the update is
+        discarded.
         """
         try:
             return self.variables.run(self._interruptible, do)
@@ -106,7 +107,7 @@ class Session:
             self.stop.forget()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Save the run and end it, once, and not in a fork.
+        """Save and end the run, only once, and never in a fork.
 
         Args:
             error: The error that ends it; None if its owner does.
@@ -181,7 +182,7 @@ def session_call(method: Callable[Concatenate[OwnerT, P], T]) -> Callable[Concat
         session.check_usable()
         bound = declared.bind(self, *args, **arguments)
         lists = {name: bound.arguments[name] for name in LISTS if bound.arguments.get(name) is not None}
-        # Outside of the session, because what makes them may call the trainer.
+        # Outside of the session, because an iterable may call the trainer.
         bound.arguments |= session.run.ranks.first(
             lambda: {name: _listed(name, each, example) for name, each in lists.items()}
         )
@@ -191,10 +192,11 @@ def session_call(method: Callable[Concatenate[OwnerT, P], T]) -> Callable[Concat
 
 
 def _listed(name: str, given: Any, call: str) -> list[Any]:
-    """A list that a caller passes; a text or row in its place would be taken apart into characters or keys.
+    """Convert an argument to a list; a single text or row is rejected, as it would be split into characters or keys.
 
     Raises:
-        DataError: It is one text, row or number, has no order, or cannot be iterated over; `RewardError` for scores.
+        DataError: The argument is a single text, row or number, is unordered, or is not iterable; `RewardError` for
+            scores.
     """
     is_one = isinstance(given, (str, bytes, Mapping, Set)) or not getattr(given, "ndim", 1)
     if is_one or not isinstance(given, Iterable):
@@ -204,9 +206,9 @@ def _listed(name: str, given: Any, call: str) -> list[Any]:
 
 
 def _keep_forever(contexts: ExitStack) -> None:
-    """Keep the interpreter from closing the contexts of a parent's run where a fork of it ends.
+    """Keep the interpreter from closing the contexts of a parent's run when a fork exits.
 
-    It frees everything at its end, and a context that is freed is left as by an error.
+    It frees all objects at exit, and freeing a context exits it as an error would.
     """
     kept: list[Any] = [contexts]
     kept.append(kept)  # a cycle, which the garbage collector alone would free

@@ -79,7 +79,7 @@ def run_sft(
         demonstrations: Rows instead of `config.data.demonstrations`.
         resume: Resume the run in the output folder; start a new one otherwise.
         callback: Called after each optimizer step.
-        planned: Memory that it should hold, to be compared with the measured peak.
+        planned: The planned memory, which is compared with the measured peak.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; raised before any training.
@@ -142,7 +142,7 @@ def train_sft(
     Args:
         model: The model to train; a value head, if present, is left unchanged.
         tokenizer: The model's tokenizer.
-        demonstrations: Training examples; EOS is learned as well.
+        demonstrations: Training examples; EOS is also learned.
         held_out: Demonstrations for evaluation only.
         training: Learning rate, batch size and so on: the fields of `TrainingSettings`.
 

@@ -1,4 +1,4 @@
-"""What sft, reward and critic share: the model to train with its data, and the loop that leaves the trained model."""
+"""Code shared by sft, reward and critic: loads the model and its data, trains it, and saves it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class SupervisedInputs(Generic[Model, RecordT]):
     Attributes:
         model: The model to train.
         tokenizer: Its tokenizer.
-        split: The records, some of them held out.
-        order: The order of several sources with weights; None for one pass after the other.
-        num_steps: Optimizer steps of the run.
+        split: The records, split into training and held-out records.
+        order: The order of records from weighted sources; None for successive passes over the data.
+        num_steps: Number of optimizer steps in the run.
         zeroed: Texts that get a mean score of 0.
     """
 
@@ -54,7 +54,7 @@ class SupervisedInputs(Generic[Model, RecordT]):
 def load_start(
     config: Config, run: Run, load: Callable[..., Model], **options: Any
 ) -> tuple[Model, PreTrainedTokenizerBase]:
-    """Load the model that a stage trains, with a function of `kedge.models`, and its tokenizer."""
+    """Load the model that a stage trains, using a function of `kedge.models`, and its tokenizer."""
     source = str(find_stage(run.stage).starting_model(config))
     trusted = config.runtime.trust_remote_code
     tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
@@ -87,7 +87,7 @@ def split_inputs(
     *,
     role: str,
 ) -> SupervisedInputs[Model, RecordT]:
-    """Hold out some of the records, which are those of a role in `data`."""
+    """Hold out some of the records of a role in `data`."""
     split = run.data.split(role, records, config)
     mixture = run.data.mixture(role, config, split.train_rows)
     settings = getattr(config, _section(run))
@@ -97,12 +97,12 @@ def split_inputs(
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a training.
+    """The result of training a model.
 
     Attributes:
         outcome: How it ended.
         facts: Rows of the model card.
-        results: Entries of `finished.json`; `summary` becomes `summary.json` as well.
+        results: Entries of `finished.json`; `summary` is also written to `summary.json`.
     """
 
     outcome: Outcome
@@ -130,18 +130,18 @@ def train_model(
 
     Args:
         run: The stage's run, started.
-        train: Trains, with the fields of `TrainingSettings` and the stage's own as arguments.
-        write: Saves the model in a folder; takes `card`, `weights` and `final`, as `save_policy` does.
-        module: The transformers model in checkpoints.
+        train: Trains the model; its arguments are the fields of `TrainingSettings` and the stage's own settings.
+        write: Saves the model in a folder; accepts `card`, `weights` and `final`, as `save_policy` does.
+        module: The transformers model that checkpoints save.
         tokenizer: Its tokenizer.
         prompts: Prompts that it is trained on.
-        num_steps: Optimizer steps.
+        num_steps: Number of optimizer steps.
         shown: Names of the metrics in the progress display.
         order: See `TrainingSettings`.
         callback: The user's function, called after each step.
-        planned: Memory that it should hold, to be compared with the measured peak.
-        trained: The model that the callback gets; None for the one in checkpoints.
-        unfinished: Rows of the model card in checkpoints.
+        planned: The planned memory, which is compared with the measured peak.
+        trained: The model that the callback receives; None for the one in checkpoints.
+        unfinished: Additional rows of the model card in checkpoints.
 
     Returns:
         The content of `finished.json`.

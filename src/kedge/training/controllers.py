@@ -1,4 +1,4 @@
-"""Loss coefficients of a PPO run with the controllers that adapt them, its critic's warm-up, and its early end."""
+"""The loss coefficients of a PPO run and their controllers, the critic's warm-up, and early stopping."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Controllers:
 
     @property
     def kl_horizon(self) -> int:
-        """The given horizon, else Ziegler's, but at most 1/30 of the responses that train the policy.
+        """The configured horizon, or else Ziegler's, but at most 1/30 of the responses that train the policy.
 
         An update of n responses changes β by at most a factor 1 ± 0.2·n/horizon. With a horizon of 10,000, β would
         hardly change in a run of a few thousand responses; with 1/30 of the responses it can change by a factor of e^6
@@ -66,7 +66,7 @@ class Coefficients:
         kl_coef: β of the KL to the reference.
         entropy_coef: c_e of the entropy bonus.
         surrogate_kl_coef: β of the KL to the sampling policy, in the KL-penalty surrogate.
-        update: The update of the policy that they are for, from 1.
+        update: The policy update that they apply to, counted from 1.
     """
 
     controllers: Controllers
@@ -87,7 +87,7 @@ class Coefficients:
         Source: spec §5.21, §6.27, §6.29.
         """
         use = self.controllers
-        # Missing without a reference. The sampled estimate can be negative, the true KL cannot.
+        # Missing without a reference. The sampled estimate can be negative, unlike the true KL.
         kl = max(metrics.get("objective/kl", 0.0), 0.0)
         if self.update > use.kl_wait_updates and use.kl == "ziegler":
             self.kl_coef = adapt_kl_coef_ziegler(
@@ -106,7 +106,7 @@ class Coefficients:
         self.update += 1
 
     def follow(self, scheduled: Mapping[str, float]) -> None:
-        """Take the values of scheduled coefficients, by dotted name; no controller adapts these."""
+        """Set scheduled coefficients, by dotted name; no controller adapts these."""
         self.kl_coef = scheduled.get("ppo.kl_coef", self.kl_coef)
         self.entropy_coef = scheduled.get("ppo.entropy_coef", self.entropy_coef)
 
@@ -120,7 +120,9 @@ class Coefficients:
         }
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore a `state_dict`; a coefficient without a controller is the configuration's, which may have changed."""
+        """Restore a `state_dict`; a coefficient without a controller is taken from the configuration, which may have
+        changed.
+        """
         self.update = int(state["update"])
         if self.controllers.kl != "fixed":
             self.kl_coef = state["kl_coef"]
@@ -139,8 +141,8 @@ class ValueWarmup:
     An update's explained variance is measured before the critic is fitted to its responses.
 
     Args:
-        most: Updates after which it ends in any case (`ppo.value_warmup_updates`).
-        until: Explained variance that ends it (`ppo.value_warmup_until`); None for none.
+        most: Maximum number of updates (`ppo.value_warmup_updates`).
+        until: Explained variance that ends it (`ppo.value_warmup_until`), if any.
         num_updates: Updates of the run.
 
     Source: VC-PPO (arXiv 2503.01491) and VAPO (2504.05118) train the critic until loss and explained variance are good
@@ -155,17 +157,17 @@ class ValueWarmup:
 
     @property
     def num_updates(self) -> int:
-        """Its length: as many updates as it took, or the most that it can take."""
+        """Its length in updates, or the maximum length until it has ended."""
         return self._most if self._length is None else self._length
 
     @property
     def num_policy_updates(self) -> int:
-        """Updates of the run that train the policy, at least."""
+        """Minimum number of updates that train the policy."""
         return self._total - self.num_updates
 
     @property
     def ends_by_result(self) -> bool:
-        """True if the length is not known from the start."""
+        """True if the length is not known in advance."""
         return self._until is not None
 
     def trains_policy(self, update: int) -> bool:
@@ -202,7 +204,7 @@ class ValueWarmup:
         return f"{measured}, less than {limit}, but ppo.value_warmup_updates={self._most} is the most"
 
     def state_dict(self) -> dict[str, Any]:
-        """Its length, null until it has ended."""
+        """Its length; null until it has ended."""
         return {"length": self._length}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -216,7 +218,8 @@ class EarlyEnd:
     Args:
         patience: Evaluations without an improvement (`ppo.eval_patience`); None for any number.
         max_kl: Largest KL to the reference, nats per response (`ppo.max_kl`); None for no limit.
-        loop: The run's loop, which asks it before every update, and keeps the best one by the held-out metric.
+        loop: The run's loop, which asks for the reason before every update, and keeps the best update by the held-out
+            metric.
     """
 
     def __init__(self, patience: int | None, max_kl: float | None, loop: CheckpointedLoop) -> None:
@@ -233,7 +236,7 @@ class EarlyEnd:
         self._kl = metrics.get("objective/kl", self._kl)
 
     def reason(self) -> str | None:
-        """Why the run ends here; None if it continues."""
+        """The reason why the run ends here; None if it continues."""
         best = self._best
         if self._max_kl is not None and self._kl > self._max_kl:
             return f"the KL to the reference is {self._kl:.3g} nats per response, above ppo.max_kl={self._max_kl:g}"

@@ -46,21 +46,22 @@ Action = Literal["stop", "skip", "rollback"]
 
 StepCheck = Callable[[int, Mapping[str, float], Callable[[], BadValue]], bool]
 """Decides whether to take an optimizer step. Arguments: its number in the update (from 0), its metrics, and a function
-that searches for the response behind a bad value."""
+that searches for the response that caused a bad value.
+"""
 
 MAX_RATIO: Mapping[str, float] = {"fp32": 1.01, "bf16": 2.0}
 """Largest ratio of two probabilities of the same token that rounding can explain, by number format.
 
 In fp32 they differ by at most 1e-4. In bf16, with 8 significant bits, it grows with the model: over some thousands of
 tokens at temperature 0.7 the largest was 1.3 in small models and 1.54 in SmolLM2-135M. There, a temperature of 0.75
-gives 2.9, of 0.8 7, and positions off by one 99.
+gives 2.9, a temperature of 0.8 gives 7, and positions off by one give 99.
 """
 
 MAX_K3: Mapping[str, float] = {"fp32": 1e-6, "bf16": 1e-2}
 """Largest k3 of sampler and trainer, in nats per token, that rounding can explain, by number format.
 
 Two programs' kernels gave 5e-13 in fp32 and 1.3e-4 in bf16. A sampler that missed an update gave 0.4 after large steps;
-small steps show in the largest ratio first.
+small steps first show in the largest ratio.
 """
 
 CONSEQUENCES: Mapping[Action, str] = {
@@ -107,7 +108,7 @@ class Incident:
         kind: A non-finite value, a spike, or a mismatch between sampler and trainer.
         what: The value and its location.
         consequence: The action taken.
-        row: The response concerned, counted from 0; None if it is not a single one.
+        row: The affected response, counted from 0; None if it is not a single one.
         token: The token within the response.
         evidence: All responses of the update, if sampled.
         figures: The metrics of the step that was not taken.
@@ -196,7 +197,7 @@ class Guard:
         self._evidence = experience
         self._refuse(find_in_experience(experience))
         if int(experience.rollout.policy_version.min()) < self._update - 1:
-            # Older weights sampled these, so the probabilities differ.
+            # These were sampled with older weights, so the probabilities differ.
             self._ratios_start_at_1 = experience.recomputed_logprobs is None
             return
         logprobs = experience.rollout.logprobs
@@ -212,7 +213,7 @@ class Guard:
         Raises:
             NumericsError: The run must stop.
         """
-        # The critic's steps follow alone if the KL ends the policy's before the first.
+        # If the KL ends the policy's steps before the first one, only the critic's steps follow.
         if step == 0 and self._ratios_start_at_1 and "policy/ratio_max" in figures:
             self._compare(largest_ratio(figures), "in the first step and before it, under the same weights")
         if wrong := _nonfinite(figures):
@@ -285,7 +286,7 @@ class Guard:
     def _compare(
         self, ratio: float, when: str, row: int | None = None, token: int | None = None, *, k3: float = 0.0
     ) -> None:
-        """Warn once, or stop, if sampler and trainer disagree about a token, or a little about many."""
+        """Warn once, or stop, if sampler and trainer disagree about a token, or slightly about many."""
         disagree = ratio > self.options.max_ratio or k3 > self.options.max_k3
         if not disagree or (self._warned_of_mismatch and not self.options.strict):
             return
@@ -301,7 +302,7 @@ class Guard:
         self.warn(f"update {self._update}: {what} (shown once; --strict stops the run)")
 
     def _distance(self, k3: float) -> str:
-        """The part of a message about k3, if rounding does not explain it."""
+        """Describe k3 for a message, if rounding does not explain it."""
         bound = self.options.max_k3
         return f" (k3 is {k3:.3g} nats per token, at most {bound:g} by rounding)" if k3 > bound else ""
 
@@ -330,7 +331,7 @@ def _nonfinite(figures: Mapping[str, float]) -> str | None:
 
 
 def find_in_rollout(rollout: Rollout) -> BadValue | None:
-    """The first non-finite output of the sampler."""
+    """Find the first non-finite output of the sampler."""
     mask = rollout.action_mask
     return first_nonfinite(
         [("the sampler's log probability", rollout.logprobs, mask), ("the sampler's value", rollout.values, mask)]
@@ -338,7 +339,7 @@ def find_in_rollout(rollout: Rollout) -> BadValue | None:
 
 
 def find_in_experience(experience: Experience) -> BadValue | None:
-    """The first non-finite value of experience, in the order of computation."""
+    """Find the first non-finite value of experience, in the order of computation."""
     mask = experience.action_mask
     slots = experience.reward_mask
     return first_nonfinite(
@@ -370,10 +371,10 @@ def find_bad_weight(modules: Mapping[str, nn.Module]) -> str | None:
 
 
 def first_nonfinite(values: Iterable[tuple[str, Tensor | None, Tensor | None]]) -> BadValue | None:
-    """The first non-finite value in several named tensors, each with its mask; None is left out."""
+    """Find the first non-finite value in several named tensors, each with its mask; None is skipped."""
     known = [(what, value.detach(), mask) for what, value, mask in values if value is not None]
     counted = [(what, value if mask is None else torch.where(mask, value, 0.0)) for what, value, mask in known]
-    # One device synchronization if all values are finite.
+    # If all values are finite, this takes only one device synchronization.
     finite = torch.stack([value.isfinite().all() for _, value in counted]).tolist()
     for (what, value), is_finite in zip(counted, finite, strict=True):
         if not is_finite:
@@ -387,7 +388,7 @@ def _nonfinite_value(tensor: Tensor) -> float:
 
 
 def _log(norm: float) -> float:
-    """Norms are compared by their logarithm; 0 is treated as 1e-30."""
+    """Take the logarithm, by which norms are compared; 0 is treated as 1e-30."""
     return math.log(max(norm, 1e-30))
 
 

@@ -1,4 +1,4 @@
-"""An optimizer that keeps its state in the host's memory between steps."""
+"""An optimizer wrapper that keeps the state in host memory between steps."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from kedge.training.optimizer_kinds import CODES, Optimizer
 
 AT_A_TIME = 2**28
-"""Bytes of trained weights with their state on the device at a time; a larger parameter has a pass to itself."""
+"""Bytes of trained weights whose state is on the device at a time; a larger parameter is handled alone."""
 
 
 class HostState:
-    """Takes an optimizer's steps a few parameters at a time, and keeps their state in the host's memory in between.
+    """Takes an optimizer's steps a few parameters at a time, and keeps their state in host memory in between.
 
-    A step of these kinds of optimizers changes each parameter by its own gradient and state alone, so steps of some
-    parameters after each other are the step of all of them.
+    These optimizers change each parameter using only its own gradient and state, so steps on subsets of the parameters
+    add up to a step on all of them.
 
     Args:
         inner: The optimizer.
-        at_a_time: Bytes of the weights that take a step together.
+        at_a_time: Bytes of weights that take a step together.
         to_host: Copies a tensor to the host's memory.
     """
 
@@ -40,7 +40,7 @@ class HostState:
 
     @property
     def state(self) -> Mapping[Any, dict[str, Any]]:
-        """The state of each parameter, in the host's memory apart from single numbers."""
+        """The state of each parameter; all but single numbers are in host memory."""
         return self.inner.state
 
     def step(self) -> None:
@@ -64,15 +64,15 @@ class HostState:
                 parameter.grad = gradient
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         self.inner.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the optimizer."""
+        """The optimizer's state."""
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore a `state_dict`, without its coming to the device."""
+        """Restore a `state_dict`, without moving it to the device."""
         states: Mapping[int, Mapping[str, Any]] = state_dict["state"]
         small = {
             number: {key: value for key, value in state.items() if not _rests(key, value)}
@@ -98,7 +98,7 @@ class HostState:
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer with this state."""
+    """The optimizer inside a `HostState`; other optimizers are returned unchanged."""
     return optimizer.inner if isinstance(optimizer, HostState) else optimizer
 
 
@@ -113,12 +113,12 @@ def _parts(parameters: list[nn.Parameter], at_a_time: int) -> Iterator[list[nn.P
 
 
 def _rests(key: str, value: Any) -> bool:
-    """True if an entry of a state grows with its parameter."""
+    """True if an entry of the state is kept in host memory because it grows with its parameter."""
     return isinstance(value, Tensor) and value.numel() > 1 and key not in CODES
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    """A copy in locked memory, to and from which a GPU copies without a detour; the tensor itself if it is there."""
+    """Copy a tensor to host memory, pinned if there is a GPU; return a tensor that is already there."""
     locked = torch.cuda.is_available()
     if tensor.device.type == "cpu" and tensor.is_pinned() == locked:
         return tensor

@@ -68,11 +68,11 @@ class Batch(Protocol):
         ...
 
     def select(self, rows: Int[Tensor, " selected"] | slice) -> Self:
-        """A subset of the rows."""
+        """Select rows."""
         ...
 
     def with_advantages(self, advantages: Float[Tensor, "batch time"]) -> Self:
-        """The same rows with other advantages."""
+        """Return the rows with other advantages."""
         ...
 
 
@@ -90,7 +90,7 @@ class Learner(Protocol[B]):
 
     @property
     def ranks(self) -> Ranks:
-        """The processes that share the passes over a batch; every one of them has the whole batch."""
+        """The processes that share the passes over a batch; each has the full batch."""
         ...
 
     def micro_batches(self, batch: B) -> Iterable[tuple[Int[Tensor, " rows"], B]]:
@@ -105,11 +105,11 @@ class Learner(Protocol[B]):
         ...
 
     def evaluate_critic(self, batch: B) -> CriticOutputs:
-        """The values alone, differentiable with respect to the parameters that only the critic has."""
+        """Only the values, differentiable with respect to the parameters that only the critic has."""
         ...
 
     def repeated(self, batch: B, attempt: Callable[[], T]) -> T:
-        """The result of all passes over a batch, which are made again in smaller parts where memory runs out."""
+        """Run all passes over a batch, repeating them with smaller parts if memory runs out."""
         ...
 
 
@@ -165,7 +165,7 @@ class LanguageLearner:
     def first_pass(self, rollout: Rollout) -> PolicyOutputs | None:
         """Run the first minibatch's forward pass now if one pass holds all rows of an epoch, else return None.
 
-        On several ranks none does: each one's pass holds its share, and the experience is of all rows.
+        With several ranks it returns None: each rank's pass only covers its share, but experience needs all rows.
         """
         if not self.one_minibatch or self.ranks.are_several:
             return None
@@ -220,7 +220,7 @@ class LanguageLearner:
 
     @contextmanager
     def frozen_policy(self) -> Iterator[None]:
-        """Context in which only the critic gets gradients, for its warm-up."""
+        """Context in which only the critic receives gradients, for its warm-up."""
         frozen = [each for each in self.actor_critic.policy_parameters() if each.requires_grad]
         for parameter in frozen:
             parameter.requires_grad_(False)
@@ -231,7 +231,7 @@ class LanguageLearner:
                 parameter.requires_grad_(True)
 
     def _has_first_pass(self, batch: Experience) -> bool:
-        """True if the pending first pass is of exactly these rows."""
+        """True if the pending first pass covers exactly these rows."""
         if self._pending is None:
             return False
         names = ("prompt_ids", "response_ids", "action_mask")

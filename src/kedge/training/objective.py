@@ -33,14 +33,14 @@ class Metric:
     reduce: Reduction = "mean"
 
     def neutral(self) -> Metric:
-        """A metric that does not change a total of this kind."""
+        """Make a metric that leaves a total with this reduction unchanged."""
         neutral = {"mean": 0.0, "max": -math.inf, "min": math.inf}[self.reduce]
         return Metric(torch.full_like(self.value, neutral), self.reduce)
 
 
 @dataclass(frozen=True)
 class Divisors:
-    """Divisors of the sums over a minibatch. They are the same for all of its micro-batches, so splits are exact.
+    """Divisors of the sums over a minibatch. They are the same for all of its micro-batches, so splitting it is exact.
 
     Attributes:
         policy: Divisor of the policy, entropy and KL terms; depends on the aggregation.
@@ -70,7 +70,7 @@ class Terms:
     metrics: dict[str, Metric]
 
     def without_effect(self) -> Terms:
-        """The same terms with a gradient of zeros and metrics that change no total."""
+        """Return the terms with a zero gradient and metrics that leave totals unchanged."""
         return Terms(self.loss * 0.0, {name: each.neutral() for name, each in self.metrics.items()})
 
 
@@ -115,13 +115,13 @@ class Objective:
     train_policy: bool = True
 
     def prepared(self, minibatch: B) -> B:
-        """A step's minibatch with the advantages that its loss is made of."""
+        """Return a minibatch with the advantages that its loss uses, normalized if configured."""
         if not self.whitens_minibatches or len(minibatch.advantages) < 2:
             return minibatch
         return minibatch.with_advantages(masked_whiten(minibatch.advantages, minibatch.action_mask))
 
     def divisors(self, minibatch: Batch) -> Divisors:
-        """The divisors of this minibatch, independent of its split into micro-batches (spec §6.30)."""
+        """Compute the divisors of this minibatch, independent of its split into micro-batches (spec §6.30)."""
         mask = minibatch.action_mask
         slots = minibatch.reward_mask
         counts = policy, value = int(mask.sum()), int(slots.sum())
@@ -136,7 +136,7 @@ class Objective:
         )
 
     def __call__(self, outputs: PolicyOutputs, batch: Batch, divisors: Divisors) -> Terms:
-        """The loss of a micro-batch, as its share of the minibatch's loss.
+        """Compute a micro-batch's share of the minibatch's loss.
 
         Args:
             outputs: Log probabilities, entropy and values of the rows under the current weights.
@@ -168,7 +168,7 @@ class Objective:
         return Terms(loss, _detached({"loss/total": Metric(loss), **metrics}))
 
     def critic_terms(self, outputs: CriticOutputs, batch: Batch, divisors: Divisors) -> Terms:
-        """The value term alone, c_v·value, for a step that trains the critic only; arguments as in `__call__`."""
+        """Compute the value term, c_v·value, for a step that trains only the critic; arguments as in `__call__`."""
         loss, metrics = self._value_term(outputs, batch, divisors)
         return Terms(loss, _detached(metrics))
 

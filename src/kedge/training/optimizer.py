@@ -33,7 +33,7 @@ RATE = "learning_rate_multiple"
 """Parameter group key: the group's learning rate as a multiple of the schedule's; part of the optimizer's state."""
 
 DECAY = "decay_per_unit"
-"""Parameter group key of an output layer: its weight decay where its outputs have the unit 1."""
+"""Parameter group key of an output layer: its weight decay for outputs in the unit 1."""
 
 UNIT = "output_unit"
 """Parameter group key of an output layer: the unit of its outputs, in which its gradients and steps are taken."""
@@ -62,7 +62,7 @@ def build_optimizer(
     inner_matrices: Iterable[nn.Parameter] = (),
     offload: bool = False,
 ) -> Optimizer:
-    """An optimizer with learning rates of the same meaning in every kind, by default without weight decay.
+    """Build an optimizer. Learning rates have the same meaning in every kind; weight decay is off by default.
 
     adamw:      θ ← θ − lr / (1−β₁ᵗ) · m / (√(v / (1−β₂ᵗ)) + ε)
     with tf1:   θ ← θ − lr · √(1−β₂ᵗ) / (1−β₁ᵗ) · m / (√v + ε)
@@ -85,12 +85,12 @@ def build_optimizer(
             `set_learning_rate` gives the unit of its outputs.
         head_rate: Their learning rate as a multiple of the others', throughout the schedule.
         critic_parameters: A critic's parameters, if it shares no gradient with the policy: `set_learning_rate` can give
-            them another rate, and their gradient is clipped apart.
+            them another rate, and their gradient is clipped separately.
         inner_matrices: Parameters for muon: matrices of layers, without embeddings, output layers and heads.
-        offload: Keep the state in the host's memory between steps; see `HostState`.
+        offload: Keep the state in host memory between steps; see `HostState`.
 
     Raises:
-        ConfigError: No parameter is trainable, one is frozen under an adapter, or the kind cannot be had.
+        ConfigError: No parameter is trainable, one is frozen under an adapter, or the kind is not available.
 
     Source: spec §7.35; Kingma and Ba 2015, end of section 2, gives the form used by TensorFlow. Dettmers et al. 2021
         (arXiv 2110.02861), 8 bits. Shazeer and Stern 2018 (arXiv 1804.04235), Adafactor. Jordan et al. 2024, Muon; Liu
@@ -109,7 +109,7 @@ def _of_kind(
     adam_eps_mode: AdamEpsMode,
     inner_matrices: Iterable[nn.Parameter],
 ) -> Optimizer:
-    """The optimizer of these groups."""
+    """Create an optimizer of this kind for these groups."""
     trainable = [parameter for group in groups for parameter in group["params"]]
     if not trainable:
         raise ConfigError("nothing to train: no parameter requires a gradient")
@@ -121,7 +121,7 @@ def _of_kind(
     if kind == "adamw":
         return _adamw(groups, learning_rate, adam_eps, adam_eps_mode)
     sharded = any(isinstance(parameter, DTensor) for parameter in trainable)
-    # Runs have checked this when they open; plans have not.
+    # Runs check this when they open; plans do not.
     check_optimizer(kind, trainable[0].device, named="optimizer", is_sharded=sharded)
     if kind == "adamw8bit":
         library = load_bitsandbytes("optimizer=adamw8bit", trainable[0].device)
@@ -130,7 +130,8 @@ def _of_kind(
     if kind == "adafactor":
         from transformers.optimization import Adafactor
 
-        # torch's own scales every step by the weight's size and limits the rate to 1/√t: other rates than Adam's.
+        # torch's Adafactor scales every step by the weight's size and limits the rate to 1/√t, so its rates differ from
+        # Adam's.
         return Adafactor(groups, lr=learning_rate, scale_parameter=False, relative_step=False, weight_decay=0.0)
     # muon
     inner, others = _split(groups, {id(each) for each in inner_matrices})
@@ -149,7 +150,7 @@ def _groups(
     head_rate: float,
     critic_parameters: Iterable[nn.Parameter],
 ) -> list[dict[str, Any]]:
-    """The trainable parameters, by rate, owner and decay."""
+    """Group the trainable parameters by rate, owner and decay."""
     head_parameters = list(head_parameters)
     head, critic = ({id(each) for each in several} for several in (head_parameters, critic_parameters))
     body = [parameter for parameter in parameters if id(parameter) not in head]
@@ -173,7 +174,7 @@ def _groups(
 
 
 def _split(groups: list[dict[str, Any]], inside: set[int]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The groups with the parameters that muon takes, and those with all others."""
+    """Split the groups into those that muon trains and the others."""
 
     def half(is_inner: bool) -> list[dict[str, Any]]:
         members = ([each for each in group["params"] if (id(each) in inside) == is_inner] for group in groups)
@@ -190,7 +191,7 @@ def _adamw(
 ) -> AdamW:
     """Torch's Adam."""
     trainable = [parameter for group in groups for parameter in group["params"]]
-    # Parts and whole tensors do not mix in one call of a fused implementation.
+    # A fused implementation does not accept sharded and unsharded tensors in the same call.
     sharded = any(isinstance(parameter, DTensor) for parameter in trainable)
     fused = not sharded and all(parameter.device.type in FUSED_DEVICES for parameter in trainable)
     foreach = False if sharded else None
@@ -256,12 +257,12 @@ def set_learning_rate(
     """Set the learning rate of the next steps; each parameter group uses its own multiple of it.
 
     An output layer w in the unit u learns as w/u would: gradients times u (`scale_output_gradients`), steps times u.
-    Neither the units that its outputs move per step nor its gradient's share of a joint norm then depends on u.
+    Then neither the change of its outputs per step nor its gradient's share of a joint norm depends on u.
 
     Args:
         optimizer: The optimizer.
         learning_rate: The rate of the next steps.
-        critic: The rate of a critic's groups; None for the same.
+        critic: The rate of a critic's groups; None for the same rate.
         value_unit: u > 0, the unit of the outputs of `head_parameters`.
     """
     for group in optimizer.param_groups:
@@ -295,7 +296,7 @@ def parameters_of(optimizer: Optimizer, *, critic: bool) -> list[nn.Parameter]:
 def clip_by_owner(optimizer: Optimizer, max_norm: float | None, ranks: Ranks = ALONE) -> dict[str, float]:
     """Clip the gradients of the policy and of a separate critic before a step, and return the norms before that.
 
-    They are clipped apart: in a joint norm a large gradient of the critic would shrink the policy's step as well. A
+    They are clipped separately: in a joint norm, a large gradient of the critic would also shrink the policy's step. A
     value head with a gradient that reaches the policy's trunk shares its norm. A model without gradients is left out.
 
     Source: verl and OpenRLHF, where each model has a separate optimizer.
@@ -317,7 +318,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None, r
     Args:
         parameters: Parameters whose gradients form one vector; parameters without a gradient are skipped.
         max_norm: Largest norm allowed; None or 0 only measures.
-        ranks: The ranks that hold parts of the gradients, if they do.
+        ranks: The ranks that hold shards of the gradients, if they are sharded.
     """
     parameters = list(parameters)
     gradients = [each.grad for each in parameters if each.grad is not None]

@@ -1,4 +1,4 @@
-"""The kinds of optimizers: what each needs, keeps per weight, and how two of them act as one.
+"""The kinds of optimizers: their requirements and state per weight, and a wrapper for several optimizers.
 
 | kind | state per weight of a matrix | from |
 |---|---|---|
@@ -23,13 +23,13 @@ from kedge_base.errors import ConfigError
 OptimizerKind = Literal["adamw", "adamw8bit", "adafactor", "muon"]
 
 SMALLEST_IN_8_BITS = 4096
-"""Numbers from which on a tensor's moments are held in 8 bits; the default of bitsandbytes."""
+"""Minimum size of a tensor whose moments are stored in 8 bits; the default of bitsandbytes."""
 
 BLOCK = 256
-"""Numbers per scale, in bitsandbytes."""
+"""Numbers per scale in bitsandbytes."""
 
 CODES = {"qmap1": "dynamic", "qmap2": "udynamic"}
-"""Entries of a parameter's state in bitsandbytes with the 256 numbers that 8 bits stand for, the same for all."""
+"""Entries of a parameter's bitsandbytes state that map 8 bits to 256 numbers, the same for all parameters."""
 
 
 class Optimizer(Protocol):
@@ -47,7 +47,7 @@ class Optimizer(Protocol):
 
     @property
     def step(self) -> Callable[[], Any]:
-        """Takes a step along the gradients."""
+        """Take a step along the gradients."""
         ...
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -64,7 +64,7 @@ class Optimizer(Protocol):
 
 
 class OptimizersAsOne:
-    """Optimizers of different parameters that step together; parameters are numbered across them.
+    """Several optimizers of different parameters, used as one; parameters are numbered across them.
 
     Args:
         parts: The optimizers.
@@ -84,7 +84,7 @@ class OptimizersAsOne:
         return {parameter: state for part in self.parts for parameter, state in part.state.items()}
 
     def step(self) -> None:
-        """Take a step with each."""
+        """Take a step with each optimizer."""
         for part in self.parts:
             part.step()
 
@@ -127,10 +127,10 @@ class OptimizersAsOne:
 
 
 def check_optimizer(kind: OptimizerKind, device: torch.device, *, named: str, is_sharded: bool = False) -> None:
-    """Check that a kind of optimizer can be had.
+    """Check that a kind of optimizer is available.
 
     Raises:
-        ConfigError: A library is missing or too old, or the kind does not work there.
+        ConfigError: A library is missing or too old, or the kind does not work on this device.
     """
     if kind != "adamw" and is_sharded:
         raise ConfigError(
@@ -146,7 +146,7 @@ def check_optimizer(kind: OptimizerKind, device: torch.device, *, named: str, is
 
 
 def state_shape(key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of an entry of a parameter's state, for a parameter of a shape.
+    """Return the shape of an entry of a parameter's state.
 
     Args:
         key: The entry's name in the library.
@@ -164,7 +164,7 @@ def state_shape(key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 def share_codes(optimizer: Optimizer) -> None:
     """Add the entries shared by all parameters to a restored state of adamw8bit; nothing for other kinds.
 
-    It has to be the same tensor as well: on a CPU bitsandbytes looks numbers up in a table that it makes per tensor.
+    It must also be the same tensor: on a CPU, bitsandbytes creates a lookup table per tensor.
     """
     for parameter, state in optimizer.state.items():
         if "state1" in state and state["state1"].dtype == torch.uint8:
@@ -174,7 +174,7 @@ def share_codes(optimizer: Optimizer) -> None:
 
 
 def state_bytes(optimizer: Optimizer) -> dict[nn.Parameter, int]:
-    """The bytes that an optimizer keeps for each of its parameters once it has taken a step.
+    """Compute the bytes that an optimizer keeps for each parameter after its first step.
 
     Step counts and the like, which do not grow with the parameter, are left out.
     """

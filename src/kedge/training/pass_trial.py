@@ -1,4 +1,4 @@
-"""Finds how many tokens a training pass can hold, by two small passes before the first step."""
+"""Finds how many tokens fit into a training pass, with two small passes before the first step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kedge.training.optimizer_kinds import Optimizer
 from kedge_base.machine.memory import free_memory, in_phase, with_unit
 
 MOST_ON_GPU = 65_536
-"""Tokens per pass at most on a GPU, which larger passes do not use better; on a CPU it is the number to start with."""
+"""Maximum tokens per pass on a GPU, which larger passes do not utilize better; on a CPU, the initial number."""
 
 SHARE = 0.8
-"""Share of the free memory that a pass may take: allocators lose some to gaps, and rows differ."""
+"""Share of the free memory that a pass may use: allocators lose some to fragmentation, and rows differ."""
 
 MOMENT_BYTES = 8
-"""Per trained parameter: Adam's two moments, which come with the first step."""
+"""Bytes per trained parameter of Adam's two moments, which the first step allocates."""
 
 
 @in_phase("the update")
@@ -35,12 +35,12 @@ def find_tokens(
 ) -> None:
     """Set the tokens per pass to the largest power of two that fits, unless they are given or known already.
 
-    A pass over the longest row is measured, and one over the two longest if it surely fits: a system that grants more
-    than it has would end the process. Memory grows linearly with the tokens. No state changes: gradients are dropped,
-    and random numbers are drawn again.
+    A pass over the longest row is measured, and then one over the two longest if it is sure to fit: a system that
+    overcommits memory would kill the process. Memory grows linearly with the tokens. No state changes: gradients are
+    dropped, and the random state is restored.
 
     Args:
-        budget: Tokens per pass; set here if they are adaptive.
+        budget: Tokens per pass; set here if adaptive.
         lengths: Tokens per row.
         run_pass: Makes a forward and backward pass over some rows.
         optimizer: Of the trained parameters.
@@ -68,7 +68,7 @@ def find_tokens(
     if states[1] is not None:
         torch.cuda.set_rng_state(states[1], device)
     tokens = MOST_ON_GPU if device.type == "cuda" else budget.tokens
-    # Fewer tokens than the longest row has change nothing: a pass holds at least one row.
+    # A limit below the longest row has no effect: a pass holds at least one row.
     while tokens > row and one + per_token * (tokens - row) > SHARE * free:
         tokens //= 2
     tokens = -ranks.largest(-max(tokens, 1))
@@ -76,7 +76,7 @@ def find_tokens(
 
 
 def _peak(run: Callable[[], object], optimizer: Optimizer, held: Iterable[Tensor]) -> int:
-    """Bytes that a pass takes beyond what was there before, its gradients included."""
+    """Measure the additional bytes that a pass needs, including gradients."""
     held = list(held)
     device = held[0].device
     try:

@@ -41,7 +41,7 @@ class PretrainingMix:
     ranks: Ranks = ALONE
 
     def draw(self, update: int) -> ExtraLoss:
-        """The losses of an update's steps, on texts drawn with replacement.
+        """Draw texts with replacement, and return the losses of an update's steps.
 
         An update has its own random stream, so that its draws do not depend on earlier updates.
         """
@@ -51,7 +51,7 @@ class PretrainingMix:
             yield partial(self.shares, [self.examples[row] for row in rows])
 
     def shares(self, batch: Sequence[EncodedExample]) -> Iterator[Tensor]:
-        """This rank's parts of the loss of a batch, one micro-batch at a time; they sum to it over all ranks."""
+        """Yield this rank's shares of a batch's loss, one micro-batch at a time; over all ranks, they sum to it."""
         total = sum(map(self.loss.weight, batch))
         for part in self.ranks.plan(list(map(self.loss.length, batch)), self.micro_batch_tokens):
             loss = self.coef * self.loss.sums([batch[row] for row in part.rows])["loss"] / total

@@ -27,10 +27,10 @@ M_MMAP_MAX = -4
 KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """Environment variables of the two caches, read at the first product."""
 KEPT_KERNELS = 32
-"""Enough for the shapes of a pass, and for those of sampling, whose rows are few: a kernel takes a millisecond."""
+"""Enough for the shapes of a training pass and of sampling with its few rows; a kernel takes a millisecond."""
 CGROUP_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 PHASES = {"rollout": "sampling", "reward": "scoring", "train": "the update"}
-"""Display names of the phases that have another name in the code."""
+"""Display names of phases that are named differently in the code."""
 
 
 def resolve_device(name: str = "auto", local_rank: int | None = None) -> torch.device:
@@ -86,7 +86,7 @@ def set_threads(num_threads: int | None = None) -> int:
 
 
 def crowded_line(threads: int) -> str:
-    """One line for threads that have to share their cores with other processes; empty if they need not.
+    """Return a one-line warning if threads have to share their cores with other processes, else an empty text.
 
     Measured for a tenth of a second, in which this process does nothing.
     """
@@ -102,10 +102,10 @@ def crowded_line(threads: int) -> str:
 
 
 def tune_memory() -> None:
-    """Keep freed memory for reuse, and the number of kernels small. To be called before the first product.
+    """Keep freed memory for reuse, and the number of kernels small. Must be called before the first matrix product.
 
     A training pass frees and allocates the same large blocks repeatedly; each new block costs a page fault per 4 KiB,
-    in all a tenth to a third of a pass on a CPU. So glibc is told not to return memory to the system.
+    in total a tenth to a third of a pass on a CPU. So glibc is told not to return memory to the system.
 
     oneDNN and its caller in torch make a kernel for each new shape of a bf16 product, half a MiB with its buffers, and
     keep 1,024 each. Packed rows have a new number of tokens in every pass, so a process would grow by a GiB and more.
@@ -122,7 +122,7 @@ def tune_memory() -> None:
 def avoid_kernels_per_shape(device: torch.device) -> None:
     """Keep torch from cuDNN's attention, which it prefers on an H100.
 
-    It plans for half a second whenever a batch has another shape than before: for each token that is sampled.
+    It plans for half a second for every new batch shape, which means for each sampled token.
     """
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -136,7 +136,7 @@ _callers_dtypes: list[torch.dtype] = []
 def default_modes() -> Iterator[None]:
     """Within this context, torch has the modes of a new process: gradients, float32, no autocast, tensors on the CPU.
 
-    A run trains the same under modes that its caller has set, such as `torch.no_grad()`; they are restored afterwards.
+    Modes that the caller has set, such as `torch.no_grad()`, do not affect a run; they are restored afterwards.
     """
     with ExitStack() as modes:
         modes.enter_context(torch.inference_mode(False))
@@ -152,7 +152,7 @@ def default_modes() -> Iterator[None]:
 
 @contextmanager
 def _float32() -> Iterator[None]:
-    """The default dtype of all threads; the caller's comes back when the last of several runs leaves."""
+    """Set the default dtype of all threads; the caller's is restored when the last of several runs ends."""
     with _changing_dtype:
         _callers_dtypes.append(_callers_dtypes[0] if _callers_dtypes else torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
@@ -166,10 +166,10 @@ def _float32() -> Iterator[None]:
 
 
 def stream_seed(seed: int, *names: str | int) -> int:
-    """The seed of a named random stream of a run, in [0, 2⁶³).
+    """Return the seed of a named random stream of a run, in [0, 2⁶³).
 
-    Streams are independent, so an extra draw in one place (an evaluation, a longer response) changes nothing elsewhere,
-    and equal in every process: `stream_seed(0, "rollout", update, row)` does not depend on what ran before.
+    Streams are independent, so an extra draw in one place (an evaluation, a longer response) changes nothing elsewhere.
+    They are equal in every process: `stream_seed(0, "rollout", update, row)` does not depend on what ran before.
 
     Args:
         seed: The run's seed.
@@ -180,7 +180,7 @@ def stream_seed(seed: int, *names: str | int) -> int:
 
 
 def stream_seeds(seed: int, *names: str | int, count: int) -> list[int]:
-    """The seeds of the streams with these names and a number from 0 to `count` − 1; see `stream_seed`."""
+    """Return the seeds of the streams with these names and a number from 0 to `count` − 1; see `stream_seed`."""
     return [stream_seed(seed, *names, number) for number in range(count)]
 
 
@@ -212,7 +212,8 @@ class Stopwatch:
     """Seconds by phase of one update, measured from construction to `metrics`.
 
     Args:
-        device: Where the work is done; a GPU is synchronized at the end of each phase so that its time counts there.
+        device: The device that does the work; a GPU is synchronized at the end of each phase so that its time counts in
+            that phase.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -15,13 +15,13 @@ from kedge_base.errors import RunEnded
 from kedge_base.machine.invocation import is_command_line
 
 GRACE_SECONDS = 20.0
-"""Time that the current update has to stop or finish after a signal; then it is cut short."""
+"""Time in which the current update must stop or finish after a signal, before it is cut short."""
 
 RANKS_GRACE_SECONDS = 8.0
-"""The same with several ranks, which launchers kill after 30 seconds; saving has to fit in as well."""
+"""The same with several ranks, which launchers kill after 30 seconds, including the time for saving."""
 
 ANNOUNCEMENTS = () if sys.platform == "win32" else (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""A lost connection, and what clusters send before the end, such as Slurm's `--signal=USR1@60`."""
+"""Signals for a lost connection, and those that clusters send before the end, such as Slurm's `--signal=USR1@60`."""
 
 
 class Terminated(RunEnded):
@@ -32,7 +32,7 @@ class Terminated(RunEnded):
 
 
 class Stopping:
-    """True if a stop was requested, and by which signal; all ranks stop in the same place.
+    """Whether a stop was requested, and by which signal; all ranks stop in the same place.
 
     Args:
         ranks: The ranks that stop together.
@@ -60,8 +60,9 @@ class Stopping:
     def request(self, signum: int) -> None:
         """Record the first signal as a request, and stop here if the block allows it.
 
-        A second signal ends a command immediately. A Python program, such as a notebook, lives on: the block stops
-        here, unless it is saving. With several ranks it has no effect: each gets the terminal's and the launcher's.
+        A second signal ends a command immediately. In a Python program that continues, such as a notebook, the block
+        stops here, unless it is saving. With several ranks a second signal has no effect: each rank gets both the
+        terminal's and the launcher's.
 
         Raises:
             KeyboardInterrupt, Terminated: See `raise_if_requested`.
@@ -87,12 +88,12 @@ class Stopping:
         self._raise_for(signum)
 
     def forget(self) -> None:
-        """Forget the request, which was answered."""
+        """Clear the request once it has been handled."""
         self._signal = None
         self.was_raised = self.at_once = False
 
     def grace_is_over(self, grace_seconds: float) -> None:
-        """Stop this rank here, unless it is saving: then it has as long again; raises as `raise_if_requested`."""
+        """Stop this rank here; while it is saving, extend the grace period instead. Raises as `raise_if_requested`."""
         if self._is_saving:
             _set_timer(grace_seconds)
         else:
@@ -100,7 +101,7 @@ class Stopping:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Within this context the end of the grace period interrupts nothing."""
+        """Within this context, the end of the grace period does not interrupt."""
         self._is_saving = True
         try:
             yield
@@ -161,7 +162,7 @@ def listening(stop: Stopping, grace_seconds: float | None = None) -> Iterator[No
         yield
     finally:
         _set_timer(0.0)
-        # A failing rank still has a run to save; its launcher's signal would cut that short.
+        # A failing rank still has to save the run; its launcher's signal would cut that short.
         is_failing = ranks.are_several and sys.exc_info()[0] is not None
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_IGN if is_failing and signum == signal.SIGTERM else handler)

@@ -22,9 +22,9 @@ from kedge.training.optimizer_kinds import Optimizer
 from kedge_base.errors import ConfigError
 
 ExtraLoss = Iterator[Callable[[], Iterable[Tensor]]]
-"""An additional loss for each step (ptx mixing), in parts that add up; each part is freed before the next."""
+"""An additional loss for each step (ptx mixing), as parts that add up; each part is freed before the next."""
 
-# As in SB3 and Spinning Up, where, as here, only the policy's steps end; spec §6.31.
+# As in SB3 and Spinning Up, where also only the policy's steps end; spec §6.31.
 EARLY_STOP_MARGIN = 1.5
 
 
@@ -89,7 +89,7 @@ class EpochPass:
         return cls(*tables, visited=torch.zeros_like(batch.old_logprobs[:, 0], dtype=torch.bool))
 
     def record(self, rows: Int[Tensor, " rows"], outputs: PolicyOutputs) -> None:
-        """Fill in the rows of a micro-batch; none if it had no effect."""
+        """Fill in the rows of a micro-batch, if it had an effect."""
         if len(rows):
             self.logprobs[rows] = outputs.logprobs.detach()
             self.entropies[rows] = outputs.entropy.detach()
@@ -112,8 +112,8 @@ class UpdateResult:
         num_critic_gradients: The same of the critic alone.
         stopped_early: The approximate KL exceeded its limit; the policy's remaining steps were skipped.
         refused: `check_step` refused a step, and the remaining steps were skipped; or there was nothing to train on.
-        distance_moved: See the function of this name; None if it was not measured.
-        reused_first_pass: The first pass of the epochs was also the one that the experience was collected from.
+        distance_moved: See the function with this name; None if it was not measured.
+        reused_first_pass: The epochs reused the forward pass from which the experience was collected.
     """
 
     steps: list[dict[str, float]] = field(default_factory=list)
@@ -132,7 +132,7 @@ class UpdateResult:
         """Each metric reduced over the steps, and the metrics of the whole update.
 
         `policy/first_ratio_max` is the largest ratio or inverse ratio of the first step. It should be 1, because the
-        weights are still those of the old log probabilities, unless these are the sampler's, under older weights.
+        weights have not changed since the old log probabilities, unless those are the sampler's under older weights.
         """
         first = {"policy/first_ratio_max": largest_ratio(self.steps[0])} if self.steps else {}
         losses = [step["value/loss"] for step in self.critic_steps]
@@ -162,7 +162,7 @@ def ppo_update(
 
     for each of K epochs: shuffle the rows; for each of M minibatches: one step on the total loss
         then C − 1 passes of M steps on the value term alone, for the critic's own parameters
-        where the KL limit has ended the policy's steps, the rest of its passes are such passes as well
+        once the KL limit has ended the policy's steps, its remaining passes also train only the critic
 
     Old log probabilities, values, advantages and returns are fixed. The gradient of a minibatch does not depend on its
     split into micro-batches. A single minibatch holds all rows and is not shuffled.
@@ -175,12 +175,12 @@ def ppo_update(
         num_epochs: K.
         num_minibatches: M, optimizer steps per epoch.
         generator: Random generator of the shuffles.
-        max_grad_norm: Maximum gradient norm, of the policy and, apart from it, of a critic that shares no gradient;
-            None or 0 disables clipping.
+        max_grad_norm: Maximum gradient norm of the policy and, separately, of a critic that shares no gradient; None or
+            0 disables clipping.
         num_critic_epochs: C ≥ 1, the critic's passes per epoch; see `Steps.take_critic_epoch`.
         critic_generator: Random generator of their shuffles; None for `generator`.
         early_stop_kl: Target d of the approximate KL, nats per action; above 1.5·d the policy's remaining steps are
-            skipped. The critic's are taken: they do not move the policy.
+            skipped. The critic's steps are still taken: they do not move the policy.
         extra_loss: An additional loss, added to every step.
         check_step: Called before each step; False refuses the step and skips the rest of the update.
 
@@ -214,18 +214,18 @@ def ppo_update(
 class Steps(Generic[B]):
     """Takes the optimizer steps of an update and records them.
 
-    Once a step is refused, or the KL limit has ended the policy's steps and there is no critic, the epochs that follow
-    do nothing.
+    Once a step is refused, or the KL limit has ended the policy's steps and there is no critic, further epochs do
+    nothing.
 
     Attributes:
-        learner: See `ppo_update`, like all others but the last.
-        optimizer: See there.
-        experience: See there.
-        objective: See there; of a step of the critic alone, only the value term is used.
-        max_grad_norm: See there.
-        early_stop_kl: See there.
-        extra_loss: See there.
-        check_step: See there.
+        learner: See `ppo_update`.
+        optimizer: See `ppo_update`.
+        experience: See `ppo_update`.
+        objective: See `ppo_update`; steps that train only the critic only use its value term.
+        max_grad_norm: See `ppo_update`.
+        early_stop_kl: See `ppo_update`.
+        extra_loss: See `ppo_update`.
+        check_step: See `ppo_update`.
         result: The result so far.
     """
 
@@ -245,7 +245,7 @@ class Steps(Generic[B]):
     def take_epoch(self, minibatches: Iterable[Int[Tensor, " rows"]]) -> None:
         """Take a step on the total loss for each minibatch.
 
-        From the minibatch on that exceeds the KL limit, and in later epochs, a step of the critic alone.
+        From the minibatch that exceeds the KL limit, and in later epochs, steps train only the critic.
         """
         result = self.result
         if self._is_over:
@@ -264,8 +264,8 @@ class Steps(Generic[B]):
     def take_critic_epoch(self, minibatches: Iterable[Int[Tensor, " rows"]]) -> None:
         """Take one step on the value term per minibatch, on the parameters that only the critic has.
 
-        The policy is not evaluated, and no gradient reaches it: of a shared trunk only the forward pass is computed.
-        Its weights, moments and step counts stay as they are.
+        The policy is not evaluated, and no gradient reaches it: a shared trunk only computes its forward pass. Its
+        weights, moments and step counts stay as they are.
 
         Source: SAO (arXiv 2607.07508) §3.2: two passes. Open-Reasoner-Zero (arXiv 2503.24290) takes 12 critic steps for
             each one of the policy, on the minibatches of one pass. Spec §6.31.
@@ -330,7 +330,8 @@ class Steps(Generic[B]):
     def _gradients(
         self, minibatch: B, terms_of: Callable[..., Terms], more: Callable[[], Iterable[Tensor]] = tuple
     ) -> MetricTotals:
-        """The gradients of a minibatch and of the additional loss, summed over the ranks; this rank's metrics.
+        """Compute the gradients of a minibatch and of additional losses, summed over the ranks; return this rank's
+        metrics.
 
         Args:
             minibatch: The responses of the step.
@@ -363,7 +364,7 @@ class Steps(Generic[B]):
         minibatch: B,
         rows: Int[Tensor, " rows"],
     ) -> bool:
-        """True if the check allows a step of these metrics; otherwise the update ends here."""
+        """Return True if the check allows a step with these metrics; otherwise end the update."""
         search = partial(search_minibatch, self.learner, objective, minibatch, rows.tolist(), self._parameters)
         self.result.refused = not self.check_step(number, metrics, search)
         return not self.result.refused
@@ -371,13 +372,13 @@ class Steps(Generic[B]):
     def _policy_terms(
         self, divisors: Divisors, rows: Int[Tensor, " rows"], part_rows: Int[Tensor, " part"], part: B
     ) -> Terms:
-        """The total loss of a micro-batch; note its rows in the epoch."""
+        """Compute the total loss of a micro-batch, and record its rows in the epoch."""
         outputs = self.learner.evaluate(part)
         self.result.passes[-1].record(rows[part_rows], outputs)
         return self.objective(outputs, part, divisors)
 
     def _critic_terms(self, divisors: Divisors, part_rows: Int[Tensor, " part"], part: B) -> Terms:
-        """The value term of a micro-batch."""
+        """Compute the value term of a micro-batch."""
         return self.objective.critic_terms(self.learner.evaluate_critic(part), part, divisors)
 
 
@@ -423,7 +424,7 @@ def _find_in_outputs(outputs: PolicyOutputs, batch: Batch) -> BadValue | None:
 
 
 def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter], ranks: Ranks) -> float:
-    """The norm of one row's gradient; every rank computes the same one."""
+    """Compute the gradient norm of one row, which is the same on every rank."""
     for parameter in parameters:
         parameter.grad = None
     if ranks.is_sharded:
@@ -436,8 +437,8 @@ def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter], ranks: Rank
 
 @torch.no_grad()
 def distance_moved(learner: Learner[B], experience: B) -> float:
-    """KL from the sampling policy to the current one: the mean over the actions of the policy's own, where it gives
-    one, else of ρ − 1 − log ρ, nats.
+    """KL from the sampling policy to the current one in nats, averaged over the actions: the exact KL if the policy
+    computes it, else ρ − 1 − log ρ.
 
     After the epochs, it is d of the PPO paper's adaptive penalty.
 
@@ -457,7 +458,7 @@ def distance_moved(learner: Learner[B], experience: B) -> float:
 
 
 def minibatches_of(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:
-    """All rows in random order, in M parts that differ by at most one row in size; with a single part, in order."""
+    """Split all rows in random order into M parts that differ by at most one row; a single part is in order."""
     if num_minibatches == 1:
         return [torch.arange(num_rows)]
     return torch.randperm(num_rows, generator=generator).tensor_split(min(num_minibatches, num_rows))

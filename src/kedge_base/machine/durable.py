@@ -1,7 +1,7 @@
-"""Files and folders that survive a power cut: written aside, forced to disk, then renamed.
+"""Writes files and folders that survive a power failure: under temporary names, forced to disk, then renamed.
 
-A rename can reach the disk before the contents do, and then names an empty file. So all that a later step relies on is
-forced to disk first: the files, then their folder, then, after the rename, the folder that holds the name.
+A rename can reach the disk before the contents do, and then names an empty file. So everything that a later step relies
+on is forced to disk first: the files, then their folder, and after the rename, the folder that contains it.
 
 The temporary names are random and created exclusively, so that a planted link is never followed.
 """
@@ -33,10 +33,10 @@ def replace_contents(path: Path, pieces: Iterable[bytes], *, forced: bool = True
     Args:
         path: The file.
         pieces: Its new contents.
-        forced: Force them to disk before they get the name. Needed for everything that a later step relies on.
+        forced: Force them to disk before the rename. Needed for everything that a later step relies on.
 
     Raises:
-        OSError: The system refuses; the file keeps its old contents.
+        OSError: Writing fails; the file keeps its old contents.
     """
     part = temporary_name(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -57,14 +57,14 @@ def replace_contents(path: Path, pieces: Iterable[bytes], *, forced: bool = True
 
 @contextmanager
 def replaced_folder(folder: Path, *, forced: bool = True) -> Iterator[Path]:
-    """Yield a new folder to fill; it takes the place of `folder` when the block ends without an error.
+    """Yield a new folder to fill, which replaces `folder` when the block ends without an error.
 
     Args:
         folder: The folder to create or replace; its parents are created.
-        forced: Force it to disk before it gets its name. Otherwise the caller does.
+        forced: Force it to disk before the rename; otherwise the caller must.
 
     Raises:
-        OSError: The system refuses; the old folder is kept, and nothing is left of the new one.
+        OSError: Writing fails; the old folder is kept, and the new one is removed.
     """
     make_folder(folder.parent)
     part = temporary_name(folder)
@@ -89,7 +89,7 @@ def replaced_folder(folder: Path, *, forced: bool = True) -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents, durably; nothing if it exists.
+    """Create a folder and its parents durably; do nothing if it exists.
 
     Raises:
         OSError: The system refuses.
@@ -146,8 +146,8 @@ def rename_folder(folder: Path, target: Path) -> None:
     """Rename a folder.
 
     Raises:
-        OSError: The system refuses. The message says so if the file system cannot rename folders, as object stores and
-            container layers cannot.
+        OSError: Renaming fails. The message says so if the file system cannot rename folders, like object stores and
+            container layers.
     """
     try:
         folder.rename(target)
@@ -159,7 +159,7 @@ def rename_folder(folder: Path, target: Path) -> None:
 
 
 def check_renaming(folder: Path) -> None:
-    """Check that folders in a folder can be renamed, on which complete models and checkpoints rely.
+    """Check that folders in a folder can be renamed, as required to write models and checkpoints.
 
     Raises:
         OSError: They cannot.
@@ -192,7 +192,7 @@ def copy_tree(source: Path, target: Path, *, leave_out: str = "") -> None:
 
 
 def share_as_usual(folder: Path) -> None:
-    """Give each file of a folder the permissions of a newly created one: the umask decides who may read it.
+    """Give each file of a folder the permissions of a newly created one: the umask determines who may read it.
 
     safetensors writes through a temporary file that only its owner may read.
     """
@@ -207,18 +207,18 @@ def share_as_usual(folder: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A random name beside a path. `remove_parts` deletes files that a killed process leaves under such names."""
+    """Make a random name next to a path. `remove_parts` deletes files that a killed process leaves under such names."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
 
 
 def _sync_file(path: Path) -> None:
-    # Windows forces only files that are open for writing; elsewhere that would need the permission to write.
+    # Windows only forces files that are open for writing; elsewhere, that would require write permission.
     with path.open("rb+" if sys.platform == "win32" else "rb") as file:
         sync(file.fileno())
 
 
 def _remove(path: Path) -> None:
-    """Delete a file, a link or a folder; what cannot be deleted stays."""
+    """Delete a file, a link or a folder, as far as possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

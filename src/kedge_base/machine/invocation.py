@@ -1,4 +1,4 @@
-"""How kedge was started: as a command or from Python, as a single process or as one of several ranks."""
+"""Tells how kedge was started: as a command or from Python, as a single process or as one of several ranks."""
 
 import os
 import re
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from kedge_base.errors import ConfigError
 
 IMPORTING = "KEDGE_IMPORTING"
-"""Environment variable of processes that a user's file starts while it is imported."""
+"""Environment variable in processes that a user's file starts while it is imported."""
 
 _running = False
 _loads = 0
 
 
 def mark_command_line() -> None:
-    """Record that the `kedge` command runs: advice is then a command, otherwise a line of Python."""
+    """Record that the `kedge` command runs: advice is then given as a command, otherwise as Python."""
     global _running
     _running = True
 
@@ -26,11 +26,11 @@ def is_command_line() -> bool:
 
 
 def as_argument(option: str, python: str = "") -> str:
-    """An option as the user writes it: `--best-of` of the command, or the keyword `best_of=` of a call from Python.
+    """Format an option as the user writes it: `--best-of` on the command line, or `best_of=` in Python.
 
     Args:
         option: The option, or several in a sentence.
-        python: What stands for it in Python, if it has another name there.
+        python: Its form in Python, if it has another name there.
     """
     if is_command_line():
         return option
@@ -88,7 +88,7 @@ def loading_user_code() -> Iterator[None]:
 
 @contextmanager
 def importing_user_code() -> Iterator[None]:
-    """Mark the block as importing a user's file: neither the file nor a process that it starts may start a run."""
+    """Mark the block as importing a user's file: neither the file nor a process started by it may start a run."""
     before = os.environ.get(IMPORTING)
     os.environ[IMPORTING] = "1"
     try:
@@ -99,7 +99,7 @@ def importing_user_code() -> Iterator[None]:
 
 
 def refuse_nested_run() -> None:
-    """Refuse a run that a script starts while it is being imported, by kedge for its functions or by a pool's worker.
+    """Reject a run that a script starts while it is being imported, by kedge for its functions or by a pool's worker.
 
     The run would import the script again, without end.
 
@@ -108,7 +108,7 @@ def refuse_nested_run() -> None:
     """
     from multiprocessing import current_process  # not needed to show --help
 
-    # By this attribute, multiprocessing itself refuses to start processes during such an import.
+    # With this attribute, multiprocessing itself refuses to start processes during such an import.
     if _loads or IMPORTING in os.environ or getattr(current_process(), "_inheriting", False):
         raise ConfigError(
             "a script that names its own function, or starts processes, is imported again, and must not start a run "

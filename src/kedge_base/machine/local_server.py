@@ -1,8 +1,8 @@
 """A server for browsers on this machine that have its secret address.
 
-Other programs on the machine can reach the port too, and so can a web site open in the same browser. Therefore the
-address holds a random token, a request must name this machine as its host (which defeats DNS rebinding), and what a
-request may change must come from the server's own page, as JSON.
+Other programs on the machine can also reach the port, and so can a web site open in the same browser. Therefore the
+address holds a random token, a request must name this machine as its host (which defeats DNS rebinding), and a request
+that changes something must come from the server's own page, as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kedge_base.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 MAX_BODY = 2**20
-"""Bytes of a request's body."""
+"""Maximum bytes of a request's body."""
 
 POLL = 0.1
 """Seconds between checks for shutdown."""
@@ -33,7 +33,7 @@ PAGE_POLICY = "object-src 'none'; base-uri 'none'; form-action 'none'; connect-s
 
 
 Stream: TypeAlias = "Callable[[Callable[[bytes], object]], None]"
-"""Writes a body piece by piece with the function that it is given, which raises ConnectionError once no one reads."""
+"""Writes a body piece by piece through a function, which raises ConnectionError once no one reads."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class LocalServer:
     Args:
         answer: Answers a request; called from several threads.
         port: The local port; 0 picks a free one.
-        takes_posts: POST is allowed; without it nothing can be changed.
+        takes_posts: POST is allowed; without it, nothing can be changed.
 
     Raises:
         ConfigError: The port is taken or not permitted.
@@ -116,7 +116,7 @@ class LocalServer:
 
     @property
     def root(self) -> str:
-        """The path that every request starts with: the token, between slashes."""
+        """The path with which every request starts: the token, between slashes."""
         return f"/{self._token}/"
 
     @property
@@ -173,7 +173,7 @@ def _handler(get_answer: Callable[[BaseHTTPRequestHandler], Answer], *, takes_po
 
         def do_GET(self) -> None:
             answer = get_answer(self)
-            # The unread body of a refused request would be taken for the next request.
+            # The unread body of a rejected request would be read as the next request.
             self.close_connection = self.close_connection or self.command == "POST"
             self.send_response(answer.status)
             for name, value in answer.headers().items():
@@ -188,7 +188,7 @@ def _handler(get_answer: Callable[[BaseHTTPRequestHandler], Answer], *, takes_po
             do_POST = do_GET
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Log nothing: the requested path holds the token."""
+            """Log nothing, because the requested path contains the token."""
 
     return Handler
 

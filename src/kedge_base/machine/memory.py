@@ -1,7 +1,7 @@
 """Memory limits of the process, and the handling of failed allocations. Imports no torch.
 
-Limits are `ulimit`, the control group and the machine, on Linux; elsewhere nothing is known. When memory runs out,
-it recognizes the exception, reads the size of the failed allocation, and frees the tensors that the failure holds.
+On Linux, limits are `ulimit`, the control group and the machine; elsewhere they are unknown. When memory runs out, this
+module recognizes the exception, reads the size of the failed allocation, and frees tensors that the exception holds.
 
 Source: setrlimit(2), proc(5); the kernel's cgroup-v2.rst and cgroup-v1/memory.rst.
 """
@@ -38,7 +38,9 @@ GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Files with a group's limit and use, and the entry of `memory.stat` that the kernel frees first; versions 2 and 1."""
+"""Files with a group's limit and usage, and the entry of `memory.stat` that the kernel frees first, in versions 2 and
+1.
+"""
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
@@ -72,7 +74,7 @@ class MemoryLimit:
     Attributes:
         name: Source of the limit: `ulimit -v`, `ulimit -d`, `the control group` or `the machine`.
         limit: Bytes.
-        used: Bytes that count toward it already; a control group and a machine have other processes as well.
+        used: Bytes that already count toward it, including other processes in a control group or machine.
     """
 
     name: str
@@ -81,7 +83,7 @@ class MemoryLimit:
 
     @property
     def free(self) -> int:
-        """Bytes until the limit."""
+        """Bytes left until the limit."""
         return max(self.limit - self.used, 0)
 
 
@@ -213,10 +215,10 @@ class Exhaustion:
     """State of the memory when it ran out.
 
     Attributes:
-        phase: The work under way, worded for `out of memory during PHASE`.
+        phase: The work under way, as in `out of memory during PHASE`.
         asked: Bytes of the failed allocation; None if the exception does not give them.
         held: Bytes that the process held on the device that ran out of memory.
-        limit: The limit that was reached; None if it is not known.
+        limit: The limit that was reached; None if unknown.
     """
 
     phase: str
@@ -226,7 +228,7 @@ class Exhaustion:
 
     @classmethod
     def of(cls, error: BaseException, phase: str) -> Exhaustion:
-        """The figures that `in_phase` noted, or else the current ones."""
+        """Return the figures that `in_phase` noted, or else the current ones."""
         noted = getattr(error, NOTE, None)
         if noted is not None:
             return noted
@@ -246,10 +248,10 @@ class Exhaustion:
 def is_out_of_memory(error: BaseException | None) -> bool:
     """True if an exception, or the one that it was raised from, says that memory ran out.
 
-    kedge's own errors do not count: they already say what is wrong, such as a file that is too large.
+    kedge's own errors do not count, because they already say what is wrong, such as a file that is too large.
     """
     while error is not None and not (isinstance(error, KedgeError) and not isinstance(error, OutOfMemoryError)):
-        # By name: the second is torch's, which need not be imported.
+        # By name, because the second is torch's, which may not be imported.
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
             return True
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
@@ -261,7 +263,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def asked_for(error: BaseException | None) -> int | None:
-    """The bytes of the failed allocation; None if the exception does not give them."""
+    """Return the bytes of the failed allocation; None if the exception does not say."""
     while error is not None:
         if found := ASKED.search(str(error)):
             size, unit = (found[name] or found[f"{name}_np"] for name in ("size", "unit"))
@@ -292,10 +294,11 @@ def note_exhaustion(error: Exception, phase: str) -> None:
 
 
 def release(error: BaseException | None) -> None:
-    """Free what a failed computation still holds: the local variables of the functions that the exception left.
+    """Free memory that a failed computation still holds: the local variables of the functions that the exception passed
+    through.
 
-    The exception keeps them alive by its traceback, and with them every activation. Freed memory then goes back to the
-    system, so that other threads and libraries can have it as well.
+    Its traceback keeps them alive, and with them every activation. Freed memory is then returned to the system, so that
+    other threads and libraries can use it.
     """
     while error is not None:
         if error.__traceback__ is not None:
@@ -308,13 +311,13 @@ def release(error: BaseException | None) -> None:
 
 
 def give_back() -> None:
-    """Return freed memory of the CPU to the system; what is allocated next costs page faults."""
+    """Return freed CPU memory to the system; the next allocations cost page faults."""
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def with_unit(size: float) -> str:
-    """Bytes as `1.5 GiB`, `310 MiB` or `12 KiB`."""
+    """Format bytes as `1.5 GiB`, `310 MiB` or `12 KiB`."""
     for unit in "TGMK":
         if size >= UNITS[unit]:
             number = size / UNITS[unit]

@@ -1,4 +1,6 @@
-"""Progress of a running stage: a live bar on a terminal, one block in a notebook, a few plain lines elsewhere."""
+"""Shows the progress of a running stage: a live bar on a terminal, one block in a notebook, a few plain lines
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ from kedge_base.texts import printable
 
 PLAIN_INTERVAL = 1.0
 LONGEST_INTERVAL = 300.0
-"""Least and most seconds between two plain lines, so that a log file is neither filled nor silent."""
+"""Minimum and maximum seconds between two plain lines, so that a log file is neither flooded nor silent."""
 
 NOTEBOOK_INTERVAL = 0.3
-"""Seconds between two replacements of a notebook's block: more would fill the connection to the browser."""
+"""Seconds between two updates of a notebook's block: more would flood the connection to the browser."""
 
 PLAIN_PARTS = 20
 """Number of equal parts of a stage; a plain line is printed after each."""
@@ -91,7 +93,7 @@ class Progress:
 
 
 def say(line: str) -> None:
-    """Print a line on the first rank, to standard error like the progress; not while a progress bar is shown.
+    """Print a line on the first rank, to standard error like the progress. Not for use while a progress bar is shown.
 
     In a notebook, where standard error looks like a failure, it goes to standard output.
     """
@@ -154,7 +156,9 @@ class _View:
 
 
 class _PlainLines(_View):
-    """A line at the first step, after every part of the stage, after a long time without one, and at the last step."""
+    """Prints a line at the first step, after every part of the stage, after a long time without a line, and at the last
+    step.
+    """
 
     def __init__(self, console: Console, total: int, clock: Callable[[], float]) -> None:
         self._console = console

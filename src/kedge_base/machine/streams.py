@@ -1,6 +1,6 @@
-"""Standard streams that cannot end a run: output that the system refuses is dropped.
+"""Makes standard streams that cannot end a run: output that cannot be written is dropped.
 
-If a reader goes away (`| head`), a terminal is closed or the disk under a log is full, a line is lost and not hours of
+If a reader exits (`| head`), a terminal is closed or the disk of a log is full, a line is lost, but not hours of
 training. Characters that the encoding lacks are replaced.
 """
 
@@ -20,7 +20,7 @@ def lasting_streams() -> Iterator[None]:
     """In the block, writing to standard output and error never fails, and no standard descriptor is closed.
 
     Descriptors that are closed (`<&- >&-`) are opened on /dev/null: otherwise the next file or socket would get their
-    numbers. Streams that are not the process's own, as in a notebook, stay as they are.
+    numbers. Streams that do not belong to the process, as in a notebook, are unchanged.
     """
     _fill_descriptors()
     before = sys.stdin, sys.stdout, sys.stderr
@@ -37,13 +37,13 @@ def lasting_streams() -> Iterator[None]:
 
 
 def refused_output() -> OSError | None:
-    """The error that lost standard output; None if nothing was lost, or only because the reader closed the pipe."""
+    """The error that lost standard output; None if nothing was lost, or the reader closed the pipe."""
     error = getattr(_raw(sys.stdout), "error", None)
     return None if isinstance(error, BrokenPipeError) else error
 
 
 class _Lasting(io.FileIO):
-    """A file descriptor whose writes never fail: bytes that the system refuses are dropped."""
+    """A file descriptor whose writes never fail: bytes that cannot be written are dropped."""
 
     error: OSError | None = None
 

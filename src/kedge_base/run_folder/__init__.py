@@ -1,1 +1,1 @@
-"""A run's folder: its files, what makes it complete, and how its records are read."""
+"""A run's folder: the names of its files, checks of its state, and reading of its records."""

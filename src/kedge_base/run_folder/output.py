@@ -18,7 +18,7 @@ from kedge_base.machine.invocation import as_argument
 from kedge_base.stage import stages
 
 CONFIG_FILE = "config.yaml"
-"""The resolved configuration. A folder that contains it is a run's."""
+"""The resolved configuration. A folder that contains it is that of a run."""
 
 DATA_FILE = "data.json"
 """File with the number of rows that a run uses, and the reasons for dropping others; written when the run starts."""
@@ -27,14 +27,14 @@ FINISHED_FILE = "finished.json"
 """Written when a run finishes."""
 
 SAMPLED_FOLDER = "sampled"
-"""In the run of a critic: the responses that it is fitted to, in parts."""
+"""In a critic's run: the responses to which it is fitted, in parts."""
 
 REPORT_FILE = "report.html"
 SUMMARY_FILE = "summary.json"
 """The results of a run or a chain; a folder that contains it counts as finished."""
 
 SWEEP_FILE = "sweep.json"
-"""The settings and results of a sweep. A folder that contains it is a sweep's."""
+"""The settings and results of a sweep. A folder that contains it is that of a sweep."""
 
 ROLES_FILE = "roles.json"
 """The models of a run and their sizes."""
@@ -74,7 +74,7 @@ IN_MEMORY_FOLDER = "in_memory_models"
 """Models that were given as Python objects; written before a run starts."""
 
 DEEPEST = 200
-"""Levels of an output folder; Python creates and deletes them by recursion."""
+"""Maximum depth of an output folder; Python creates and deletes folders by recursion."""
 
 DIAGNOSTIC_FILES = frozenset({REJECTED_FILE, REWARD_LOG, VLLM_LOG, INCIDENTS_FILE})
 """Files that explain why a run failed. A folder with nothing else counts as free."""
@@ -144,7 +144,7 @@ def check_creatable(path: str | os.PathLike[str]) -> Path:
 
 
 def _check_name(folder: Path) -> None:
-    """Refuse invalid names now, before anything is loaded."""
+    """Reject invalid names before anything is loaded."""
     if len(folder.parts) > DEEPEST:
         raise OutputError(f"{str(folder)[:40]}… cannot be created: more than {DEEPEST} levels")
     if str(folder).startswith("~"):
@@ -194,7 +194,7 @@ def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
 
 
 def best_checkpoint(run: Path) -> int | None:
-    """The update of a run's best checkpoint; None if no best one is kept or its file is damaged."""
+    """The update of a run's best checkpoint; None if no best checkpoint is kept or its file is damaged."""
     try:
         update = json.loads((run / CHECKPOINTS / BEST_FILE).read_bytes())["update"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -203,12 +203,12 @@ def best_checkpoint(run: Path) -> int | None:
 
 
 def is_run(folder: Path) -> bool:
-    """True if the folder is a run's."""
+    """True if the folder is that of a run."""
     return os.path.isfile(os.path.join(os.path.expanduser(folder), CONFIG_FILE))
 
 
 def is_sweep(folder: Path) -> bool:
-    """True if the folder is a sweep's."""
+    """True if the folder is that of a sweep."""
     return os.path.isfile(os.path.join(os.path.expanduser(folder), SWEEP_FILE))
 
 
@@ -217,7 +217,7 @@ def writing(path: Path) -> Iterator[None]:
     """Turn system errors (full disk, missing permissions, a file in the way) into one line that names the path.
 
     Raises:
-        OutputError: The system refused something in the block.
+        OutputError: A system call in the block failed.
     """
     try:
         yield
@@ -229,9 +229,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def refusal(error: BaseException) -> str | None:
-    """The system's reason for refusing to read or write; None for an error of another kind.
+    """Return the system's reason for a failed read or write; None for other kinds of errors.
 
-    safetensors and tokenizers, written in Rust, raise separate errors that contain the text of the system's.
+    safetensors and tokenizers, written in Rust, raise their own errors, which contain the text of the system's error.
     """
     if isinstance(error, OutputError) and error.__cause__ is not None:
         return refusal(error.__cause__)
@@ -242,10 +242,10 @@ def refusal(error: BaseException) -> str | None:
 
 
 def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
-    """Replace a file atomically: after a kill or a power cut it has either its old or its new content.
+    """Replace a file atomically: after a kill or a power failure, it has either its old or its new content.
 
     Raises:
-        OutputError: The system refuses; the file keeps its old content.
+        OutputError: Writing fails; the file keeps its old content.
     """
     with writing(path):
         replace_contents(path, pieces)
@@ -257,7 +257,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def is_free(folder: Path) -> bool:
-    """True for a folder that does not exist or holds only diagnostic files."""
+    """True for a folder that does not exist or only contains diagnostic files."""
     try:  # a single call: another process may create the folder between two
         entries = os.listdir(folder)
     except FileNotFoundError:

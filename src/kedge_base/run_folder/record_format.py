@@ -29,12 +29,13 @@ OF_SCORES = ("reward/score_", "reward/length_correlation", "group/")
 """Prefixes of the metrics that a run without a reward does not have: every score would be 0."""
 
 JUDGING = "judge"
-"""The phase in `progress.jsonl` where a judge reads all responses of a side at once."""
+"""The phase in `progress.jsonl` in which a judge reads all responses of a side at once."""
 
 NUM_BINS = 41
 WIDEST = 1.0
-"""The ratios in `details.jsonl` are counted in NUM_BINS equal bins of log ρ from −WIDEST to WIDEST; values beyond count
-in the outermost bins."""
+"""The ratios in `details.jsonl` are counted in NUM_BINS equal bins of log ρ from −WIDEST to WIDEST; values outside
+count in the outermost bins.
+"""
 
 
 DEEPEST = 100
@@ -42,7 +43,7 @@ DEEPEST = 100
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 UNLIKE_ANY_RUN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""The errors that reading a file raises if its content is nothing that a run writes."""
+"""The errors that occur when reading a file whose content no run writes."""
 
 
 def parsed_row(line: bytes, *, numbered: bool) -> dict[str, Any] | None:
@@ -131,7 +132,7 @@ def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
 
 
 def _check_yaml(text: str) -> None:
-    """Refuse a file that no run writes and that could crash the reader.
+    """Reject a file that no run writes and that could crash the reader.
 
     Deep nesting crashes libyaml's loader and takes Python's minutes; a few aliases expand to billions of values.
 
@@ -148,7 +149,7 @@ def _check_yaml(text: str) -> None:
 
 
 def read_json_object(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file; empty without a file.
+    """Read the object in a JSON file; empty without a file.
 
     Raises:
         DataError: The file is damaged.

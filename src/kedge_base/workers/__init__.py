@@ -1,4 +1,4 @@
-"""Processes that run what may never finish: they can be killed, and end when kedge does.
+"""Processes that run code that may never finish: they can be killed, and end when kedge does.
 
 Not built on `pebble` (leaves a killed worker's children running) or `loky` (no deadline per call): both pickle.
 """

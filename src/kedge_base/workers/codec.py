@@ -53,8 +53,8 @@ def decode(line: bytes) -> dict[str, Any]:
 def own_copy(value: Any) -> Any:
     """Copy a value for user code in this process, which may change it, as if it were sent to another process.
 
-    Lists, tuples, sets, dictionaries and arrays are copied, with what they contain. Other objects are not: one may be
-    shared on purpose, or refuse to be copied.
+    Lists, tuples, sets, dictionaries and arrays are copied, with what they contain. Other objects are not copied: they
+    may be shared on purpose, or not support copying.
     """
     try:
         return _copied(value)

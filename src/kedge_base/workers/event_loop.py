@@ -1,4 +1,4 @@
-"""One event loop for the async code of users, as long as the process lives."""
+"""An event loop for users' async code, for the lifetime of the process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _EventLoop:
         return asyncio.run_coroutine_threadsafe(call, self._loop)
 
     def run(self, call: Coroutine[Any, Any, _T]) -> _T:
-        """Return the result of a call; an interrupt of the waiting thread, at whatever moment, cancels the call."""
+        """Return the result of a call; an interrupt of the waiting thread at any time cancels the call."""
         tasks: list[asyncio.Task[_T]] = []
         is_awaited = True
 

@@ -1,4 +1,6 @@
-"""Starts, asks and stops a worker process: its own process group, a reply to each request, hard deadlines."""
+"""Starts and stops a worker process and sends it requests: with its own process group, a reply per request, and hard
+deadlines.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,10 @@ _CHUNK = 1 << 16
 
 
 class WorkerError(Exception):
-    """A request failed; the message is one line that begins with the worker's name.
+    """A request failed; the message is one line that starts with the worker's name.
 
     Attributes:
-        row: The row of a batch that the request failed on; None if it is not known.
+        row: The row of a batch on which the request failed; None if unknown.
     """
 
     def __init__(self, message: str, row: int | None = None) -> None:
@@ -61,7 +63,7 @@ class Request:
 
         Args:
             name: The worker's name, for errors.
-            do: Which of the worker's functions to call, see `serving.serve`.
+            do: The worker's function to call; see `serving.serve`.
             arguments: The function's arguments.
         """
         number = secrets.randbits(64)  # random, so that user code in the worker cannot guess it
@@ -72,13 +74,13 @@ class WorkerProcess:
     """A Python subprocess that answers requests over a socket.
 
     It has its own session and process group: Ctrl-C in a terminal does not reach it, and its children are killed with
-    it. It cannot block the caller, whether it never replies, never reads a request or prints without end. It is killed
+    it. It cannot block the caller, even if it never replies, never reads a request or prints endlessly. It is killed
     when this object is garbage-collected or kedge exits; if kedge itself is killed, the kernel kills it (Linux), or it
     notices and exits.
 
     Args:
         module: Its `main(descriptor, tie)` runs in the process; see `serving.serve`.
-        log: Gets the process's output, and the error of each request that fails; has the worker's name.
+        log: Receives the process's output, and the error of each failed request; has the worker's name.
     """
 
     def __init__(self, module: str, log: CallLog) -> None:
@@ -121,7 +123,7 @@ class WorkerProcess:
         return self._finalizer.alive and self._process.poll() is None
 
     def send(self, *requests: Request) -> None:
-        """Send as much of some requests as the socket takes without blocking; `reply` sends the rest."""
+        """Send as much of some requests as the socket accepts without blocking; `reply` sends the rest."""
         self._outgoing += b"".join(request.line for request in requests)
         self._send()
 
@@ -138,7 +140,7 @@ class WorkerProcess:
         Args:
             request: A request that was sent.
             seconds: The time limit, from now.
-            doing: What the process does meanwhile, for the error.
+            doing: The activity of the process, for the error.
             is_valid: Checks the form of the result, which user code could have written.
 
         Raises:
@@ -241,7 +243,7 @@ class WorkerProcess:
                 self._watched.remove(self._output.fileno())
 
     def _ending(self) -> str:
-        """How the process ended; closing the connection counts as ending."""
+        """Describe how the process ended; closing the connection counts as ending."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE)
         status = self._process.returncode
@@ -269,7 +271,7 @@ def _end(
     if grace:
         with suppress(subprocess.TimeoutExpired):
             process.wait(grace)
-    # Also if the process itself has ended: its children may still be running.
+    # Also done if the process itself has ended, because its children may still be running.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):  # a process blocked in the kernel, as by a dead disk, cannot be reaped

@@ -1,7 +1,8 @@
-"""The worker's side: answers requests, and ends when kedge does.
+"""The worker's side of the connection: answers requests, and ends when kedge does.
 
 When the connection closes, the process has a second to finish before its process group is killed; when kedge itself is
-killed, the group is killed at once, on systems that can. This module imports nothing beyond what requests need.
+killed, the group is killed immediately, where the system supports it. This module imports nothing beyond what requests
+need.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _answer(
 
 
 def _end_with_kedge(tie: int) -> None:
-    """Have the kernel kill this process and its children when the pipe closes, even during a loop in C.
+    """Make the kernel kill this process and its children when the pipe closes, even during a loop in C.
 
     Linux only. PR_SET_PDEATHSIG would send its signal as soon as the thread that started this process ends.
     """
@@ -112,7 +113,7 @@ def _listen(
 
 
 def _end_group(process: int) -> None:
-    """Kill this process and its children; do nothing in a fork, which exits alone."""
+    """Kill this process and its children; do nothing in a fork, which exits without killing others."""
     if os.getpid() == process:
         os.killpg(process, signal.SIGKILL)
 

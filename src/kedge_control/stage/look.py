@@ -1,4 +1,4 @@
-"""Control: returns that do not rise or fall again, updates that go too far, and the look of its runs."""
+"""Control: returns that stay flat or collapse, updates that go too far, and the look of its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a control run: environments, networks, statistics, optimizer, all made from its settings."""
+"""Makes the parts of a control run from its settings: environments, networks, statistics and optimizer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from kedge_control.stage.settings import ControlConfig
 from kedge_control.steps import Episodes
 
 LEAST_STEPS = 30_000
-"""Optimizer steps from which on compiling pays: it takes 20 s of CPU time and saves a millisecond of every step."""
+"""Optimizer steps from which compiling pays off: it takes 20 s of CPU time and saves a millisecond per step."""
 
 EVALUATED_EPISODES = 10
 
@@ -52,10 +52,10 @@ class Parts:
         environments: Played side by side.
         learner: Policy and critic, and how much of a batch they evaluate at once.
         normalization: Statistics of observations and returns.
-        memory: Of a policy with a memory, in each environment.
+        memory: The memory of the policy in each environment, if it has one.
         episodes: Returns and lengths of finished episodes.
         optimizer: Of policy and critic.
-        coefficients: Of the entropy bonus and the KL penalty.
+        coefficients: Those of the entropy bonus and the KL penalty.
         compiled: PPO's update as a graph; None if it is not compiled.
     """
 
@@ -81,7 +81,7 @@ class Parts:
         return self.learner.policy
 
     def resumed(self) -> dict[str, Stateful]:
-        """The contents of checkpoints besides the weights and the optimizer's state."""
+        """The contents of checkpoints other than the weights and the optimizer's state."""
         return {
             "environments": self.environments,  # first: the others depend on their number
             "normalization": self.normalization,
@@ -91,11 +91,13 @@ class Parts:
         }
 
     def evaluation(self, update: int) -> dict[str, float]:
-        """`eval/…` metrics if this update is evaluated, else empty: new environments, always from the same seeds."""
+        """Return `eval/…` metrics, measured in new environments with the same seeds, if this update is evaluated, else
+        none.
+        """
         use = self.settings
         if use.eval_every is None or (update % use.eval_every and update != use.num_updates):
             return {}
-        # As many as in training, also for fewer episodes: a function may make a fixed number.
+        # The same number as in training, even for fewer episodes, since a function may make a fixed number.
         environments = _environments(self.config, self.spec, "evaluation", beside=self.environments)
         try:
             played = play_episodes(environments, self.policy, self.normalization, num_episodes=EVALUATED_EPISODES)
@@ -118,7 +120,7 @@ def load_parts(
         config: The run's configuration.
         run: The run.
         env: Makes an environment, instead of `control.env`.
-        network: Makes the layers in front of the outputs from the spaces, instead of `control.network`.
+        network: Makes the layers before the outputs, given the spaces, instead of `control.network`.
 
     Raises:
         ConfigError: The environment cannot be made, its spaces are not supported, or a network does not fit.
@@ -191,7 +193,7 @@ def _coefficients(use: ControlConfig) -> Coefficients:
 
 
 def objective_of(use: ControlConfig, clip_range: float, kl_coef: float) -> Objective:
-    """The total loss of an update, with the numbers that change between updates."""
+    """Make the total loss of an update, with the numbers that change between updates."""
     name = "unclipped" if use.is_trpo else use.policy_loss
     return Objective(
         surrogate=named_surrogate(name, clip=(clip_range, clip_range), kl_coef=kl_coef),
@@ -203,7 +205,7 @@ def objective_of(use: ControlConfig, clip_range: float, kl_coef: float) -> Objec
 
 
 def _pays(use: ControlConfig, learner: ControlLearner) -> bool:
-    """True for a run of many small steps with a graph that is known to work."""
+    """True if compiling pays off: for a run with many small steps and a graph that is known to work."""
     policy = learner.policy
     most = tokens_of(learner.micro_batch)
     steps = use.num_updates * use.num_epochs * use.num_minibatches
@@ -214,6 +216,6 @@ def _pays(use: ControlConfig, learner: ControlLearner) -> bool:
 
 
 def has_compiler() -> bool:
-    """True if the C++ compiler that torch would call is there."""
+    """True if the C++ compiler that torch would call exists."""
     usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     return shutil.which(os.environ.get("CXX", usual)) is not None

@@ -1,4 +1,4 @@
-"""The result of a control run, also of an interrupted one: the policy's folder, its card, an animation."""
+"""The result of a control run, which may have been interrupted: the policy's folder, its card, and an animation."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ControlResult:
         """The trained policy, to act with.
 
         Args:
-            network: The function that made its layers, if it has its own.
+            network: The function that made its layers, if it is a custom network.
         """
         return load_control_policy(self.model, network=network)
 
@@ -97,7 +97,7 @@ def save_result(run: Run, parts: Parts, *, interrupted: bool, model: bool = True
 
 
 def checkpoint_model(parts: Parts) -> CheckpointModel:
-    """The policy as it is saved in every checkpoint."""
+    """How every checkpoint saves the policy."""
 
     def save(folder: Path, update: int, weights: dict[str, Tensor] | None) -> Path:
         return _save(parts, folder, ())
@@ -120,7 +120,7 @@ def _save(parts: Parts, folder: Path, metrics: Sequence[Mapping[str, Any]]) -> P
 
 
 def _results(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """The last known returns, in words."""
+    """Describe the last known returns."""
     known = [row for row in metrics if "episode/return_mean" in row]
     if not known:
         return "No episode has ended yet."
@@ -135,10 +135,10 @@ def _results(metrics: Sequence[Mapping[str, Any]]) -> str:
 
 
 def check_video(parts: Parts) -> None:
-    """Draw one picture, so that a missing renderer is found before the training.
+    """Render one image, so that a missing renderer is detected before training.
 
     Raises:
-        ConfigError: The environment cannot be drawn here.
+        ConfigError: The environment cannot be rendered on this machine.
     """
     try:
         record_video(parts, None, most_steps=1)
@@ -150,7 +150,7 @@ def record_video(parts: Parts, folder: Path | None, *, most_steps: int = RECORDE
     """Record an episode of the policy in the run's folder.
 
     Raises:
-        EnvError: The environment cannot be drawn any longer.
+        EnvError: The environment can no longer be rendered.
         OutputError: The file cannot be written.
     """
     seed = stream_seed(parts.config.runtime.seed, "video") % 2**31

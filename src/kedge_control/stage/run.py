@@ -1,4 +1,4 @@
-"""Control: play, estimate advantages, improve; repeat. The update is the one that trains language models.
+"""Control: play, estimate advantages, improve; repeat. The update is that of language models.
 
     environments ─▶ steps ─▶ experience ─▶ PPO epochs ─▶ metrics, model/
 
@@ -57,7 +57,7 @@ def run_control(
         env: A function from Python that makes an environment, instead of `control.env`.
         network: A function from Python that makes a network from the spaces, instead of `control.network`.
         resume: Resume the run in the output folder; start a new one otherwise. Every episode starts from its own
-            seed, so the episodes under way are replayed up to the point of the checkpoint.
+            seed, so the episodes under way are replayed up to the checkpoint.
         callback: Called after each update.
 
     Raises:
@@ -132,7 +132,7 @@ def train(run: Run, parts: Parts, loop: CheckpointedLoop, after_update: AfterUpd
 
 
 def describe(experience: ControlExperience) -> dict[str, float]:
-    """The experience's metrics: values, returns and advantages in the unit that the critic learns."""
+    """Compute the experience's metrics: values, returns and advantages in the critic's unit."""
     mask = experience.action_mask
     found = {"value/explained_variance": float(explained_variance(experience.values, experience.returns, mask))}
     tables = {
@@ -196,6 +196,6 @@ def improve(
         epochs |= {"early_stop_kl": use.early_stop_kl}
         result = ppo_update(learner, optimizer, experience, objective, **epochs)
     optimizer.zero_grad(set_to_none=True)
-    # The input of an adaptive penalty, and the sign of an update that went too far; one more pass.
+    # This is the input of an adaptive penalty, and shows if an update went too far; it takes one more pass.
     distance = distance_moved(learner, experience)
     return result, {"policy/distance_moved": distance, "policy/learning_rate": rate}

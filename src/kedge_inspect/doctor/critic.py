@@ -20,11 +20,13 @@ end."""
 
 USELESS = 0.05
 """Explained variance up to which a critic is not worth its cost. A value head on the policy's trunk ends runs as short
-as the demo's between −0.1 and 0.05, so a limit of 0 would decide by chance; a separate critic ends them above 0.5."""
+as the demo's between −0.1 and 0.05, so a limit of 0 would be decided by chance; a separate critic ends above 0.5.
+"""
 
 HARMFUL = -1.0
-"""Explained variance of values that vary like the returns but are unrelated to them. Small runs that ended well went
-down to −0.7."""
+"""Explained variance of values that vary like the returns but are unrelated to them. Small runs that ended well dropped
+to −0.7.
+"""
 
 DESTROYED = -100.0
 """Explained variance that needs no history: the values vary ten times as much as the returns."""
@@ -38,7 +40,8 @@ CONSTANT = 0.01
 
 SATURATED = 0.1
 """Standard deviation of the scores relative to the first update, or of an update's returns relative to the largest so
-far, below which nothing is left to explain."""
+far, below which there is nothing left to explain.
+"""
 
 TRAINED = 50
 """Updates after which a value head on the policy's trunk should explain something: after 16 it is at about 0, after 26
@@ -49,7 +52,7 @@ CRITIC_RATE = 10.0
 the policy's own, the demo's ends at an explained variance of a third, at ten times that of two thirds."""
 
 WARM_UP = 5
-"""Updates that train the critic alone, as suggested."""
+"""Suggested number of updates that train only the critic."""
 
 BINDING = 0.5
 """Share of clipped values: most of the critic's gradient is cut off."""
@@ -71,7 +74,7 @@ CRITIC_METRICS = (
     "reward/score_std",
 )
 NEEDED = ("value/explained_variance", "value/mean", "value/returns_mean", "value/returns_std|reward/score_std")
-"""The ones among these that every verdict on a critic needs."""
+"""The metrics among these that every verdict on a critic needs."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +91,14 @@ class _Critic:
 
 
 def has_critic(run: RunRecord) -> bool:
-    """True if the run may have a critic: it has one, or its configuration does not say."""
+    """True if the run has a critic, or its configuration does not say."""
     return critic_of(run) != "none"
 
 
 def with_something_to_explain(run: RunRecord, explained: Series) -> Series:
     """Drop the updates whose returns hardly vary: their explained variance means nothing.
 
-    In a batch without a success they differ by their KL alone: the values' usual spread is hundreds of times theirs.
+    In a batch without a success, they differ only by their KL: the values' usual spread is hundreds of times as large.
     """
     spread = read(run, "value/returns_std", at_least=1) or read(run, "reward/score_std", at_least=1)
     if spread is None:
@@ -129,7 +132,7 @@ def _critic(run: RunRecord, explained: Series, mean: Series, returns: Series) ->
 
 
 def _below_zero(run: RunRecord) -> Symptom | None:
-    """Symptom of a run that is too short for a full verdict but ends with values that do harm."""
+    """Symptom of a run that is too short for a full verdict but ends with harmful values."""
     explained = read(run, "value/explained_variance", at_least=2)
     if explained is None or len(explained) >= MIN_TREND:
         return None
@@ -221,7 +224,9 @@ def _train_critic_more(run: RunRecord) -> Iterator[Remedy]:
 
 
 def _raise_critic_rate(run: RunRecord) -> Iterator[Remedy]:
-    """Adam's steps hardly depend on the weight of a loss that no other shares, so value_coef would not help."""
+    """Raise the critic's learning rate. Adam's steps hardly depend on the weight of a separate loss, so value_coef
+    would not help.
+    """
     if run.setting("ppo.value_coef") == 0:
         yield set_to("ppo.value_coef", 0.1, "too_low")
     own = run.setting("ppo.critic_learning_rate")
@@ -233,7 +238,9 @@ def _raise_critic_rate(run: RunRecord) -> Iterator[Remedy]:
 
 
 def _rely_on_it_less(run: RunRecord) -> Iterator[Remedy]:
-    """With λ below 1 a score reaches early tokens through the values alone (bench/study/RESULTS.md)."""
+    """Rely less on the critic: with λ below 1, a score reaches early tokens only through the values
+    (bench/study/RESULTS.md).
+    """
     gae_lambda = run.setting("ppo.gae_lambda")
     if isinstance(gae_lambda, (int, float)) and gae_lambda < 1 and run.setting("ppo.advantage") in (None, "gae"):
         yield set_to("ppo.gae_lambda", 1.0, "too_low", why="as long as the critic explains so little")
@@ -335,7 +342,7 @@ def _equal_start(run: RunRecord) -> Iterator[Remedy]:
 
 
 OUTSIDE = 0.05
-"""Share of returns outside the support at which it is too narrow; they are predicted as its end."""
+"""Share of returns outside the support from which it is too narrow; they are predicted as its nearest end."""
 
 MOSTLY_OUTSIDE = 0.5
 """Share of returns outside the support at which the critic mostly predicts a constant."""
@@ -345,7 +352,7 @@ COARSE = 2.0
 are spread, so that targets hardly differ."""
 
 DEFAULT_BINS = (-10.0, 10.0, 101)
-"""The histogram of `ppo.value_loss=hl_gauss` alone."""
+"""The default histogram of `ppo.value_loss=hl_gauss`."""
 
 REACH = 5.0
 """Distance of the suggested ends from the mean return, in standard deviations of the returns."""
@@ -389,10 +396,10 @@ def _outwards(value: float, sign: int) -> float:
 
 
 CHANCE = 0.5
-"""Share of pairs that values without any information order right."""
+"""Share of pairs that uninformative values order correctly."""
 
 TELLING = 0.6
-"""Share of ordered pairs of a perfect critic, below which the continuations are too noisy to tell one from chance."""
+"""Share of pairs ordered by a perfect critic below which continuations are too noisy to distinguish it from chance."""
 
 METRICS = (
     "critic/pairs_within",
@@ -404,7 +411,7 @@ METRICS = (
 
 
 def _last_check(run: RunRecord) -> Mapping[str, Any] | None:
-    """The last check of a critic that has been trained for some updates, or of a finished one."""
+    """Return the last check of a critic that has been trained for some updates, or of a finished one."""
     checks = [row for row in run.critic_checks if run.stage == "evaluate" or row["update"] >= MIN_TREND]
     return checks[-1] if checks else None
 
@@ -490,7 +497,7 @@ def critic_blind_within_prompts(run: RunRecord) -> Symptom | None:
 
 
 def _place(check: Mapping[str, Any]) -> str:
-    """When the critic was checked; one that `kedge critic` trained has no update."""
+    """Return when the critic was checked; one trained by `kedge critic` has no update."""
     return f" (after update {check['update']})" if check["update"] else ""
 
 

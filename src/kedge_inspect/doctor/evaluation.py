@@ -1,4 +1,4 @@
-"""Evaluations and generated responses: figures that mislead."""
+"""Evaluations and generated responses: misleading figures."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from kedge_inspect.doctor.rule import Symptom, adjust, rule, scale
 from kedge_inspect.record import RunRecord
 
 MOSTLY = 0.5
-"""Share of ties from which the win rate is mostly made of them."""
+"""Share of ties from which they dominate the win rate."""
 
 CONTRADICTED = 0.25
 MOSTLY_CONTRADICTED = 0.5
-"""Share of pairs with another winner in the other order. A judge that throws a coin contradicts itself in half of them;
-GPT-4 does in about a third (Zheng et al., arXiv 2306.05685, table 2)."""
+"""Share of pairs with another winner in the other order. A judge that flips a coin contradicts itself in half of them;
+GPT-4 does in about a third (Zheng et al., arXiv 2306.05685, table 2).
+"""
 
 ENOUGH_PAIRS = 20
-"""Pairs of different length, below which a few long answers that are better look like a habit of the judge."""
+"""Number of pairs of different length below which a few better long answers look like a bias of the judge."""
 
 LONGER_WINS = 0.7
 """Share of pairs won by the longer response; always preferring it agrees with people on about 0.6 (Stiennon)."""
@@ -31,7 +32,7 @@ FEW_STOPPED = 0.5
 
 FEW_DISTINCT = 0.5
 ENOUGH_PROMPTS = 8
-"""Different responses, as a share of the prompts, and the smallest number of prompts for a verdict."""
+"""Number of different responses, as a share of the prompts, and the smallest number of prompts for a verdict."""
 
 STAGES = ("evaluate", "generate")
 
@@ -46,13 +47,13 @@ def _has_responses(run: RunRecord) -> bool:
 
 
 def _compares(run: RunRecord) -> bool:
-    """False also for pass@k, which compares no responses."""
+    """True if the evaluation compares responses, unlike one of pass@k."""
     return _has_responses(run) and (run.setting("generate.num_responses") or 1) == 1
 
 
 JUDGED: dict[str, Any] = {"updates": 0, "stages": STAGES, "fits": _has_responses, "lacks": _no_result}
 RESULT: dict[str, Any] = {**JUDGED, "stages": ("evaluate",), "fits": _compares}
-"""The arguments of the rules about responses, and of those about a comparison of two."""
+"""The arguments of rules about responses, and of rules about comparisons."""
 
 
 @rule(
@@ -71,7 +72,7 @@ def win_rate_undecided(run: RunRecord, rate: Mapping[str, Any], judged: float) -
         return None
     distance = abs(rate["value"] - 0.5)
     reach = (rate["high"] - rate["low"]) / 2
-    # The interval narrows with the root of the number of prompts.
+    # The interval narrows with the square root of the number of prompts.
     needed = f"about {judged * (reach / distance) ** 2:,.0f} prompts" if distance > 0.01 else "many more prompts"
     return Symptom(
         "note",

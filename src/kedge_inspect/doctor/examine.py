@@ -1,4 +1,4 @@
-"""The doctor: rules that read a run's metrics, name what is wrong and suggest what to change."""
+"""Examines a run with the doctor's rules, and prints the findings."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ RULES: tuple[Rule, ...] = (
     sampling.reward_dominates_time,
     sampling.one_side_waits,
 )
-"""Causes come before their consequences: findings of equal severity are reported in this order."""
+"""All rules. Causes come before their consequences: findings of equal severity are reported in this order."""
 
 BROKEN_BY_STEPS = {
     rule.name
@@ -110,8 +110,9 @@ BROKEN_BY_STEPS = {
         rewards.score_falling,
     )
 }
-"""Damage that too large steps do to a policy. Where one of them is serious, so are the steps, unless something else
-explains it."""
+"""Rules about damage to a policy by too large steps. If one of them is serious, so are the steps, unless something else
+explains it.
+"""
 
 INDIRECT = (
     critic.value_scale_mismatch.name,
@@ -123,8 +124,9 @@ INDIRECT = (
     kl.teacher_not_approached.name,
     rewards.reward_flat.name,
 )
-"""Rules that see that something is not learned, which has many causes, and not what the present value of a field does;
-the most direct first. Their advice gives way to that of other rules."""
+"""Rules that detect that something is not learned, which has many causes, instead of the effect of a field's value; the
+most direct first. The advice of other rules takes precedence.
+"""
 
 UNTIL = {"running": " so far", "stopped": " before it stopped"}
 
@@ -138,10 +140,10 @@ class Examination:
     Attributes:
         findings: The problems, most severe first.
         num_checks: Number of rules that could judge the run.
-        gaps: The rules that could not, and why; those for other stages or settings are left out.
+        gaps: The rules that could not, with reasons; those for other stages or settings are left out.
         unjudged: The reasons, joined; empty without gaps.
         until: ` so far` or ` before it stopped`, for a run that has not finished.
-        ended_early: Why the run ended before its last update; empty if it did not.
+        ended_early: The reason why the run ended before its last update; empty if it did not.
     """
 
     findings: tuple[Finding, ...]
@@ -158,7 +160,9 @@ class Examination:
 
     @property
     def verdict(self) -> str:
-        """One line: `nothing wrong in 31 checks; 7 could not be made: 7 need 8 to 12 updates, and the run has 6`."""
+        """One line, such as `nothing wrong in 31 checks; 7 could not be made: 7 need 8 to 12 updates, and the run has
+        6`.
+        """
         if not self.num_checks:
             return f"nothing was checked: {self.unjudged or 'there are no rules for this stage'}"
         missed = f"; {len(self.gaps)} could not be made: {self.unjudged}" if self.gaps else ""
@@ -230,7 +234,7 @@ def _as_severe_as_consequences(findings: list[Finding]) -> list[Finding]:
 
 
 _Movers = dict[str, tuple[str, Direction]]
-"""By field, the first rule that raises or lowers it, and the direction."""
+"""For each field, the first rule that raises or lowers it, and the direction."""
 
 
 def _evidence(found: Mapping[str, tuple[Rule, Symptom]]) -> Callable[[str], tuple[int, int]]:
@@ -240,13 +244,13 @@ def _evidence(found: Mapping[str, tuple[Rule, Symptom]]) -> Callable[[str], tupl
 
 
 def _finding(run: RunRecord, rule: Rule, symptom: Symptom, movers: _Movers, advice: Advice) -> Finding:
-    """Build the finding; drop changes without effect, and those that a rule with better evidence contradicts.
+    """Build the finding; drop changes without effect, and changes that a rule with better evidence contradicts.
 
     Args:
         run: The run.
         rule: The rule.
         symptom: Its symptom.
-        movers: Of the rules with better evidence; this one's are added.
+        movers: The changes of rules with better evidence; this rule's are added.
         advice: See `diagnose`.
     """
     steps = [symptom.advice] if symptom.advice else []
@@ -280,7 +284,9 @@ def _finding(run: RunRecord, rule: Rule, symptom: Symptom, movers: _Movers, advi
 
 
 def gaps_in_words(run: RunRecord, gaps: Sequence[Gap]) -> str:
-    """One line: `3 need 8 to 12 updates, and the run has 6; nothing was held out (data.eval_fraction)`."""
+    """Describe gaps in one line: `3 need 8 to 12 updates, and the run has 6; nothing was held out
+    (data.eval_fraction)`.
+    """
     short = [gap.updates for gap in gaps if gap.updates]
     reasons = dict.fromkeys(gap.reason for gap in gaps if not gap.updates)
     counts = {reason: sum(gap.reason == reason for gap in gaps) for reason in reasons}
@@ -314,7 +320,7 @@ def merge(parts: Iterable[Examination]) -> Examination:
 
 
 def one_line(finding: Finding) -> str:
-    """Severity, rule and figures, for a run's log."""
+    """Format severity, rule and figures in one line, for a run's log."""
     return printable(f"{finding.severity}: {finding.rule}: {finding.seen}")
 
 

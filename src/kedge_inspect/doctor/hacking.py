@@ -1,6 +1,6 @@
 """Reward hacking: the score rises for the wrong reason.
 
-A reward term of weight 0 is a *judge*: it is measured as `score/NAME` and not trained on.
+A reward term with weight 0 is a *judge*: it is measured as `score/NAME` and not trained on.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ MUCH_LONGER = 1.75
 """Growth of the responses. The demo's grow by a quarter to a third, since summaries that omit something are short."""
 
 SHORTER = 0.5
-"""The same downwards."""
+"""The shrinkage of the responses."""
 
 CORRELATED = 0.5
-"""Correlation of score and length at which length explains a quarter of the score. Reward models of human preferences
-have 0.3 to 0.5 (Singhal et al. 2023, arXiv 2310.03716)."""
+"""Correlation of score and length at which length explains a quarter of the score's variance. Reward models of human
+preferences have 0.3 to 0.5 (Singhal et al. 2023, arXiv 2310.03716).
+"""
 
 LITTLE_ELSE = 0.9
-"""The same, at which the score is little more than the length."""
+"""Correlation at which the score is little more than the length."""
 
 REPETITIVE = 0.1
 VERY_REPETITIVE = 0.2
 """Rise in the share of repeated 4-grams. Natural short text has almost none."""
 
 LOST_GAIN = 0.25
-"""Share of a judge's best gain that it may lose again: its curve is flat near the top, and the highest of many noisy
-figures is too high."""
+"""Share of a judge's best gain that it may lose again: its curve is flat near the maximum, and the highest of many
+noisy figures is too high.
+"""
 
 HELD_OUT: dict[str, str] = dict.fromkeys(("eval/win_rate", "eval/score"), "measured on held-out prompts")
-"""Metrics of the evaluations during a run that judge it as a judge does."""
+"""Metrics of the evaluations during a run that serve as judges."""
 
 FEWER_STOPS = 0.25
 """Fall in the share of responses that stop."""
@@ -181,7 +183,7 @@ def proxy_up_judge_down(run: RunRecord, score: Series) -> Symptom | None:
 
 
 NUM_EVALUATIONS = 10
-"""Evaluations over a run that are enough to find one near its best update."""
+"""Number of evaluations in a run that suffices to find one near the best update."""
 
 
 def earlier_policy(run: RunRecord, name: str, quality: Series) -> str:
@@ -191,12 +193,12 @@ def earlier_policy(run: RunRecord, name: str, quality: Series) -> str:
 
     Args:
         run: The run.
-        name: The metric that has passed its peak; higher is better. `eval/…` is measured after the update, others
-            on the responses that the update was made with.
+        name: The metric that has passed its peak; higher is better. `eval/…` is measured after the update, others on
+            the update's responses.
         quality: Its values.
     """
     held_out = name.startswith("eval/")
-    # An update's responses are sampled before its steps, by the policy that the update before it left.
+    # An update's responses are sampled before its steps, by the previous update's policy.
     shift = 0 if held_out else 1
     values = {update - shift: value for update, value in zip(quality.updates, quality.values, strict=True)}
     values[quality.updates[-1]] = quality.values[-1]

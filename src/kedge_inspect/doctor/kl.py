@@ -1,4 +1,4 @@
-"""KL penalty and exploration: how far the policy is from the reference, and how varied its responses are."""
+"""KL penalty and exploration: the distance from the reference, and the variety of responses."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ demo ends at 0.08, story runs of 60 updates at 0.2 to 0.5, and runs that broke a
 
 FAR = 10.0
 TOO_FAR = 20.0
-"""The same per response. Short responses can be memorized within few nats, which is not a problem."""
+"""KL to the reference, nats per response. Short responses can be memorized within few nats, which is not a problem."""
 
 EXTREME = 2.0
-"""Multiple of these limits that needs no history."""
+"""Multiple of these limits that is a finding without any history."""
 
 OFF_TARGET = 3.0
 """KL relative to its controller's target at which the controller has lost control."""
@@ -43,7 +43,7 @@ NEGLIGIBLE = 0.05
 LOWER_TARGET = scale("ppo.kl_target", 1 / 3)
 
 DRIFTED = 5.0
-"""Nats per response from which a negligible cost matters."""
+"""KL in nats per response from which a negligible cost matters."""
 
 LITTLE_TO_GAIN = 0.5
 """Gain of the best policy under β, in standard deviations of the score. To first order that is the scores' standard
@@ -51,7 +51,7 @@ deviation over β, since the mean score under π_ref·exp(score/β) is higher by
 
 
 def stronger_kl(run: RunRecord, coefficient: Remedy = scale("ppo.kl_coef", 3.0)) -> Iterator[Remedy]:
-    """Raise β; for GRPO also move the KL into the loss, without which its configuration is refused."""
+    """Raise β; for GRPO also move the KL into the loss, without which its configuration is rejected."""
     yield coefficient
     if run.setting("ppo.advantage") == "grpo" and not has_kl_in_loss(run):
         yield set_to("ppo.kl_in", "loss", why="which ppo.advantage=grpo needs")
@@ -116,10 +116,11 @@ def kl_exploding(run: RunRecord, kl: Series, length: Series) -> Symptom | None:
 NOT_CLOSER = 0.9
 FARTHER = 1.1
 """KL to the teacher per token, relative to the first update, at which the policy has not moved, or has moved away. The
-students of docs/family.md are at about a half after the twelve updates that the rule waits for."""
+students of docs/family.md are at about half after the twelve updates that the rule waits for.
+"""
 
 CLOSE = 0.01
-"""Nats per token: the policy is the teacher, but for rounding and the noise of the estimate."""
+"""Nats per token: the policy equals the teacher, except for rounding and the noise of the estimate."""
 
 PATIENCE = 12
 
@@ -156,7 +157,7 @@ def teacher_not_approached(run: RunRecord, kl: Series, length: Series) -> Sympto
 
 
 def _net_loss(run: RunRecord) -> str:
-    """Describe a policy that pays more for its KL than its score has gained; empty if it does not."""
+    """Describe a policy whose KL costs more than its score has gained; empty otherwise."""
     name, metric = ("score minus KL cost", "reward/total") if charges_kl(run) else ("the score", "reward/score_mean")
     total = read(run, metric, at_least=MIN_TREND)
     score_std = read(run, "reward/score_std")
@@ -169,9 +170,9 @@ def _net_loss(run: RunRecord) -> str:
 
 
 def _hold_back(run: RunRecord, kl: Series, per_token: float) -> tuple[Remedy, ...]:
-    """Smaller steps if the KL jumped, a larger β if it crept up."""
+    """Suggest smaller steps if the KL jumped, or a larger β if it crept up."""
     target = run.setting("ppo.kl_target") if _is_controlled(run) else None
-    # Far from its target a controller needs another start; near it, it would undo that.
+    # Far from its target, a controller needs another initial β; near it, it would undo the change.
     stronger = stronger_kl(run) if target is None or kl.late > OFF_TARGET * target else (LOWER_TARGET,)
     if kl.values[min(len(kl) - 1, 3)] <= kl.late / 2:
         return *stronger, SMALLER_STEPS
@@ -259,7 +260,7 @@ def beta_too_large(run: RunRecord, score: Series, score_std: Series) -> Symptom 
         (
             scale("ppo.kl_target", 3.0)
             if _is_controlled(run)
-            # As in the demo: its scores have a standard deviation of 1.
+            # As in the demo, whose scores have a standard deviation of 1.
             else set_to("ppo.kl_coef", float(f"{spread / 10:.2g}"), "too_high"),
         ),
     )
@@ -280,11 +281,11 @@ CLIP_HIGHER = 0.28
 """DAPO's ε for ratios above 1 of single tokens, where PPO's is 0.2 on both sides."""
 
 NOTHING = 0.01
-"""The same within updates too few for a trend, or of a policy that the steps have wrecked."""
+"""Entropy relative to its start within too few updates for a trend, or of a policy that the steps have wrecked."""
 
 DOUBLED = 2.0
 RISEN = 1.3
-"""The same upwards; healthy runs stay below 1.1."""
+"""Risen entropy relative to its start; healthy runs stay below 1.1."""
 
 RISEN_NATS = 0.1
 """Smallest rise, in nats per token: doubling a tiny KL is harmless."""

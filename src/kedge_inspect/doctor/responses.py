@@ -12,11 +12,11 @@ from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, combine, f
 from kedge_inspect.record import RunRecord
 
 TRUNCATED = 0.1
-"""Share of truncated responses worth reporting: N+ has 2 to 5 %."""
+"""Share of truncated responses that is reported: N+ has 2 to 5 %."""
 
 FEW_STOP = 0.5
 NONE_STOP = 0.1
-"""Share of responses that stop, below which most or nearly all scores are the one for a missing stop token."""
+"""Share of responses that stop below which nearly all scores are that for a missing stop token."""
 
 TINY = 4.0
 SHRUNK = 0.25
@@ -61,7 +61,7 @@ def scores_are_constant(score: Series, score_std: Series) -> bool:
 
 
 def has_episodes(run: RunRecord) -> bool:
-    """True if the policy talked to an environment."""
+    """True if the policy interacted with an environment."""
     return bool(run.series("episode/turns")[0])
 
 
@@ -277,7 +277,7 @@ FAR_TOO_MANY = 0.2
 continue; where a fifth is missing, the rest is another data set: without its long rows, or without one of its files."""
 
 MOST_REASONS = 3
-"""Reasons that are named."""
+"""Maximum number of reasons that are named."""
 
 LIMITS = ("data.max_prompt_tokens", "data.max_length")
 

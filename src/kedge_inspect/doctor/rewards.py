@@ -1,4 +1,4 @@
-"""Score: whether it improves, whether its functions work, and how the responses to a prompt compare."""
+"""Score: its improvement, its functions, and the comparison of responses to a prompt."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ FLAT = 0.15
 """Change of the mean score, in standard deviations of the scores, that is negligible; healthy runs gain one or more."""
 
 LOST = 0.5
-"""Fall of the mean score, in the same unit, that is not noise: the policy is worse than at the start."""
+"""Fall of the mean score, in the same unit, that is not noise, so that the policy is worse than at the start."""
 
 FAR_BELOW = 3.0
-"""The same within updates too few for a trend."""
+"""Fall of the mean score within too few updates for a trend."""
 
 SATURATED = 0.1
 """Standard deviation of the scores, relative to the start, at which nearly all responses score the same."""
@@ -155,7 +155,7 @@ FORMS = {
     "code": "a fenced block in Python",
     "code_stdio": "a fenced block in Python",
 }
-"""The form in which a verifier of kedge finds an answer most surely."""
+"""The form of an answer that each of kedge's verifiers finds most reliably."""
 
 SAY_THE_FORM = "say in the prompt in which form {name} expects the answer{form}, and give an example"
 TOO_HARD = "the prompts are too hard for this model: easier ones, a stronger model, or supervised fine-tuning first"
@@ -172,15 +172,15 @@ ADVICE = {
 
 CUT_OFF = "cut_off"
 MANY_CUT = 0.1
-"""Share of responses cut off before an answer from which a higher limit is worth its time."""
+"""Share of responses cut off before an answer from which a higher limit is worth the time."""
 
 MOST_NAMED = 4
-"""Reasons that are named, the most frequent first."""
+"""Maximum number of reasons that are named, the most frequent first."""
 
 
 @dataclass(frozen=True)
 class _Reasons:
-    """The reasons for the scores in words, and what helps against them."""
+    """A description of the reasons for the scores, and remedies."""
 
     seen: str
     remedies: tuple[Remedy, ...]
@@ -220,7 +220,7 @@ def _in_words(run: RunRecord, reason: str) -> str:
 
 
 FEW = 8
-"""Scores that can all be the same by chance, as of a task that is rarely solved at first."""
+"""Number of scores that can all be equal by chance, as in a task that is rarely solved at first."""
 
 TEXTS = (
     "; completions are texts, also those of conversations, so a function for lists of messages, "
@@ -250,7 +250,7 @@ def _all_alike(run: RunRecord) -> Symptom | None:
 
 
 AS_THEY_COME = {"data.curriculum": None, "data.rest": 0, "data.draw": "evenly"}  # earlier versions had data.rest
-"""Values with which the prompts of the first update are like those of the last."""
+"""Values with which the prompts of the first and the last update are alike."""
 
 
 def _other_prompts(run: RunRecord) -> str:
@@ -305,10 +305,10 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
 def _has_moved(run: RunRecord, score: Series, score_std: Series) -> bool:
     """True if the score has moved away from where it started."""
     for move, error in _moves(score):
-        # A fall from near the top widens the spread, and must not pass for flat because of it.
+        # A fall from near the top widens the spread, but must not count as flat because of that.
         spread = score_std.start if move < 0 else max(score_std.start, score_std.late)
         of_update = spread / math.sqrt(num_responses(run))
-        # Consecutive updates show no noise where most of them score alike.
+        # Consecutive updates show no noise if most of them have the same score.
         if abs(move) > max(FLAT * spread, SIGNIFICANT * min(of_update, error or of_update)):
             return True
     return False
@@ -428,7 +428,7 @@ def prompts_memorized(run: RunRecord, score: Series, held_out: Series) -> Sympto
 
 
 MANY_SINGLE = 0.5
-"""Share of the groups with one response above which most of the sampling is wasted."""
+"""Share of groups with a single response above which most of the sampling is wasted."""
 
 
 @rule(
@@ -468,7 +468,7 @@ MANY_SMALL = 0.2
 and less than 0.01 from three on."""
 
 LONGER = 1.3
-"""Length of the low-scored responses, relative to the start, that is more than drift."""
+"""Length of low-scored responses, relative to the start, that exceeds drift."""
 
 APART = 1.15
 """Growth of the low-scored responses' length over the high-scored ones', relative to the start."""

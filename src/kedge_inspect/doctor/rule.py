@@ -21,7 +21,7 @@ Direction = Literal["too_high", "too_low", "switch"]
 DOCS = "docs/doctor.md"
 
 Advice = Callable[[str, Direction], str]
-"""Looks up the configuration's text on a field (dotted name) that is too high or too low; empty without one."""
+"""Looks up the configuration's text about a field (dotted name) that is too high or too low; empty if there is none."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,7 +77,7 @@ class Change:
 
 
 Remedy = Callable[[RunRecord], Change]
-"""Works out a change from the present settings of a run."""
+"""Computes a change from a run's current settings."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Symptom:
 
 
 TRAINED = ("sft", "reward", "critic", "ppo")
-"""The stages that the doctor has rules for."""
+"""The stages for which the doctor has rules."""
 
 PPO = ("ppo",)
 
@@ -107,7 +107,7 @@ WHY_MISSING = {
     "reward/kl": "the KL was not measured (ppo.measure_kl=true measures it)",
     "eval/loss": "nothing was held out (data.eval_fraction)",
 }
-"""Why a run may lack a metric, where a setting decides it."""
+"""Reasons why a run may lack a metric because of a setting."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Gap:
     Attributes:
         rule: Its name.
         reason: Why not.
-        updates: The updates that it needs, if there are too few; else 0.
+        updates: The number of updates that it needs, if there are too few; otherwise 0.
     """
 
     rule: str
@@ -137,21 +137,21 @@ class Rule:
     Attributes:
         name: Its name here and in the documentation.
         means: The problem, in one or two sentences.
-        check: Looks for it, given the run, the series of `needs`, and `figures`. None without a sign of it. Its
+        check: Checks for it, given the run, the series of `needs`, and `figures`. Returns None without signs of it. Its
             docstring is the documentation.
         needs: Metrics without which the rule cannot clear a run. Of `one|other`, one is enough; the check then reads
             them itself.
         also: Further metrics that it reads; `NAME` is the name of a reward term.
         figures: Results in `summary.json`, numbers or intervals, without which there is nothing to check.
-        early: Looks for it if the run lacks the series or the figures, or anything else.
-        updates: Smallest number of updates with the metrics.
+        early: Checks for it if the run lacks the series, the figures or anything else.
+        updates: Minimum number of updates with the metrics.
         stages: The stages that it is about.
         of_policy: Whether the updates that train the critic alone do not count.
-        of_reward: Whether it judges what a reward does to the policy, and so no run that learns from a teacher alone:
-            there a changed length or entropy is the teacher's. Rules that need scores need not set it.
-        fits: True if it applies to a run with these settings; False also where one turns off what it needs, which is
-            then no check that could not be made.
-        lacks: Anything else without which `check` is not called, or an empty text.
+        of_reward: Whether it judges the effect of a reward on the policy, so that it does not apply to runs that learn
+            only from a teacher, which determines length and entropy. Rules that need scores need not set it.
+        fits: True if it applies to a run with these settings. False if a setting turns off what the rule needs, which
+            then does not count as a check that could not be made.
+        lacks: Anything else that is missing, so that `check` is not called; or an empty text.
     """
 
     name: str
@@ -183,7 +183,7 @@ class Rule:
         return self.early(run) if None in given or self.lacks(run) else self.check(run, *given)
 
     def concerns(self, run: RunRecord) -> bool:
-        """True if the rule applies to the run's stage and settings; a run without a stage may be of any."""
+        """True if the rule applies to the run's stage and settings; a run without a stage can belong to any."""
         return (not run.stage or run.stage in self.stages) and self.fits(run) and not self._lacks_reward(run)
 
     def _lacks_reward(self, run: RunRecord) -> bool:
@@ -208,7 +208,7 @@ class Rule:
 
 
 def _figure(run: RunRecord, name: str) -> float | Mapping[str, Any] | None:
-    """A figure of a run's summary; None if it is missing, or an interval without ends (of a single prompt)."""
+    """Read a figure of a run's summary; None if it is missing, or an interval without bounds (of a single prompt)."""
     value = run.summary.get(name)
     is_known = isinstance(value, (int, float)) or (isinstance(value, Mapping) and value.get("low", 0) is not None)
     return value if is_known else None
@@ -230,10 +230,10 @@ def no_advice(field: str, direction: Direction) -> str:
 
 
 LARGEST_SHARE = 0.5
-"""Most that a share of the rows or steps is raised to."""
+"""Maximum to which a share of the rows or steps is raised."""
 
 SCHEDULES = "schedules."
-"""The section that sets a scheduled field, with a dot: what its name begins with there."""
+"""Prefix of a scheduled field's name: the section with schedules, and a dot."""
 
 VERBS: dict[Direction, str] = {"too_high": "lower", "too_low": "raise", "switch": "change"}
 
@@ -264,7 +264,7 @@ def _schedule(run: RunRecord, field: str) -> Mapping[Any, float]:
 
 
 WHOLE = ("ppo.num_epochs", "rollout.max_new_tokens")
-"""Scheduled fields without a suggestion: a factor rarely gives a whole number, and the second has another limit."""
+"""Scheduled fields without a suggestion: scaling rarely gives an integer, and the second field has another limit."""
 
 
 def _rescheduled(

@@ -1,4 +1,4 @@
-"""Sampler, time and memory: whether sampler and trainer agree, and what an update costs."""
+"""Sampler, time and memory: agreement of sampler and trainer, and the cost of an update."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ RATIOS = {
 
 
 def _beyond_rounding(run: RunRecord) -> tuple[str, Series] | None:
-    """The two sides with the largest ratio, in words, and their ratios that rounding does not explain."""
+    """Describe the two sides with the largest ratio, and return their ratios that rounding does not explain."""
     bound = MAX_RATIO.get(run.facts.get("precision", ""), MAX_RATIO["bf16"])
     measured = {between: read(run, name, at_least=1) for name, between in RATIOS.items()}
     if ages := read(run, "policy/staleness", at_least=1):
-        # Other weights have other probabilities: only updates that their own weights sampled are compared.
+        # Other weights have other probabilities, so only updates sampled with their own weights are compared.
         names = ["policy/sampler_ratio_max"]
         if run.setting("ppo.old_logprobs") == "sampler":
             names.append("policy/first_ratio_max")
@@ -84,7 +84,7 @@ WARMUP = 2
 
 GROWTH = 0.15
 GROWTH_GIB = 0.1
-"""Relative and absolute growth that counts as a leak: caches and longer responses take less."""
+"""Relative and absolute growth that counts as a leak: caches and longer responses need less."""
 
 STEADY = 0.7
 """Share of updates with growth: a leak grows nearly every time, a cache once in a while."""
@@ -163,17 +163,17 @@ def _leaks(held: Series) -> bool:
 
 
 TRUNCATED = 0.05
-"""Share of tokens with a truncated importance weight: the correction of these is biased."""
+"""Share of tokens with a truncated importance weight, whose correction is biased."""
 
 EFFECTIVE = 0.5
-"""Effective share of the tokens: below it, half of the sampling is wasted."""
+"""Effective share of the tokens below which half of the sampling is wasted."""
 
 BAND = (0.5, 2.0)
 NARROW_BAND = (0.99, 1.01)
-"""Ratios of tokens, and geometric means over responses, that `ppo.importance_mask` leaves in by default."""
+"""Ratios of tokens, and geometric means over responses, that `ppo.importance_mask` keeps by default."""
 
 LONG = 100
-"""Tokens from which the noise of single tokens averages out in a response's geometric mean."""
+"""Number of tokens from which the noise of single tokens averages out in a response's geometric mean."""
 
 WAITING = 1 / 3
 """Share of an update's time that a side may wait."""
@@ -223,7 +223,7 @@ def _has_ratios(run: RunRecord) -> bool:
 
 
 def _outside(run: RunRecord, name: str, band: tuple[float, float]) -> str:
-    """The quantiles of a ratio late in the run, in words, if one is outside a band; else empty."""
+    """Describe the quantiles of a ratio late in the run if one is outside a band; otherwise empty."""
     ends = [read(run, f"policy/sampler_{name}_p{percent}") for percent in ("01", "99")]
     if ends[0] is None or ends[1] is None or (band[0] <= ends[0].late and ends[1].late <= band[1]):
         return ""

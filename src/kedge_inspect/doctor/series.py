@@ -1,6 +1,6 @@
 """The time series of a metric, and statistics of it that are robust to noise.
 
-Everything is a median: a single odd update is never a finding, and sixteen updates are enough for one.
+Everything is a median: a single outlier is never a finding, and sixteen updates suffice for one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ WINDOW = 3
 """Fewest updates in a median: the smallest number that tolerates one outlier."""
 
 SIGNIFICANT = 3.0
-"""Standard errors that make a change significant. A run has dozens of metrics: at two, some would pass by chance."""
+"""Standard errors that make a change significant. A run has dozens of metrics: with two, some would be significant by
+chance.
+"""
 
 MEDIAN_ERROR = 1.25
 """Standard error of a median, relative to that of a mean: √(π/2)."""
@@ -35,7 +37,7 @@ MAD_TO_STD = 1.4826
 
 @dataclass(frozen=True)
 class Series:
-    """The values of a metric and the updates they belong to."""
+    """The values of a metric, and the updates that they belong to."""
 
     updates: Sequence[int]
     values: Sequence[float]
@@ -45,7 +47,7 @@ class Series:
 
     @staticmethod
     def of(values: Iterable[tuple[int, float]]) -> Series:
-        """A series from pairs of an update and its value."""
+        """Make a series from pairs of an update and its value."""
         pairs = list(values)
         return Series([update for update, _ in pairs], [value for _, value in pairs])
 
@@ -59,7 +61,7 @@ class Series:
         return Series.of(item for item in self.items if keep(item[1]))
 
     def within(self, first: float, last: float = math.inf) -> Series:
-        """The updates from the first to the last, both included."""
+        """Select the updates from the first to the last, inclusive."""
         return Series.of(item for item in self.items if first <= item[0] <= last)
 
     @property
@@ -79,7 +81,7 @@ class Series:
 
     @property
     def start(self) -> float:
-        """The larger of `first` and `early`, for a spread: that of a single update is 0 if its scores all agree."""
+        """The larger of `first` and `early`, for spreads: that of a single update is 0 if all its scores are equal."""
         return max(self.first, self.early)
 
     @property
@@ -159,7 +161,7 @@ def read(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL, of_policy: boo
 
 
 def combine(make: Callable[[float, float], float | None], first: Series, second: Series) -> Series | None:
-    """A series computed from two, over the updates that have both; None if no update has.
+    """Compute a series from two, over the updates that have both; None if no update does.
 
     Args:
         make: Computes a value from both, in that order; None to leave the update out.
@@ -188,5 +190,5 @@ def span(updates: Sequence[int]) -> str:
 
 
 def fmt(value: float) -> str:
-    """A number as findings print it."""
+    """Format a number as in findings."""
     return format_figure(value)

@@ -1,4 +1,4 @@
-"""Numerics and steps: batches and steps that the guard discarded, and the size of an update's move."""
+"""Numerics and steps: batches and steps that the guard discarded, and the size of updates."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ NEIGHBORS = 8
 
 SPIKE = 8.0
 """Gradient norm, relative to the lower quartile of its neighbors, that is a spike. (If every third batch is an outlier,
-so is the median.) Of the quartiles before and after it the larger counts: a critic's norm falls steeply while it is
-fitted. In healthy runs norms stay within a factor of 3 after the first updates."""
+so is the median.) The larger quartile of those before and after it counts: a critic's norm falls steeply while it is
+fitted. In healthy runs norms stay within a factor of 3 after the first updates.
+"""
 
 RARE = 0.01
-"""Share of spikes that is harmless: norm clipping handles them."""
+"""Harmless share of spikes: norm clipping handles them."""
 
 CLIMB = 10.0
-"""Growth of the gradient norm, late over early, that no healthy run shows."""
+"""Growth of the gradient norm, late over early, that does not occur in healthy runs."""
 
 
 NORMS = {
@@ -37,7 +38,7 @@ NORMS = {
     "value/grad_norm": "the critic's gradient norm",
     "grad_norm": "the gradient norm",
 }
-"""The norms of a run, in words. A critic that shares no gradient with the policy has its own."""
+"""Names of a run's norms. A critic that shares no gradient with the policy has its own."""
 
 
 @rule(
@@ -134,7 +135,7 @@ def gradient_spikes(run: RunRecord) -> Symptom | None:
 
 def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
     """A norm's spikes or climb, and True if they are more than norm clipping handles; None without either."""
-    # With a shared critic, the policy's norm is that of the value head until the policy is trained.
+    # With a shared critic, the policy's norm is the value head's until the policy is trained.
     norm = read(run, name, at_least=MIN_TREND, of_policy=name == "policy/grad_norm")
     constant = read(run, "group/constant", at_least=1)
     if name == "policy/grad_norm" and norm and constant and compares_groups(run):
@@ -188,23 +189,25 @@ early stopping is usually set at 0.015. At 0.05 the typical ratio is exp(√0.1)
 0.2, and at 0.2 it is exp(√0.4) = 1.9."""
 
 EXTREME_MOVED = 1.0
-"""The same of a single update, which needs no history: the typical ratio is exp(√2) = 4. Ten times the right learning
-rate gives 0.3, a hundred times 7."""
+"""KL of a single update that is a finding without any history: the typical ratio is exp(√2) = 4. Ten times the right
+learning rate gives 0.3, a hundred times 7.
+"""
 
 USUAL_CLIPPED = 0.07
 USUAL_MOVED = 0.01
 """Target of the suggested learning rate. The clip fraction grows with the learning rate, the KL with its square."""
 
 LEAST_FACTOR = 0.1
-"""Smallest factor on the learning rate: the effects of large steps predict little about small ones."""
+"""Smallest factor for the learning rate: the effects of large steps predict little about small ones."""
 
 HIGHEST_RATE = 1e-3
-"""Adam's highest learning rate at which language models are trained, small ones included; the start after an update so
-extreme that its size says nothing about the learning rate."""
+"""Adam's highest learning rate at which language models are trained, small ones included; the suggestion after an
+update so extreme that its size says nothing about the learning rate.
+"""
 
 NOT_CLIPPED = 1e-3
 NOT_MOVED = 1e-5
-"""The same for a policy that does not move: at 1e-5 nats per token the typical ratio is 1.004."""
+"""KL of a policy that does not move: at 1e-5 nats per token, the typical ratio is 1.004."""
 
 NEAR = 0.1
 """KL to the reference, nats per response, of a policy that is still the reference."""
@@ -219,7 +222,7 @@ def clips_sequences(run: RunRecord) -> bool:
 
 
 def smaller_rate(*, moved: float, clipped: float = 0.0, most: float = 1 / 3) -> Remedy:
-    """The learning rate that would make the steps as large as usual.
+    """Suggest the learning rate that would make the steps as large as usual.
 
     Args:
         clipped: The run's clip fraction.
@@ -243,13 +246,13 @@ def smaller_rate(*, moved: float, clipped: float = 0.0, most: float = 1 / 3) -> 
 
 
 LARGER = 3.0
-"""Factor on the learning rate of a policy that may move too little."""
+"""Factor for the learning rate of a policy that may move too little."""
 
 
 def larger_steps(run: RunRecord) -> tuple[Remedy, ...]:
     """Suggest a higher learning rate if the policy could move, has not, and larger steps would be safe.
 
-    The KL to the reference tells even of updates with a single step, which clip nothing.
+    The KL to the reference also reveals updates with a single step, which clip nothing.
     """
     clipped = read(run, "policy/clip_fraction", of_policy=True)
     moved = read(run, "policy/approx_kl", of_policy=True)
@@ -400,8 +403,8 @@ def _takes_steps(run: RunRecord) -> bool:
 def _frozen(run: RunRecord) -> Symptom | None:
     """Symptom of a policy that still equals the reference in a run whose ratios are always 1.
 
-    It is never farther away than a single update that is too small would take it. A reference that is not
-    the policy's start, or rounding in bf16, hides it.
+    Its distance never exceeds that of a single update that is too small. Another reference than the initial policy, or
+    rounding in bf16, hides it.
     """
     kl = read(run, "objective/kl", at_least=MIN_TREND, of_policy=True)
     length = read(run, "response/length")
@@ -419,7 +422,7 @@ def _frozen(run: RunRecord) -> Symptom | None:
 
 
 def _has_further_steps(run: RunRecord) -> bool:
-    """True if an update takes more than one step: the first one's ratios are 1 at any learning rate."""
+    """True if an update takes more than one step, since the first one's ratios are 1 at any learning rate."""
     return not (run.setting("ppo.num_epochs") == 1 and run.setting("ppo.num_minibatches") in (None, 1))
 
 
@@ -428,7 +431,7 @@ def _distance(kl: Series | None) -> str:
 
 
 NUM_FIRST = 2
-"""Updates that are examined: the policy's first, and the first that measures a trained critic."""
+"""Number of updates that are examined: the policy's first, and the first that measures a trained critic."""
 
 CLIPPED = 0.15
 MOVED = 0.05
@@ -477,7 +480,7 @@ def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Sy
         remedies += [*_fewer_epochs(run), smaller_rate(clipped=clipped.first, moved=moved.first, most=MOST)]
     if values := _values(run):
         seen.append(values)
-        # A lower rate of both has been advised by then, if the policy has gone too far as well.
+        # If the policy has also moved too far, a lower rate for both has already been advised.
         remedies += [each for each in train_critic_less(run) if not (remedies and each is SMALLER_STEPS)]
     if not seen:
         return None

@@ -1,4 +1,4 @@
-"""Fine-tuning, reward models and critics: divergence, overfitting, and too little learned."""
+"""Fine-tuning, reward models and critics: divergence, overfitting, and learning too little."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _learn_more(run: RunRecord) -> Iterator[Remedy]:
 def _other_rate(run: RunRecord) -> Remedy:
     """Triple the learning rate, or cut it to a third if training shows that its steps are too large."""
     loss = read(run, "loss")
-    # With margins, equal scores have a higher loss than without: that of the first batch.
+    # With margins, equal scores have a higher loss than INDIFFERENT, namely the first batch's.
     is_worse = run.stage == "reward" and loss is not None and loss.late > (1 + RISEN) * max(INDIFFERENT, loss.first)
     spikes = gradient_spikes.find(run)
     are_too_large = is_worse or loss_rising.find(run) is not None or (spikes is not None and spikes.severity != "note")
@@ -130,7 +130,7 @@ def _nothing_to_judge_by(run: RunRecord) -> str:
 
 
 def _at_chance_in_training(run: RunRecord) -> Symptom | None:
-    """The same judged by training pairs, where nothing was held out: a model does no better on other pairs."""
+    """Judge by training pairs if nothing was held out: a model is not better on other pairs."""
     accuracy = read(run, "accuracy")
     loss = read(run, "loss")
     if accuracy is None or loss is None:
@@ -215,7 +215,7 @@ def reward_model_barely_better_than_length(
 
 
 def _error(accuracy: Mapping[str, Any], by_length: Mapping[str, Any]) -> float:
-    """Half the width of the interval of the difference, assuming independence, which is conservative."""
+    """Return half the width of the difference's interval, assuming independence, which is conservative."""
     below = by_length["value"] - by_length.get("low", by_length["value"])
     return math.hypot(accuracy["high"] - accuracy["value"], below)
 

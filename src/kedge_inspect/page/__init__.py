@@ -1,1 +1,1 @@
-"""The report page: what runs did, in one self-contained HTML file."""
+"""The report page about runs, in one self-contained HTML file."""

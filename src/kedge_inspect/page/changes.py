@@ -1,4 +1,4 @@
-"""The change of a metric over a run in words, and numbers as sentences write them."""
+"""Describes the change of a metric over a run, and formats numbers for sentences."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kedge_inspect.page.numbers import mean_of, numbers_of
 from kedge_inspect.record import RunRecord
 
 WINDOW = 20
-"""First and last values are means over the first and last one part in this many of the run."""
+"""First and last values are means over the first and last 1/`WINDOW` of the run."""
 
 ROUNDING = 1e-6
 CERTAIN = 3.0
-"""Standard errors from which on a change is more than noise: a table has a dozen changes."""
+"""Standard errors from which a change is more than noise: a table has a dozen changes."""
 
 NEGLIGIBLE = 0.01
 """Share of the larger of two values below which their difference is noise."""
 
 FEWEST = 4
-"""Updates from which on a series shows how noisy it is."""
+"""Number of updates from which the noise of a series can be estimated."""
 
 MINUS = "\u2212"
 NEGATIVE = re.compile(r"(?<![^\s(\[,~≈])-(?=[\d.]*\d)|(?<=\de)-(?=\d)")
@@ -31,7 +31,7 @@ NEGATIVE = re.compile(r"(?<![^\s(\[,~≈])-(?=[\d.]*\d)|(?<=\de)-(?=\d)")
 
 @dataclass(frozen=True)
 class Ends:
-    """A metric's first and last value, and the standard error of their difference; infinite where it is not known."""
+    """A metric's first and last value, and the standard error of their difference; infinite if unknown."""
 
     first: float
     last: float
@@ -55,7 +55,7 @@ def ends_of(record: RunRecord, metric: str) -> Ends | None:
 
 
 def _snapped(first: float, last: float) -> tuple[float, float]:
-    """Rounding errors that are tiny next to the other value become 0."""
+    """Set a value to 0 if it is only a rounding error compared with the other."""
     least = ROUNDING * max(abs(first), abs(last))
     return 0.0 if abs(first) < least else first, 0.0 if abs(last) < least else last
 
@@ -80,16 +80,16 @@ def change_of(ends: Ends, slack: float = 0.0) -> str:
 
 
 def joined(parts: Sequence[str]) -> str:
-    """The parts as one sentence; empty without parts."""
+    """Join the parts to a sentence; empty without parts."""
     text = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}, and {parts[-1]}" if parts else ""
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def figure(value: float) -> str:
-    """A number with three significant digits."""
+    """Format a number with three significant digits."""
     return f"{value:.3g}".replace("-", MINUS)
 
 
 def typographic(text: str) -> str:
-    """A text with a minus sign for negative numbers; settings such as `field=-1` stay as they are typed."""
+    """Use a minus sign for negative numbers in a text; settings such as `field=-1` are unchanged."""
     return NEGATIVE.sub(MINUS, text)

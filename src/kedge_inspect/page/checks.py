@@ -1,4 +1,4 @@
-"""Measurements outside the training: judges over the KL, held-out prompts, and the checks of the critic."""
+"""Shows measurements outside of training: judges over the KL, held-out prompts, and checks of the critic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kedge_inspect.resolved import critic_of, learns_from_teacher
 
 MOST_POINTS = 240
 SMOOTHED_OVER = 25
-"""The best update is taken from means over one part in this many of the run: one lucky update is not an optimum."""
+"""The best update is determined from means over 1/`SMOOTHED_OVER` of the run: one lucky update is not an optimum."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def frontier(record: RunRecord, points: Sequence[FrontierPoint] = ()) -> dict[st
 
     Args:
         record: The run; its reward terms of weight 0 are judges.
-        points: Values of judges outside the run, used instead of the run's own.
+        points: Values of judges outside the run, which replace the run's own.
 
     Returns:
         Columns `update`, `root_kl`, `proxy`; `judges`, each with its `values`, limits if known, and the index `best`.
@@ -245,7 +245,7 @@ def critic(record: RunRecord) -> dict[str, Any]:
 
 
 def _place(record: RunRecord, check: Mapping[str, Any]) -> str:
-    """The time of a check: its update, or none outside a run of PPO."""
+    """Describe the time of a check: its update, or nothing outside a PPO run."""
     if check["update"]:
         return f", after update {check['update']:,}"
     return ", before the first update" if has_part(record, "critic") else ""

@@ -1,4 +1,4 @@
-"""Clipping: the ratios of a run by the sign of the advantage, epoch by epoch."""
+"""Shows clipping: the ratios of a run by the sign of the advantage, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def clipping(record: RunRecord) -> dict[str, Any]:
 
 
 def share_below(counts: Sequence[float], bound: float) -> float:
-    """The share of a histogram of log ρ below a bound; the bin that holds the bound is interpolated linearly."""
+    """The share of a histogram of log ρ below a bound; the bin that contains the bound is interpolated linearly."""
     total = sum(counts)
     position = min(max((bound + WIDEST) / (2 * WIDEST), 0.0), 1.0) * len(counts)
     whole = int(position)
@@ -88,7 +88,7 @@ def _bounds(record: RunRecord, metrics: Mapping[str, Any]) -> tuple[float, float
 
 
 def _merged(parts: Sequence[tuple[Mapping[str, Any], tuple[float, float]]]) -> dict[str, Any]:
-    """Several epochs, each with its bounds, merged: counts are added, shares averaged by tokens.
+    """Merge several epochs, each with its bounds: counts are added, and shares averaged by tokens.
 
     `pulled`: the shares of all tokens with a ratio outside the range on the side that is not clipped.
     """

@@ -1,4 +1,4 @@
-"""The curves of runs that differ only in their seed, or of one run: the mean with Student's interval as a band."""
+"""Computes the curves of a run, or of runs that differ only in their seed: the mean with Student's interval."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ Rows = Mapping[int, Mapping[str, Any]]
 def mean_curves(records: Sequence[RunRecord], *, most_points: int) -> dict[str, Any]:
     """The mean over seeds of every metric, in columns, with a band.
 
-    There is a mean and its 95 % interval where at least two seeds have a value. Where a single seed of several has one,
-    because it is ahead or the others ended early, the value is in `tails` instead: the mean of other seeds is no
-    continuation of it. Long runs are thinned before the seeds are combined, to one value per seed: the mean of `every`
+    There is a mean and its 95 % interval where at least two seeds have a value. Where only one of several seeds has a
+    value, because it is ahead or the others ended early, the value is in `tails` instead, since it does not continue
+    the mean. Long runs are thinned before the seeds are combined, to one value per seed: the mean of `every`
     consecutive updates, or the maximum of `_max` metrics and the minimum of `_min` metrics.
 
     Args:

@@ -1,4 +1,4 @@
-"""The data of the page as one JSON value: all decisions are made here, and the page only draws."""
+"""Builds the data of the page as a JSON value: all decisions are made here, and the page only draws."""
 
 from __future__ import annotations
 
@@ -139,10 +139,10 @@ OPPOSITE = {"too_high": "too_low", "too_low": "too_high"}
 
 
 def _grouped_findings(findings: Sequence[Sequence[Finding]]) -> list[dict[str, Any]]:
-    """The findings as groups, most severe first.
+    """Group the findings, most severe first.
 
     Findings with the same field to change, of the same rule, or on the same figures are one group: symptoms of one
-    cause, or one problem that several runs have. Those that first move a field the other way are another group.
+    cause, or one problem of several runs. Findings that first move a field in the other direction form another group.
 
     Returns:
         Groups with the `severity` of their worst finding and their `findings`, the worst first, each with the index of
@@ -184,7 +184,7 @@ WRITERS = {"sft": "Gold quality of SFT", "ppo": "Gold quality of PPO", "referenc
 
 
 def demo_frontier(summary: Mapping[str, Any], run: str) -> list[FrontierPoint]:
-    """The gold judge's values along a run; empty for other chains than the demo.
+    """The gold judge's values along a run; empty for chains other than the demo.
 
     Args:
         summary: The chain's `summary.json`.
@@ -211,7 +211,7 @@ def demo_headlines(summary: Mapping[str, Any]) -> list[Headline]:
 
 
 MOST_BYTES = 6_000_000
-"""Larger animations stay beside the page."""
+"""Maximum size of an animation in the page; larger ones remain separate files."""
 
 
 def video(record: RunRecord) -> str | None:

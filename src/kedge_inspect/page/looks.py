@@ -1,4 +1,4 @@
-"""The looks of kedge's own stages: their rows here, their charts in panels.tsv."""
+"""The looks of kedge's own stages, with rows defined here and charts in panels.tsv."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ LOOKS = {
         OTHER, title="Generation", sentences=result_sentences.of_generation, parts=frozenset({"generation"})
     ),
 }
-"""By stage, in the order of a chain."""
+"""The look of each stage, in the order of a chain."""
 
 
 def look_of(stage: str) -> Look:
-    """The look of a stage, kedge's own or one that another package registers."""
+    """Return the look of a stage, which may be kedge's own or registered by another package."""
     if stage in LOOKS:
         return LOOKS[stage]
     registered = next((each for each in registered_stages() if each.name == stage), None)

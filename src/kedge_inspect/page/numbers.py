@@ -1,4 +1,4 @@
-"""Numbers and texts that fit on the page: finite ones, rounded, thinned, in bins, and excerpts."""
+"""Prepares numbers and texts for the page: selects finite ones, rounds, thins, bins and shortens them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def histogram(quantiles: Sequence[float], edges: Sequence[float]) -> list[float]
 
 
 def _share_up_to(place: float, quantiles: Sequence[float]) -> float:
-    # Equal quantiles are a point mass, which counts from its value on.
+    # Equal quantiles are a point mass, which counts starting at its value.
     above = bisect_right(quantiles, place)
     if above in (0, len(quantiles)):
         return float(above > 0)
@@ -84,7 +84,7 @@ MOST_CHARACTERS = 6000
 
 
 def fitting(rows: Sequence[dict[str, Any]], most_bytes: int) -> list[dict[str, Any]]:
-    """All rows, or as many evenly spaced ones as fit.
+    """Return all rows, or as many evenly spaced ones as fit.
 
     Args:
         rows: Rows in JSON types.
@@ -115,7 +115,7 @@ def distributions(
     """The share of each series in shared bins, with its median; None without values.
 
     Args:
-        named: Values by the name of their series, without regard to None; series without values are left out.
+        named: Values by the name of their series; None is ignored, and series without values are left out.
         in_bins: The share in each bin between some edges: `shares` of values, `histogram` of quantiles.
         num_bins: Number of bins.
     """

@@ -1,4 +1,4 @@
-"""Responses: token by token, in the pairs of an evaluation, and generated ones."""
+"""Shows responses: token by token, in the pairs of an evaluation, and generated ones."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def _response(row: Mapping[str, Any], *, with_prompt: bool) -> dict[str, Any]:
 
 
 def _turns(row: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """The other side of an episode, its number of turns and its ending; empty for a single turn.
+    """Describe the other side of an episode, its number of turns and its ending; empty for a single turn.
 
     Args:
         row: The row of the sample.
-        length: The policy's own tokens, which `foreign` is placed between.
+        length: The policy's tokens, between which `foreign` is placed.
     """
     foreign = row.get("foreign") or ()
     if not foreign and "ending" not in row:

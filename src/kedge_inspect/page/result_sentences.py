@@ -11,7 +11,7 @@ from kedge_inspect.record import RunRecord
 
 
 def of_evaluation(record: RunRecord, progress: str) -> list[str]:
-    """Two sentences: the outcome, and whether it tells the two sides apart."""
+    """Two sentences: the outcome, and whether it distinguishes the two sides."""
     summary = record.summary
     if not summary:
         return [why_no_result(record)]
@@ -47,7 +47,9 @@ def _solved_sentences(summary: Mapping[str, Any]) -> list[str]:
 
 
 def no_verdicts(scores: Collection[float], judge: str) -> list[str]:
-    """A sentence on pass@k by a judge whose scores go beyond 0 to 1, as a reward model's do; else none."""
+    """A sentence about pass@k by a judge whose scores exceed the range 0 to 1, such as a reward model's; empty
+    otherwise.
+    """
     low = min(scores, default=0.0)
     high = max(scores, default=1.0)
     if low >= 0 and high <= 1:

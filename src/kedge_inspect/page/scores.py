@@ -63,7 +63,7 @@ _distributions = partial(distributions, in_bins=histogram, num_bins=32)
 
 PHASES = ("waiting_for_rollout", "rollout", "reward", "experience", "train")
 SAMPLING = ("rollout", "reward")
-"""The phases that `rollout.max_staleness` moves to the background, where only the waiting for them costs time."""
+"""The phases that `rollout.max_staleness` moves to the background, so that only waiting for them costs time."""
 GIB = 2**30
 
 

@@ -16,7 +16,7 @@ COUNTS = ("unused", "sampled", "resamples")
 
 
 def of_ppo(record: RunRecord, progress: str) -> list[str]:
-    """The score and the KL; held-out scores; what else changed; responses that were thrown away, if there are any."""
+    """Sentences on score and KL, held-out scores, other changes, and responses that were thrown away, if any."""
     measured = [_reward_sentence(record, progress), *before_and_after(record), _behavior_sentence(record)]
     return [*measured, *_unused_sentence(record)]
 
@@ -55,7 +55,7 @@ def of_reward_model(record: RunRecord, progress: str) -> list[str]:
 
 
 def of_critic(record: RunRecord, progress: str) -> list[str]:
-    """The share of the returns that it explains, in all and by third of the responses."""
+    """The share of the returns that the critic explains, overall and by third of the responses."""
     return list(filter(None, (_explained_sentence(record, progress), _thirds_sentence(record))))
 
 

@@ -15,7 +15,7 @@ from kedge_inspect.sweeps import Goal, Row, Setting, Sweep, SweptRun, compare, f
 MOST_COLORS = 8
 MOST_TIED = 4
 LOG_RATIO = 10
-"""Span of a field's values, as a factor, from which its axis is logarithmic."""
+"""Ratio of a field's largest and smallest value from which its axis is logarithmic."""
 
 STATES = {"finished": "finished", "running": "running", "stopped": "stopped", "failed": "failed",
           "waiting": "not started"}  # fmt: skip
@@ -60,7 +60,7 @@ def colors_of(order: Sequence[int]) -> list[int | None]:
 
 
 def field_plots(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """For each field with numbers as values: the settings' values, and the settings that differ in it alone.
+    """Make a plot for each field with numeric values, with lines of settings that differ only in that field.
 
     Returns:
         Plots with the `field`, its `values` by setting, whether its axis is `log`, and `lines`: settings in the order
@@ -147,7 +147,7 @@ def _range(row: Row) -> str:
 
 
 def _doubt(compared: Sequence[Row]) -> str:
-    """A sentence on whether other settings may be as good as the best; empty for a single setting."""
+    """Say whether other settings may be as good as the best; empty for a single setting."""
     if any(row.interval is None or not row.interval.is_known for row in compared):
         return "With one seed, a difference may be noise."
     best, *others = [row.interval for row in compared if row.interval]

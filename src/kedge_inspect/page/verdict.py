@@ -36,7 +36,7 @@ def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
 
 
 def describe_run(record: RunRecord) -> list[str]:
-    """One or two sentences about the run, and one more each if responses were thrown away and if it ended early."""
+    """One or two sentences about the run, with further ones if responses were thrown away or it ended early."""
     sentences = look_of(record.stage).sentences
     progress = _progress(record)
     if record.stage in RESULTS:

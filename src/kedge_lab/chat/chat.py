@@ -1,4 +1,4 @@
-"""One or two models that answer the same texts, with the scores of a reward.
+"""Lets one or two models answer the same texts, with the scores of a reward.
 
 text ─▶ each model's prompt ─▶ the sampler of training and evaluation ─▶ score ─▶ reply
 """
@@ -63,7 +63,7 @@ def chosen_form(
 
 
 def described_form(form: PromptForm, tokenizer: PreTrainedTokenizerBase) -> str:
-    """One line on the form that the user's text takes."""
+    """Describe in one line how the user's text becomes a prompt."""
     if form == "conversation":
         return "a conversation in its chat template"
     if form == "tldr":
@@ -154,7 +154,7 @@ class TextStream:
             self.write_up_to(continuation(self.tokenizer, self.prompt_ids, self.ids).rstrip(INCOMPLETE))
 
     def write_up_to(self, text: str) -> None:
-        """Write what is new in the text so far."""
+        """Write the new part of the text so far."""
         # A tokenizer that cleans up spaces can change text that was already written; the reply's text is right then.
         if text.startswith(self.text) and text != self.text:
             self.write(text[len(self.text) :])
@@ -192,8 +192,8 @@ class Chat:
     Args:
         config: Settings of the sampling.
         policies: The models.
-        forms: The form that the user's text takes, per model.
-        scorer: Scores the answers; reads texts in the first model's tokens.
+        forms: The form of the prompt made from the user's text, per model.
+        scorer: Scores the answers, encoded in the first model's tokens.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Chat:
 
     @property
     def settings(self) -> dict[str, float | int]:
-        """The sampling settings in force."""
+        """The current sampling settings."""
         sampling = sampling_settings(self._config)
         return {
             "temperature": sampling.temperature,
@@ -244,7 +244,7 @@ class Chat:
         ]
 
     def ask(self, text: str, write: Callable[[int, str], None] = lambda model, text: None) -> list[Reply]:
-        """The answers of all models to a text.
+        """Sample the answers of all models to a text.
 
         Ctrl-C, or an `Interrupted` from `write`, ends the current answer, and the remaining models do not answer.
 
@@ -315,7 +315,7 @@ def load_chat(
     Args:
         config: Device, precision, sampling settings and rewards.
         models: One or two folders or hub ids.
-        form: The form that the user's text takes; None for the form of each model's training.
+        form: The form of the prompt made from the user's text; None for the form of each model's training.
         reward: Functions or models instead of `config.reward`.
 
     Raises:

@@ -123,7 +123,7 @@ def _stream(chat: Chat, text: str, console: Console) -> None:
         console.out(_literal(piece), end="")
         console.file.flush()
 
-    # Both answers come before the figures of the first, because its score is only known then.
+    # Both answers come before the figures of the first, whose score is only known then.
     replies = chat.ask(text, write)
     console.out("")
     for model, reply in enumerate(replies):
@@ -180,7 +180,7 @@ def _answer_lines(chat: Chat, lines: Iterable[str], out: IO[str], notes: Console
 
 
 def _decoded(lines: Iterable[str]) -> Iterator[str]:
-    """The lines of a source (`DataError` if they are in another encoding)."""
+    """Decode the lines of a source (`DataError` for another encoding)."""
     try:
         yield from lines
     except UnicodeDecodeError as error:
@@ -202,10 +202,10 @@ def _name(chat: Chat, model: int) -> str:
 
 
 def _literal(text: str) -> str:
-    """Escape everything in a text that would control the terminal."""
+    """Escape all characters in a text that would control the terminal."""
     return "\n".join(_escaped(line.replace("\t", "    "), BIDI) for line in text.split("\n"))
 
 
 def _escaped(text: str, more: str) -> str:
-    """Escape `CONTROLS` and some more characters; everything else, such as joiners, stays."""
+    """Escape `CONTROLS` and some more characters; all others, such as joiners, are unchanged."""
     return re.sub(f"[{CONTROLS}{more}]", lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

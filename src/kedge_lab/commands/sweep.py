@@ -81,8 +81,7 @@ def sweep(
 
 *OWN, _ = signature(sweep).parameters.values()
 BEFORE_OUT = 4
-"""Parameters before the stages' flags, which replace the last one, `given`, in the place where a stage's help has them.
-"""
+"""Parameters that precede the stages' flags, which replace the last one, `given`, as in the help of stages."""
 sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
     [*OWN[:BEFORE_OUT], *parameters_of(FLAGS), *OWN[BEFORE_OUT:]]
 )

@@ -123,7 +123,7 @@ def start_from_scratch(folder: Path, seed: int) -> World:
 def collect_comparisons(world: World, policy: Path) -> list[Comparison]:
     """The annotator's preferences between pairs of reference summaries, and between pairs of the policy's samples.
 
-    The samples show the reward model mistakes that no author makes and that PPO would otherwise exploit.
+    The samples contain mistakes that no author makes; PPO would exploit them if the reward model had not seen them.
     """
     posts = world.posts(recipe.NUM_SAMPLED_COMPARISONS, start=recipe.NUM_COMPARISONS)
     first, second = (sample_summaries(policy, world, posts, draw=draw) for draw in (1, 2))

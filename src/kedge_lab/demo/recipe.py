@@ -1,7 +1,7 @@
 """Sizes and settings of the demo.
 
-Chosen to finish within minutes on a CPU: models that fit into its cache, short texts, and learning rates that only
-models of this size tolerate.
+They are chosen to finish within minutes on a CPU: models that fit into its cache, short texts, and learning rates that
+only models of this size tolerate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NUM_NORMALIZATION: Final = 256
 NUM_PROMPTS: Final = 2048
 """Posts in the PPO prompt set."""
 NUM_CURVE_POSTS: Final = 96
-"""Posts of the overoptimization curve, a separate set."""
+"""Number of posts, from a separate set, for the overoptimization curve."""
 CURVE_EVERY: Final = 2
 """Updates between points of the curve."""
 

@@ -91,7 +91,7 @@ class World:
         ]
 
     def compare(self, post: Post, first: str, second: str) -> Comparison:
-        """The annotator's preference: a noisy version of the gold judge's, and all that training sees of it.
+        """The annotator's preference: a noisy version of the gold judge's, which is all that training sees of it.
 
         P(first ≻ second) = (1 − lapse) · σ((quality(first) − quality(second)) / temperature) + lapse / 2
 

@@ -120,7 +120,7 @@ class Evaluator:
         return list(policy.sample(prompts, sampling, title=title, on_phase=self.on_phase, player=self.player))
 
     def _as_read(self, policy: Policy, batches: Sequence[SampledResponses]) -> Responses:
-        """Convert responses to what the judge reads: the original prompts, and the reader's tokens."""
+        """Convert responses to the judge's input: the original prompts, and the reader's tokens."""
         responses = Responses.joined([each.responses for each in batches])
         is_chat = self.player is not None or any(prompt.columns.get(MESSAGES_COLUMN) for prompt in self.prompts)
         alike = not is_chat or policy.tokenizer.chat_template == self.reader.tokenizer.chat_template

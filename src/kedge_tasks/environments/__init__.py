@@ -1,6 +1,6 @@
-"""Environments, with which a policy plays episodes of several turns, and the tools that it may call.
+"""Environments, in which a policy plays episodes of several turns, and tools that it may call.
 
-The package imports no torch, which an environment's process does not need.
+The package does not import torch, which an environment's process does not need.
 """
 
 from kedge_tasks.environments.shapes import Step

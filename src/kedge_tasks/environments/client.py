@@ -1,4 +1,4 @@
-"""Environments in a worker process: one that hangs, crashes or prints does not harm the training."""
+"""Runs environments in a worker process: one that hangs, crashes or prints does not disturb training."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Environment:
     Args:
         source: `path/to/file.py:Class`, `package.module:Class` or `openenv:URL`, which runs in a worker process; or the
             class itself, or a function that makes an environment, which runs in this process and cannot be interrupted.
-        timeout: Seconds that one call of an episode may take. Longer ones end the episode, or the run where they cannot
+        timeout: Seconds that one call of an episode may take. Longer calls end the episode, or the run if they cannot
             be interrupted.
         log: The file for its output; None discards it.
 
     Attributes:
-        failure: The line about the last call that failed.
+        failure: The message about the last failed call.
 
     Raises:
-        EnvError: It cannot be imported, or is not an environment.
+        EnvError: The environment cannot be imported, or is not one.
     """
 
     failure = ""
@@ -86,7 +86,7 @@ class Environment:
         return self._call("step", {number: {"text": text} for number, text in texts.items()})
 
     def finish(self, episodes: Iterable[int]) -> dict[int, float | None]:
-        """End episodes early; return what each earned on top of its turns' rewards, None if it failed."""
+        """End episodes early; return the reward of each beyond those of its turns, or None for a failure."""
         turns = self._call("finish", {number: {} for number in episodes})
         return {number: None if turn.ending == "failed" else turn.reward for number, turn in turns.items()}
 
@@ -112,7 +112,7 @@ class Environment:
             return dict(zip(episodes, map(self._turn, results), strict=True))
 
     def _send(self, what: str, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Have the worker process make some calls; return their results."""
+        """Make the worker process run some calls; return their results."""
         assert self._worker is not None
         if what == "open" and not self._worker.is_running:
             self._started()  # an earlier call failed or was interrupted, and the caller went on

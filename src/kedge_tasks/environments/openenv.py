@@ -23,12 +23,12 @@ from kedge_base.texts import error_text
 from kedge_tasks.environments.shapes import Step, as_text
 
 PREFIX = "openenv:"
-"""Precedes the address of a server in the name of an environment."""
+"""Prefix of a server's address in an environment's name."""
 LARGEST_MESSAGE = 2**24
-"""Bytes of a message from the server, at most."""
+"""Maximum bytes of a message from the server."""
 SCHEMA_SECONDS = 20.0
 SEEDS = 2**31
-"""Seeds are smaller than this, because many environments pass theirs to NumPy or to C."""
+"""Upper bound of seeds, because many environments pass them to NumPy or C."""
 SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 
 
@@ -78,7 +78,7 @@ class OpenEnv:
         self._socket: Any = None
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
-        """Start an episode. The server uses the seed and those columns of the row that are arguments of its reset."""
+        """Start an episode. The server uses the seed, and the row's columns that are arguments of its reset."""
         from websockets.protocol import State
 
         if self._socket is None or self._socket.state is not State.OPEN:
@@ -89,7 +89,7 @@ class OpenEnv:
         return self._read(result["observation"])
 
     async def step(self, text: str) -> Step:
-        """Take a turn; return the reply, which for an action that the server finds invalid is the reason."""
+        """Take a turn; return the reply, or the reason why the server rejected the action."""
         action = self._action(text) if callable(self._action) else {self._action: text}
         reply = await self._ask("step", action)
         data = reply["data"]
@@ -204,10 +204,10 @@ def _schemas(url: str) -> Mapping[str, Any]:
 
 
 def _field(url: str, part: str, name: str | None) -> str:
-    """The field of an action or observation that is the text.
+    """Return the field of an action or observation that contains the text.
 
     Raises:
-        EnvError: The field is ambiguous or unknown, or an action needs others as well.
+        EnvError: The field is ambiguous or unknown, or an action also needs other fields.
     """
     schema = _schemas(url)[part]
     properties = {key: _mapping(value) for key, value in _mapping(schema.get("properties")).items()}

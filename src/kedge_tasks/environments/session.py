@@ -1,4 +1,4 @@
-"""Episodes of one environment class, in this process: many at a time, each on its own instance.
+"""Runs episodes of one environment class in this process: many at a time, each on its own instance.
 
 It is also the module that an environment's worker process runs.
 """
@@ -171,7 +171,7 @@ def _deadline(seconds: float | None) -> Iterator[None]:
 
 
 def _adapter(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUser]:
-    """See `adapter_of`. Instances are made in the event loop, which an async class's own clients and such belong to."""
+    """See `adapter_of`. Instances are made in the event loop, to which an async class's clients belong."""
 
     async def in_loop() -> Callable[[], Game | ToolUser]:
         with _one_line_errors(name):

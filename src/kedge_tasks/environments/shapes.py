@@ -1,4 +1,4 @@
-"""The two shapes of environments, both by duck typing, plain or async, behind one interface.
+"""The two kinds of environments, both duck-typed, plain or async, and their common interface.
 
 A game or simulator:
 
@@ -48,7 +48,7 @@ Ending = Literal["completed", "truncated", "timeout", "failed"]
 LARGEST = 1e12
 """Largest reward: sums and squares of larger ones overflow in single precision."""
 LONGEST_TEXT = 1_000_000
-"""Most characters of a message: more is a mistake, and would fit into no context."""
+"""Maximum characters of a message: longer ones are a mistake, and would not fit into any context."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Step:
         messages: The answer: a text, which a user says, or messages with `role` and `content`.
         reward: The reward of this turn.
         terminated: The episode is over.
-        truncated: The episode is cut off here, as by a limit of steps: the state has a value, which is not 0.
+        truncated: The episode is cut off here, for example by a limit of steps, so the state has a nonzero value.
     """
 
     messages: Any = ()
@@ -75,7 +75,7 @@ class Turn:
     Attributes:
         messages: The messages that it reads next.
         reward: The reward of its turn.
-        ending: How the episode has ended; None if it continues.
+        ending: How the episode ended; None if it continues.
         num_calls: Tools that the policy called.
         num_errors: Calls that failed, or could not be read.
     """
@@ -124,7 +124,7 @@ class Game:
         return Turn(_messages(step.messages, self._name), reward, ending)
 
     async def finish(self) -> Turn:
-        """End the episode early: it earns nothing besides the rewards of its turns."""
+        """End the episode early, without a reward beyond those of its turns."""
         return Turn(ending="completed")
 
 
@@ -221,7 +221,7 @@ def _is_async(environment: Any, names: Sequence[str]) -> bool:
 
 
 def _check_signatures(environment: Any, name: str) -> None:
-    """Check that a game's methods take what they are called with.
+    """Check that a game's methods accept the arguments of kedge's calls.
 
     Raises:
         EnvError: One does not.
@@ -296,12 +296,12 @@ def _messages(value: Any, name: str) -> list[dict[str, str]]:
 
 
 def _encodable(text: str) -> str:
-    """Replace lone surrogates, which no tokenizer takes."""
+    """Replace lone surrogates, which no tokenizer accepts."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _flag(value: Any, giver: str) -> bool:
-    """Convert a truth value; refuse anything else, such as the `info` of an old Gym's tuple."""
+    """Convert a truth value; reject anything else, such as the `info` of an old Gym tuple."""
     try:
         return {0: False, 1: True}[value.item() if hasattr(value, "item") else value]
     except (KeyError, TypeError, ValueError, RuntimeError):
@@ -319,7 +319,7 @@ def _number(value: Any, giver: str) -> float:
 
 
 def as_text(value: Any) -> str:
-    """Convert a tool's result to text: JSON, unless it is text already."""
+    """Convert a tool's result to text: JSON, unless it is already text."""
     if isinstance(value, str):
         return value
     import json

@@ -1,4 +1,4 @@
-"""Tools that a policy calls: their schemas, and calls in its text as models write them."""
+"""Tools that a policy can call: their schemas, and parsing of calls in its text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Call:
     Attributes:
         name: The tool; empty if the call cannot be read.
         arguments: Its arguments by name.
-        fault: Why the call cannot be made, as the policy reads it; empty if it can.
+        fault: The reason why the call cannot be made, for the policy to read; empty if it can.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Tools:
     """The tools of an environment: its public methods.
 
     Attributes:
-        schemas: For each tool, its JSON schema, as chat templates take it.
+        schemas: The JSON schema of each tool, in the form for chat templates.
     """
 
     schemas: Sequence[Mapping[str, Any]]
@@ -187,7 +187,7 @@ class Tools:
 
 
 def _closed(text: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Find closed tags of these names and the texts in them; of two opening tags, the second one counts."""
+    """Find closed tags of these names and the texts in them; of two consecutive opening tags, the second one counts."""
     tags = "|".join(map(re.escape, names))
     for match in re.finditer(rf"<({tags})>((?:(?!<\1>).)*?)</\1>", text, re.DOTALL):
         yield match[1], match[2].strip()

@@ -1,4 +1,4 @@
-"""Verifiers: reward functions that check a response against its prompt's row, and say why.
+"""Verifiers: reward functions that check a response against its prompt's row, and give a reason.
 
     kedge ppo --reward kedge_tasks.verify:gsm8k …
 

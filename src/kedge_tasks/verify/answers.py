@@ -1,4 +1,4 @@
-r"""Numbers and mathematics: finds a response's final answer, and compares it with the row's.
+r"""Verifies numbers and mathematics: finds a response's final answer, and compares it with the row's.
 
 A response gives its answer as `#### 42`, else as `\boxed{42}`, else as its last number. Numbers are compared exactly,
 as fractions: 42, 42.0, 84/2 and $42 are the same, 0.333 and 1/3 are not.
@@ -78,7 +78,7 @@ _MEASURE = re.compile(
 _ITS_PART = re.compile(
     r" ?(?:s|min|h|sec|hour|minute|second|day|week|month|in|inche?|feet|foot|ft|oz|ounce|cent|c?m|g)s?\b"
 )
-"""The second unit of a measure, as in 5 feet 2 inches; in 3 weeks 42 pens there is none."""
+"""The second unit of a measure, as in 5 feet 2 inches, but not in 3 weeks 42 pens."""
 _ANOTHER = re.compile(r"\s*(?:or|to|±|\\pm|-)\s*[$(]?[0-9]")
 _REFUSAL = re.compile(
     r"\bI(?: am|['’]m)? (?:do not know|don['’]t know|(?:cannot|can['’]?t|can not|couldn['’]t|could not|unable to"
@@ -196,7 +196,7 @@ def gsm8k(completions: list[str], answer: list[str], stopped: list[bool] | None 
 
 @verifier(_gsm8k_answers)
 def gsm8k_strict(completions: list[str], answer: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
-    """`gsm8k` for responses that must end as the data's solutions do: only `#### 42` counts."""
+    """`gsm8k` for responses that must end like the data's solutions: only `#### 42` counts."""
     return verdicts(completions, stopped, _gsm8k_answers(answer), _judge_strictly)
 
 
@@ -227,9 +227,9 @@ def _expressions(answer: Sequence[Any]) -> list[str]:
 def math(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a response's `\boxed{…}`, or what follows `####`, equals an expression in LaTeX (extra `math`).
 
-    Without either, the content of `<answer>…</answer>` counts, or what the last line calls the answer.
+    Without either, the content of `<answer>…</answer>` counts, or the text that the last line calls the answer.
 
-    Plain numbers are compared exactly; math-verify compares all else, with one second for each response.
+    Plain numbers are compared exactly; math-verify compares everything else, with one second for each response.
 
     Args:
         completions: Responses as text.

@@ -52,7 +52,7 @@ class Tests:
         ours: Code that the judge's process runs before the assertions: everything except classes.
         imports: The imports of both.
         assertions: The assertions.
-        names: Names that they look up in the program.
+        names: Names that the tests look up in the program.
     """
 
     setup: str
@@ -88,7 +88,7 @@ def _read_tests(tests: Any, imported_by: Any, setup_code: Any) -> Tests:
     defined = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
     reader = _Reader({name for each in imports for name in _bound(each)}, defined)
     theirs = [each for each in setup if isinstance(each, (ast.ClassDef, *_IMPORTS))]
-    # Code that calls the program has to run before the assertions do.
+    # Code that calls the program must run before the assertions.
     is_simple = all(isinstance(each, (ast.FunctionDef, *_IMPORTS)) for each in ours)
     read = [ast.unparse(reader.read(each)) for each in ours]
     assertions: list[Assertion] = []
@@ -157,7 +157,7 @@ def _bound(node: ast.AST) -> set[str]:
 
 
 class _Reader(ast.NodeTransformer):
-    """Replaces uses of what the program defines with requests to its process.
+    """Replaces uses of the program's definitions with requests to its process.
 
     Args:
         imported: The names that the row's imports bind.

@@ -1,4 +1,4 @@
-"""Parts that the verifiers share: reading rows, verdicts in a batch, and a time limit per response."""
+"""Code shared by the verifiers: reading rows, verdicts on a batch, and a time limit per response."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRONG_FORMAT = "wrong format"
 WRONG_VALUE = "wrong value"
 
 SECONDS = 1.0
-"""Processor time for one response; milliseconds are usual."""
+"""CPU seconds for one response; milliseconds are usual."""
 
 AGAIN = 0.05
 """Seconds after which an expired limit interrupts again: libraries may catch the first interruption."""
@@ -127,14 +127,15 @@ def decoded(entry: object) -> object:
 
 
 def whole_response(text: str) -> tuple[str, bool]:
-    """Return a response as it is, for a verifier that finds the answer itself."""
+    """Return a response unchanged, for a verifier that finds the answer itself."""
     return text, False
 
 
 def final_answer(text: str) -> tuple[str, bool] | None:
-    """Return the text in the last `<answer>…</answer>` after the thoughts, or all text after them, and whether tagged.
+    """Return the text in the last `<answer>…</answer>` after the thoughts, or all text after them, and whether it was
+    tagged.
 
-    None if the last thought was not closed, since a thought is no answer.
+    None if the last thought was not closed, since a thought is not an answer.
     """
     answer = answer_of(text)
     if answer is None:
@@ -189,7 +190,7 @@ class Expired(BaseException):
 def deadline(name: str, seconds: float = SECONDS) -> Iterator[None]:
     """Interrupt code that computes for too long.
 
-    The limit counts the process's own processor time, so that verdicts do not depend on what else the machine does. Its
+    The limit counts the process's own processor time, so that verdicts do not depend on other load on the machine. Its
     timer is not the one of SIGALRM, which libraries and the worker process use.
 
     Args:

@@ -1,4 +1,4 @@
-r"""Mathematical expressions as texts: how they are written, and what math-verify takes for something else."""
+r"""Handles mathematical expressions as texts: their notation, and cases that math-verify misreads."""
 
 from __future__ import annotations
 

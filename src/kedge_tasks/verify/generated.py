@@ -1,4 +1,4 @@
-"""Answers to the tasks of the package reasoning-gym, scored as the tasks score them."""
+"""Scores answers to tasks of the package reasoning-gym, as the tasks do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTHING = 0.1
 """The highest score that tasks give to an entirely wrong answer."""
 
 LONGEST = 10_000
-"""Most characters of an answer."""
+"""Maximum characters of an answer."""
 
 HUGE = re.compile(r"[eE][+-]?\d{4}")
 """A number with thousands of digits, which takes forever to compute."""
@@ -64,7 +64,7 @@ CHECKED: Mapping[str, Callable[[str], bool]] = {
     **dict.fromkeys(("countdown", "puzzle24"), _is_arithmetic),
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _is_literal),
 }
-"""Tasks that evaluate a response as Python, with the check of what may be evaluated."""
+"""Tasks that evaluate a response as Python, with a check that the response is safe to evaluate."""
 
 
 def _read(entry: object) -> tuple[str, Any, dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Instructions that a program can check: at most 50 words, no commas, three bullets, ….
 
-The column `instructions` lists those of a row, each with its kind and parameters: `{"kind": "max_words", "count": 50}`.
-Every function below that is decorated with `@instruction` is a kind: its name, the sentence for the prompt, and whether
-a response follows it. `instruction_text` gives the sentence, so that prompts come from the same table.
+The column `instructions` lists the instructions of a row, each with its kind and parameters: `{"kind": "max_words",
+"count": 50}`. Every function below that is decorated with `@instruction` is a kind: its name, the sentence for the
+prompt, and whether a response follows it. `instruction_text` returns the sentence, so that prompts use the same table.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def instruction_text(kind: str, **parameters: Any) -> str:
         parameters: Its parameters.
 
     Raises:
-        RewardError: No such kind, or other parameters.
+        RewardError: There is no such kind, or it has other parameters.
     """
     try:
         known, given = _read_one({"kind": kind, **parameters})

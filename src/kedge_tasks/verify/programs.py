@@ -3,7 +3,7 @@
     assert f(2) == 4        in the sandbox: f(2) ─▶ plain data ─▶ here: equal to 4?
     assert check(f(2))      in the sandbox: f(2) ─▶ plain data ─▶ in a second one, which asked for it: check(…)
 
-The program never sees the expected values, and its own objects take part in no comparison, so only right results pass.
+The program never sees the expected values, and its objects are not used in comparisons, so only right results pass.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(\.\d*)?|(\.\d+))([eE][+-]?\d{1,4})?", re.ASCI
 """A group matches only if the number is not written as an integer."""
 
 Outcome: TypeAlias = "tuple[int, int, str]"
-"""Tests that a program passes, all tests, and the reason."""
+"""Number of tests that a program passes, number of all tests, and the reason."""
 
 Pairs: TypeAlias = "list[tuple[str, str]]"
 """Inputs of a program, each with the output that it must print."""
@@ -75,7 +75,7 @@ def check_code(
     """Read the columns of MBPP, look for a sandbox, and try the tests' imports in it.
 
     Returns:
-        The most seconds that each response adds to a call; several are judged at a time.
+        The maximum seconds that each response adds to a call; several are judged at a time.
 
     Raises:
         RewardError: A row or a setting cannot be used, or no sandbox works here.
@@ -108,7 +108,7 @@ def check_stdio(
     """Read the columns of APPS, TACO or LiveCodeBench, and look for a sandbox.
 
     Returns:
-        The most seconds that each response adds to a call; several are judged at a time.
+        The maximum seconds that each response adds to a call; several are judged at a time.
 
     Raises:
         RewardError: A row or a setting cannot be used, or no sandbox works here.
@@ -277,7 +277,7 @@ def code_stdio(
     partial: bool = False,
     compare: str = "exact",
 ) -> list[Verdict]:
-    """`code` for rows with inputs and outputs, as in APPS: the program reads the one and prints the other.
+    """`code` for rows with inputs and outputs, as in APPS: the program reads the input and prints the output.
 
     Args:
         completions: Responses as text.
@@ -285,12 +285,12 @@ def code_stdio(
             `fn_name`, arguments and results of a function. Or `[{"input": …, "output": …}, …]` as in LiveCodeBench.
         stopped: Whether each response ended with a stop token.
         metadata: The `func_name` of LiveCodeBench's functional tests.
-        sandbox: As in `code`, like the other settings.
-        seconds: For each input, or for all calls.
-        memory: Likewise, MiB.
+        sandbox: As in `code`.
+        seconds: CPU seconds for each input, or for all calls.
+        memory: MiB for each input, or for all calls.
         partial: Score the share of right outputs, instead of 1 or 0.
-        compare: `exact`: lines, but blanks at the end of one, and empty lines around the output, do not count.
-            `tokens`: what blanks and ends of lines separate. `numbers`: likewise, and numbers that are not integers may
+        compare: `exact`: compares lines, ignoring trailing blanks and empty lines around the output. `tokens`: compares
+            the parts between blanks and line breaks. `numbers`: likewise, and numbers other than integers may
             differ by 1e-6, relative or absolute.
     """
 
@@ -303,7 +303,7 @@ def code_stdio(
             room = len(expected.encode("utf-8", "replace"))
             ran = place.run([text], [], name="__main__", typed=typed, room=room, **limits)
             has_ended = ran.ending in ("", f"{RAISED} SystemExit")
-            # The output counts even if the program then reads beyond its input, or ends at once.
+            # The output counts even if the program then reads beyond its input, or exits immediately.
             is_right = has_ended or ran.ending in (ENDED, f"{RAISED} EOFError")
             is_right = is_right and _is_same(ran.printed, expected, compare)
             right += is_right
@@ -356,7 +356,7 @@ def _lines(text: str) -> str:
 
 
 def _are_close(found: str, wanted: str) -> bool:
-    """True for equal tokens, and for numbers within the tolerance, which for integers is absolute, as for counts."""
+    """True for equal tokens, and for numbers within the tolerance, which is absolute for integers, such as counts."""
     number = _NUMBER.fullmatch(wanted)
     if number is None or not _NUMBER.fullmatch(found):
         return found == wanted
@@ -365,7 +365,7 @@ def _are_close(found: str, wanted: str) -> bool:
 
 
 def _passed(text: str, tests: Tests, place: Sandbox, limits: Mapping[str, Any]) -> Outcome:
-    """Count the assertions that hold, and all; the reason is a wrong value, if any, else how the program ended."""
+    """Count the passing assertions, and all; the reason is a wrong value, if any, else how the program ended."""
     parts = [text, tests.setup]
     calls = [each.call for each in tests.assertions]
     if all(calls):

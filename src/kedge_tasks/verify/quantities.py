@@ -1,4 +1,4 @@
-r"""Numbers in text: the many ways in which they are written, their exact values, and their units."""
+r"""Parses numbers in text: their many notations, exact values, and units."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kedge_tasks.verify.wording import ANSWER, IS
 WRONG_UNIT = "wrong unit"
 
 LONGEST_NUMBER = 60
-"""Most characters of a number. Longer ones are not answers, and arithmetic with a million digits takes minutes."""
+"""Maximum characters of a number. Longer ones are not answers, and arithmetic with a million digits takes minutes."""
 
-# Any run of digits, points and commas, even if it is no number, such as 1,23 or 3.4.2020: it still counts as the last
-# "number" of a response, so that an earlier one is not taken for the answer. No part can match the same text in two
-# ways, so the time is linear in the length.
+# Any run of digits, points and commas, even if it is not a number, such as 1,23 or 3.4.2020: it still counts as the
+# last "number" of a response, so that an earlier one is not mistaken for the answer. No part can match the same text in
+# two ways, so the time is linear in the length.
 QUANTITY = re.compile(
     r"""
     (?<![A-Za-z0-9^])
@@ -36,7 +36,7 @@ DIGITS = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?")
 SCALES = {"": 1, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
 # What may follow the number in `#### 42 apples per day.`, an answer, unlike `#### 3. Add the apples`, a heading.
-# A lone letter that is no unit is a variable, or stands for thousands or millions.
+# A lone letter that is not a unit is a variable, or stands for thousands or millions.
 _WORD = r"[^\W\d_]+(?:[/°][^\W\d_]*|\^[23])?"
 _VARIABLE = r"(?! ?(?![ACFJLNVWdghlmst])[A-Za-zΑ-Ωα-ω][.!]?$)"
 UNIT_WORDS = re.compile(rf"{_VARIABLE}°?(?: ?{_WORD}(?: {_WORD}){{0,7}})? ?[.!]?")
@@ -56,7 +56,7 @@ _NAMES = (
 UNITS: Final = {
     name + plural: group.split()[0] for group in _NAMES.split("|") for name in group.split() for plural in ("", "s")
 }
-"""The units that are distinguished, by each of their names. Other words, as in 42 apples, are ignored."""
+"""The recognized units, by each of their names. Other words, as in 42 apples, are ignored."""
 _MEASURE = re.compile(
     r" ?(?:(?P<shape>square|sq|cubic|cu)\.? )?(?:degrees? (?=celsius|fahrenheit|[cf]\b))?"
     r"(?P<name>° ?[cf]\b|in\b(?! ?\w)|(?!in\b)[^\W\d_]+|[$€£¥₹¢°])(?:\^?(?P<power>[23]))?(?![\w^])"
@@ -199,7 +199,7 @@ def whole_quantity(text: str, units: re.Pattern[str] = UNIT_WORDS) -> Quantity |
 
     Args:
         text: The text.
-        units: What may follow the number; `PROSE_UNITS` where letters are variables.
+        units: The allowed text after the number; `PROSE_UNITS` where letters are variables.
     """
     text = (prose if units is UNIT_WORDS else plain)(text).strip(" \t\r\n*_`'\"“”‘’")
     text = text[lead.end() :] if (lead := _LEAD.match(text) or _NAME.match(text)) else text

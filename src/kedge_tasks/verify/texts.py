@@ -1,4 +1,4 @@
-"""Texts: choices, exact and normalized matches, patterns, tags, and JSON."""
+"""Verifies texts: choices, exact and normalized matches, patterns, tags, and JSON."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def choice(
     r"""Check whether a response chooses the right option: `B`, `(B)`, `B. Paris`, `The answer is B`, `\boxed{B}`.
 
     Naming several options without saying which is the answer is wrong: `several answers`. If a row has several right
-    ones, the response has to name all of them and no other.
+    ones, the response must name all of them and no others.
 
     Args:
         completions: Responses as text.
@@ -200,7 +200,7 @@ def _chosen(text: str, reference: Choice) -> set[str]:
     lines = [_with_alternatives(claims, line) for line in _LINE.finditer(claims)]
     found = set[str]().union(*lines, _MENTIONED.findall(claims) if not lines else ())
     words = named = f" {_normalized(text)} "
-    # The longest first: "dark red" does not also count as "red".
+    # Longest first, so that "dark red" does not also count as "red".
     for label, option in sorted(reference.options.items(), key=lambda each: -len(each[1])):
         named = named.replace(f" {_normalized(option)} ", f" ({label}) ")
     return found if found or named == words else _chosen(named, Choice(reference.right, {}, {}))
@@ -316,14 +316,14 @@ def _patterns(pattern: Sequence[Any]) -> list[re.Pattern[str]]:
 
 
 CONTINUATIONS = ("0a\n" * 50, "a 0\n" * 50)
-"""Possible continuations of a truncated response, which has to match with each of them."""
+"""Possible continuations of a truncated response, which must match with each of them."""
 
 
 @verifier(_patterns)
 def pattern(completions: list[str], pattern: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a regular expression is found in a response (`\A…\Z` for the whole of it), within a second.
 
-    Thoughts are searched only by an expression that names their tag.
+    Thoughts are only searched if the expression names their tag.
     """
     return verdicts(completions, stopped, _patterns(pattern), _judge_pattern, read=whole_response)
 
@@ -422,7 +422,7 @@ def check_schema(schema: Sequence[Any]) -> list[Any]:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """Yield the references in a schema, except in parts with an `$id` of their own, to which theirs are relative."""
+    """Yield the references in a schema, except in parts with their own `$id`, to which theirs are relative."""
     if isinstance(schema, dict):
         entries = cast("dict[str, Any]", schema)
         if isinstance(reference := entries.get("$ref"), str):

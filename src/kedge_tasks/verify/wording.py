@@ -1,4 +1,4 @@
-r"""How responses word their answers: "the answer is", in several languages, and that something is not the answer.
+r"""Wording of answers in responses: "the answer is", in several languages, and that something is not the answer.
 
 Each constant is a fragment of a regular expression.
 """

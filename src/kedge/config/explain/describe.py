@@ -1,4 +1,4 @@
-"""Descriptions of fields and values: accepted values, the notation of a value, suggestions for unknown names."""
+"""Describes fields and values: accepted values, formatted values, and suggestions for unknown names."""
 
 import difflib
 import json
@@ -22,7 +22,7 @@ _SOURCES = "a source or a list of sources"
 _SCHEDULES = "a mapping of fields to {update: value}"
 _MAX_LENGTH = 60
 
-# Names that users expect for a field, besides the libraries' names in `kedge.config.libraries`.
+# Names that users expect for a field, in addition to the libraries' names in `kedge.config.libraries`.
 _SYNONYMS = {
     "beta": "ppo.kl_coef",
     "ent_coef": "ppo.entropy_coef",
@@ -96,7 +96,7 @@ def groups_of(section: type[Section]) -> dict[str, list[str]]:
 
 
 def _section(field: FieldInfo) -> type[Section] | None:
-    """The section that a field holds, or None."""
+    """The section type of a field, or None."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
@@ -108,7 +108,7 @@ def find_field(dotted: str) -> FieldInfo | None:
 
 
 def fields_named(name: str) -> list[str]:
-    """The fields that a bare name can mean: kedge's own, or, if none has it, registered stages' fields."""
+    """The fields that a bare name can mean: kedge's own, or else those of registered stages."""
     owners = [dotted for dotted, _ in all_fields() if dotted.partition(".")[2] == name]
     added = tuple(f"{section}." for stage in registered_stages() for section in stage.adds_sections)
     return [dotted for dotted in owners if not dotted.startswith(added)] or owners
@@ -123,7 +123,7 @@ def field_advice(dotted: str, direction: str) -> str:
 
 
 def accepts(field: FieldInfo) -> str:
-    """The values that a field accepts, in words: `a whole number ≥ 1, or null`."""
+    """Describe the values that a field accepts: `a whole number ≥ 1, or null`."""
     text = field_doc(field).text
     own = {_PLAIN[str]: text, **({} if text == "text" else {_SOURCES: text, _SCHEDULES: text})}
     kinds = [own.get(kind, kind) for kind in _kinds(field.annotation)]
@@ -132,7 +132,7 @@ def accepts(field: FieldInfo) -> str:
 
 
 def _limited(kind: str, bounds: Iterable[Any]) -> str:
-    """A kind of value with its bounds: `a number ≥ 0 and ≤ 1`."""
+    """Describe a kind of value with its bounds: `a number ≥ 0 and ≤ 1`."""
     signs = {Gt: ">", Ge: "≥", Lt: "<", Le: "≤"}
     limits = [
         f"{signs[type(item)]} {written(getattr(item, type(item).__name__.lower()))}"
@@ -176,7 +176,7 @@ def _kinds(annotation: Any) -> Iterator[str]:
 
 
 def written(value: object) -> str:
-    """A value as in a configuration file, truncated if long."""
+    """Format a value as in a configuration file, truncated if long."""
     if isinstance(value, float):
         return f"{value:g}"
     text = value if isinstance(value, str) and value else _as_json(value)
@@ -196,13 +196,13 @@ def _jsonable(value: object) -> object:
 
 
 def unknown(name: str, known: Iterable[str], *, kind: str = "a field", stage: str | None = None) -> str:
-    """The line for a name that is not in the schema: the counterpart of another library's name, or the closest names.
+    """Describe a name that is not in the schema: give the counterpart of another library's name, or the closest names.
 
     Args:
         name: The name as given, dotted or bare.
-        known: The dotted names that it may be meant for.
+        known: The dotted names that may be meant.
         kind: The kind of name that was expected, such as `a setting of ppo`.
-        stage: The stage that it is given to.
+        stage: The stage to which the name was passed.
     """
     return foreign_answer(name, stage) or f"{written(name)} is not {kind}{suggestion(name, known)}"
 

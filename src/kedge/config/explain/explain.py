@@ -1,4 +1,4 @@
-"""Answers to a user and a shell that ask about fields: `kedge config explain`, citations and completions."""
+"""Explains fields to users and shells: `kedge config explain`, citations and completions."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -35,11 +35,11 @@ def explain(name: str = "") -> str:
 
     Args:
         name: `ppo.clip_range`, `ppo`, or a bare name that only one section has (`clip_range`); an argument of TRL,
-            OpenRLHF or verl (`eps_clip`); a preset (`grpo`); a word in names or meanings of fields (`kl`); empty for
-            all sections.
+            OpenRLHF or verl (`eps_clip`); a preset (`grpo`); a word in fields' names or meanings (`kl`); empty for all
+            sections.
 
     Raises:
-        ConfigError: Nothing has that name, or several fields do.
+        ConfigError: No field has this name, or several do.
     """
     if not name:
         return "\n".join(_listing(Config.model_fields))
@@ -68,7 +68,7 @@ def explain(name: str = "") -> str:
 
 
 def _groups(name: str, section: type[Section]) -> Iterator[str]:
-    """The fields of a section by group; with those of PPO, first the ones that people change first."""
+    """List the fields of a section by group; for PPO, the most commonly changed fields come first."""
     if name == "ppo":
         yield from ("", "Changed first, here and in other sections:")
         yield from _listing({dotted: field for dotted, field in all_fields() if dotted in CHANGED_FIRST})
@@ -82,7 +82,7 @@ def _groups(name: str, section: type[Section]) -> Iterator[str]:
 
 
 def _near(word: str, fields: Mapping[str, FieldInfo]) -> dict[str, FieldInfo]:
-    """The fields with a word in their name, or with a word in their meaning that starts with it."""
+    """List the fields whose name contains a word, or whose meaning has a word that starts with it."""
     text = word.lower()
     if len(text) < 2:
         return {}
@@ -144,7 +144,7 @@ SOURCES: dict[str, str] = {row[0]: row[1] for row in read_table(Path(__file__).w
 
 
 def cited_works(text: str) -> dict[str, str]:
-    """The works with short names in a text, in the order of `SOURCES`."""
+    """The works whose short names occur in a text, in the order of `SOURCES`."""
     return {
         name: work
         for name, work in SOURCES.items()
@@ -167,13 +167,13 @@ def completions(incomplete: str, stage: str | None = None) -> list[tuple[str, st
         named = {dotted: field_doc(field).meaning for dotted, field in all_fields() if dotted.startswith(name)}
     if "." not in name and stage is not None:
         named |= {bare: meaning for bare, meaning in _bare(stage) if bare.startswith(name)}
-    # Two candidates for a single match: a shell would put a space behind the only one.
+    # Return two candidates for a single match: a shell would add a space after a single one.
     ends = ("=",) if len(named) != 1 else ("=", f"={written(_default(next(iter(named)), stage))}")
     return [(f"{field}{end}", meaning) for field, meaning in named.items() for end in ends]
 
 
 def _bare(stage: str) -> Iterator[tuple[str, str]]:
-    """The names that the stage accepts without a section, each with its meaning."""
+    """The names that the stage accepts without a section, with their meanings."""
     for group in find_stage(stage).sections:
         for dotted, field in all_fields():
             section, _, bare = dotted.partition(".")

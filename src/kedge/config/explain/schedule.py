@@ -4,7 +4,7 @@ from kedge.config.schedules import count_epochs
 from kedge.config.schema.root import Config
 
 SMALL_SHARE = 0.2
-"""Share of a score, reaching the first token without the critic's help, below which λ is worth a word."""
+"""If a smaller share of the score reaches the first token without the critic, the schedule mentions λ."""
 
 
 def schedule_in_words(config: Config, num_prompts_available: int | None = None, num_held_out: int | None = None) -> str:
@@ -39,14 +39,14 @@ def _update(config: Config) -> list[str]:
 
 
 def _baseline(config: Config) -> list[str]:
-    """The greedy responses that ReMax samples besides."""
+    """Describe the additional greedy responses of ReMax."""
     if config.ppo.estimator != "remax":
         return []
     return ["  samples one more response for each prompt, the greedy one, whose score is the baseline,"]
 
 
 def _critic_passes(config: Config) -> list[str]:
-    """The passes of the critic alone."""
+    """Describe the passes that train only the critic."""
     passes = config.ppo.num_critic_epochs - 1
     if not passes:
         return []
@@ -55,7 +55,7 @@ def _critic_passes(config: Config) -> list[str]:
 
 
 def _left_out(config: Config) -> list[str]:
-    """The treatment of prompts with equal scores for all responses."""
+    """Describe how prompts whose responses all have equal scores are treated."""
     groups = config.ppo.constant_groups.name
     if groups == "keep":
         return []
@@ -102,7 +102,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
 
 
 def _reach(config: Config) -> list[str]:
-    """How little of a score GAE passes on to the first token, if the critic does not."""
+    """Say how little of a score reaches the first token through GAE without the critic."""
     advantages, length = config.ppo, config.rollout.max_new_tokens
     if advantages.estimator != "gae" or not isinstance(advantages.gae_lambda, float):
         return []
@@ -117,13 +117,13 @@ def _reach(config: Config) -> list[str]:
 
 
 def _critic_steps(config: Config, num_updates: int) -> int:
-    """The optimizer steps of the critic's own passes."""
+    """Describe the optimizer steps of the passes that train only the critic."""
     loop = config.ppo
     return count_epochs(config, num_updates) * loop.num_minibatches * (loop.num_critic_epochs - 1)
 
 
 def _critic_cost(config: Config) -> str:
-    """The cost of a separate critic per update, and how to check that it is worth it.
+    """Describe the cost of a separate critic per update, and how to check that it is worth it.
 
     A forward pass is a third of a step of supervised fine-tuning: sampling, the reference and the critic's values take
     one each. Every pass over the responses is a step for each model that it trains.
@@ -161,7 +161,7 @@ def _warmup(config: Config, warmup: int) -> str:
 
 
 def _evaluation(config: Config, num_held_out: int | None) -> list[str]:
-    """The evaluations on held-out prompts, and their cost."""
+    """Describe the evaluations on held-out prompts, and their cost."""
     evaluation, updates = config.ppo, config.ppo.num_updates
     if evaluation.eval_every is None:
         return []
@@ -178,7 +178,7 @@ def _evaluation(config: Config, num_held_out: int | None) -> list[str]:
 
 
 def _critic_checks(config: Config, num_held_out: int | None) -> list[str]:
-    """The checks of the critic, and their cost."""
+    """Describe the checks of the critic, and their cost."""
     check, updates = config.ppo, config.ppo.num_updates
     if check.critic_check is None:
         return []
@@ -197,11 +197,11 @@ def _critic_checks(config: Config, num_held_out: int | None) -> list[str]:
 
 
 def _share(share: float) -> str:
-    """A part of the responses in percent, a multiple of them as a factor."""
+    """Format a fraction of the responses as a percentage, a multiple as a factor."""
     return f"{share:.1%} of" if share < 1 else f"{share:.3g} times"
 
 
 def _count(number: int, noun: str) -> str:
-    """A number and its noun: `1 response`, `2 minibatches`."""
+    """Format a number with its noun: `1 response`, `2 minibatches`."""
     plural = f"{noun}{'es' if noun.endswith(('ch', 'ss', 'x')) else 's'}"
     return f"{number:,} {noun if number == 1 else plural}"

@@ -34,12 +34,12 @@ def load_config(
     """Resolve a run's configuration: flags override overrides, then file, preset and defaults.
 
     Args:
-        path: A YAML file of sections or of dotted names (`ppo.clip_range: 0.1`).
+        path: A YAML file with sections or dotted names (`ppo.clip_range: 0.1`).
         overrides: `ppo.clip_range=0.1`, or `clip_range=0.1` with a bare name as in `full_name`, in order; the last one
             of a name counts.
         flags: Dotted name → value; None for a flag that was not given.
         preset: Names of presets, merged after the presets of the file and of overrides.
-        stage: Bare names belong to its sections; None for all sections.
+        stage: Bare names are looked up in its sections; None for all sections.
 
     Raises:
         ConfigError: One line with the first mistake; or a preset is given to a file that sets all of its fields.
@@ -56,7 +56,7 @@ def load_config(
 
 
 def resolve(layers: Sequence[Mapping[str, Any]], places: Mapping[str, str] | None = None) -> Config:
-    """Merge settings, later layers over earlier ones, on top of the presets that they name.
+    """Merge layers of settings, later ones over earlier ones, on top of the presets that they name.
 
     The presets of all layers are merged in order. `preset: null` drops the presets of earlier layers.
 
@@ -88,7 +88,7 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def resolved_yaml(config: Config) -> str:
-    """The whole configuration as YAML that `--config` reads, below a comment with the versions."""
+    """Format the full configuration as YAML that `--config` reads, after a comment with the versions."""
     versions = {"kedge": __version__} | {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
     body = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -96,7 +96,7 @@ def resolved_yaml(config: Config) -> str:
 
 
 def _mistake(values: Mapping[str, Any]) -> str | None:
-    """The first mistake in some values, or None."""
+    """Return the first mistake in some values, or None."""
     try:
         validated(_nested(values), {})
     except ConfigError as error:
@@ -129,9 +129,9 @@ def _check_effect(config: Config, path: str | Path, settings: Mapping[str, Any])
 
 
 def preset_conflicts(config: Config, stage: str | None = None) -> str | None:
-    """A line about the fields that the presets set differently, with the value in use; None without such fields.
+    """Describe in one line the fields on which the presets disagree, with the value in use; None without such fields.
 
-    Fields that the user sets otherwise are left out, as are fields of sections that the stage does not read.
+    Fields that the user sets explicitly are left out, as are fields of sections that the stage does not read.
     """
     read = Config.model_fields if stage is None else [name for group in find_stage(stage).sections for name in group]
     given: dict[str, dict[str, Any]] = {}
@@ -160,9 +160,9 @@ def _parse_override(override: str, stage: str | None) -> dict[str, Any]:
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted name; a dotted name overrides the value in its section.
+    """Flatten settings to dotted names; a dotted name overrides the value in its section.
 
-    A section with all its lines commented out has no value and adds no settings.
+    A section whose lines are all commented out has no value and adds no settings.
     """
     flat: dict[str, Any] = {}
     for name, value in sorted(settings.items(), key=lambda item: "." in str(item[0])):
@@ -177,9 +177,9 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted name as nested sections.
+    """Nest settings given by dotted name.
 
-    A dotted name that starts with neither a section nor a mapping stays as it is, and is refused as unknown:
+    A dotted name that starts with neither a section nor a mapping is unchanged, and rejected as unknown:
     `reward.clip=3` would otherwise become a reward named clip with weight 3.
     """
     nested: dict[str, Any] = {}
@@ -224,7 +224,7 @@ def config_from_settings(stage: str, *layers: Mapping[str, Any]) -> Config:
 
 
 def full_settings(stage: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword settings of a stage, in several parts, by full name; see `config_from_settings`.
+    """Expand a stage's keyword settings, given in several parts, to full names; see `config_from_settings`.
 
     Of two names of a field in one part, the later one counts, as on the command line.
 
@@ -251,7 +251,7 @@ def validated(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
         places: The place of each dotted name, for the message (`run.yaml:12`).
 
     Raises:
-        ConfigError: One line with the first mistake, and the names of the other fields with one.
+        ConfigError: One line with the first mistake, and the names of other invalid fields.
     """
     try:
         config = Config.model_validate(current_names(values))
@@ -330,17 +330,17 @@ FREE = (
     "checkpoint",
     "push",
 )
-"""Settings that cannot change a result: folder, preset name, logs, warnings, checkpoints, where servers run.
+"""Settings that cannot change a result: folder, preset name, logs, warnings, checkpoints, and servers.
 
-`runtime.num_threads`, `runtime.device` and the micro-batch sizes are not in the list: they change the order of sums,
-and with it the last bits of a result.
+`runtime.num_threads`, `runtime.device` and the micro-batch sizes are not in the list: they change the order of
+summation, and thus the last bits of a result.
 """
 
 
 def changed_settings(
     saved: Mapping[str, Any], current: Mapping[str, Any], *, allowed: Collection[str] = ()
 ) -> list[str]:
-    """The differences, one line per setting: `ppo.clip_range: 0.2 in the run, 0.1 now`.
+    """List the differences, one line per setting: `ppo.clip_range: 0.2 in the run, 0.1 now`.
 
     Args:
         saved: The run's settings, as nested mappings; not necessarily configuration fields, e.g. the parts of a
@@ -366,10 +366,10 @@ def differences(
 
 
 def effective_settings(*configs: Config) -> list[dict[str, Any]]:
-    """All settings of configurations that are to be compared, as nested JSON types.
+    """Return all settings of configurations to compare, as nested JSON types.
 
-    Where one says `auto` and another does not, `auto` is replaced by its value if that depends on other fields. Where
-    all say it, it stays: the fields that its value depends on are compared themselves.
+    If one has `auto` and another does not, `auto` is replaced by its value if that depends on other fields. If all have
+    `auto`, it is kept: the fields that its value depends on are compared themselves.
     """
     every = [config.model_dump(mode="json") for config in configs]
     same = [name for name, value in every[0]["ppo"].items() if all(each["ppo"][name] == value for each in every)]
@@ -411,5 +411,5 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
     if name not in settings:
         return "not set"
     value = settings[name]
-    # All digits, so that two different numbers never look the same.
+    # Show all digits, so that two different numbers never look the same.
     return repr(value) if isinstance(value, float) else written(value)

@@ -1,4 +1,4 @@
-"""Names of fields as users write them: dotted, or bare where only one section has the field."""
+"""Resolves names of fields as users write them: dotted, or bare if only one section has the field."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from kedge_base.stage import find_stage, registered_stages
 
 
 def initial_critic(critic: str | None) -> dict[str, str | None]:
-    """The field that `--critic` and `kedge.ppo(critic=…)` set: the kind of critic, or else its start.
+    """Convert `--critic` and `kedge.ppo(critic=…)` to a setting: the kind of critic, or the model that it starts from.
 
     Raises:
-        ConfigError: It is a word with a meaning, and a folder has this name as well.
+        ConfigError: The text is the name of a choice, and a folder has the same name.
     """
     kinds, starts = _words("ppo.critic"), _words("ppo.critic_init")
     if critic in (*kinds, *starts) and os.path.isdir(critic):
@@ -39,8 +39,7 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
     Args:
         name: As the user wrote it.
         value: The value that it is given.
-        stage: Looks the bare name up in the sections that this stage reads, one group after the other; None looks it up
-            in all sections.
+        stage: The stage in whose sections a bare name is looked up, group by group; None for all sections.
 
     Raises:
         ConfigError: The bare name is unknown or ambiguous, or the stage does not exist.
@@ -68,7 +67,7 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
 
 
 def _owners(name: str, groups: Sequence[Sequence[str]]) -> list[str]:
-    """The fields that a bare name means: the fields of the first group that has it, or the one at the top level."""
+    """The fields that a bare name can mean: those of the first group with this name, or the one at the top level."""
     if find_field(name) is not None:
         return [name]
     for group in groups:

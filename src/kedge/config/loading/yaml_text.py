@@ -1,4 +1,4 @@
-"""Safe YAML: `3e-6` is a number, no key is given twice, no aliases; keeps the line of every field."""
+"""Reads safe YAML: `3e-6` is a number, duplicate keys and aliases are errors; keeps the line of every field."""
 
 import os
 import re
@@ -20,9 +20,10 @@ _BAD_TAGS = (AttributeError, LookupError, OverflowError, TypeError)
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without aliases: a few can expand to billions of values or to a value that holds itself.
+    """SafeLoader without aliases and dates.
 
-    Nor with dates: no field is one, and a folder may be named like one.
+    A few aliases can expand to billions of values, or to a value that contains itself; no field is a date, but a folder
+    may have a date as its name.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012  as in SafeLoader
@@ -67,7 +68,7 @@ def read_document(path: str | Path) -> Document:
 
 
 def parse_value(text: str, where: str) -> Any:
-    """The value of one override: `0.1`, `3e-6`, `null`, `[a, b]` or plain text.
+    """Parse the value of an override: `0.1`, `3e-6`, `null`, `[a, b]` or plain text.
 
     Raises:
         ConfigError: The text is not YAML.
@@ -117,7 +118,7 @@ def _load(text: str, where: str) -> tuple[Any, dict[str, str]]:
 
 
 def _places(node: yaml.Node, path: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """Each dotted name with its `file:line`; a key given twice is refused, at any depth or dotted."""
+    """Map each dotted name to its `file:line`; reject duplicate keys at any depth, also in dotted form."""
     if isinstance(node, yaml.SequenceNode):
         for entry in cast("list[yaml.Node]", node.value):
             deque(_places(entry, path, prefix), maxlen=0)  # only checked: several entries may have a key

@@ -1,4 +1,4 @@
-"""Presets: published recipes, and the algorithms beside PPO. Fields that a preset leaves out keep their defaults."""
+"""Presets: published recipes, and algorithms other than PPO. Fields that a preset leaves out keep their defaults."""
 
 import difflib
 import re
@@ -16,12 +16,12 @@ LANGUAGE_PRESETS = [preset.name for preset in (*RECIPES, *FAMILY)]
 OF_STAGES: dict[str, tuple[Preset, ...]] = {
     stage.name: imported(stage.presets) for stage in registered_stages() if stage.presets
 }
-"""Presets that only one stage takes, by stage."""
+"""Presets that only one stage accepts, by stage."""
 PRESETS = {preset.name: preset for group in ((*RECIPES, *FAMILY), *OF_STAGES.values()) for preset in group}
 
 
 def presets_of(stage: str) -> list[str]:
-    """The presets that a stage takes: its own, if it has some, else those for language models."""
+    """The presets that a stage accepts: its own, if any, else those for language models."""
     return [preset.name for preset in OF_STAGES[stage]] if stage in OF_STAGES else LANGUAGE_PRESETS
 
 
@@ -31,7 +31,7 @@ def stage_of(preset: str) -> str | None:
 
 
 def advice_for(name: str) -> str | None:
-    """The call for an algorithm, or for a class of TRL, such as `grpo` and `GRPOTrainer`; None for other names."""
+    """Suggest the call for an algorithm or a class of TRL, such as `grpo` and `GRPOTrainer`; None for other names."""
     algorithm = re.sub(r"_?(trainer|config)$", "", name.lower()).replace("_", "-")
     if algorithm in PRESETS:
         stage = stage_of(algorithm) or "ppo"
@@ -45,7 +45,7 @@ def advice_for(name: str) -> str | None:
 
 
 def check_presets(names: Sequence[str], stage: str) -> None:
-    """Check that a stage takes the presets.
+    """Check that a stage accepts the presets.
 
     Raises:
         ConfigError: It does not.

@@ -1,4 +1,4 @@
-"""`adapter`: training a few weights on top of a frozen model."""
+"""`adapter`: trains a few weights on top of a frozen model."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, cast

@@ -7,7 +7,7 @@ from kedge.config.schema.section import Section
 class CheckpointConfig(Section):
     """Checkpoints for `--resume`. A killed run loses the work since its last one.
 
-    They change no result, unless the guard rolls a run back to the newest one.
+    They do not affect results, unless the guard rolls a run back to the newest one.
     """
 
     every: int | None = field(

@@ -23,7 +23,7 @@ COLUMNS = (
 
 
 def _flat_names(columns: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """`{demonstrations: {prompt: dialogue}}` as `{demonstrations.prompt: dialogue}`."""
+    """Flatten `{demonstrations: {prompt: dialogue}}` to `{demonstrations.prompt: dialogue}`."""
     return {
         name: value
         for key, entry in columns.items()
@@ -69,7 +69,7 @@ class DataConfig(Section):
 
     @property
     def choice_by_scores(self) -> tuple[str, str] | None:
-        """The setting by which scores choose the prompts, if any, and the one that they do not."""
+        """The setting by which scores choose the prompts, if any, and the alternative without scores."""
         if self.draw == Choice("evenly"):
             return None
         rest = self.draw.parameter

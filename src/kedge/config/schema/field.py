@@ -1,4 +1,4 @@
-"""Fields of the configuration: default, bounds and documentation, and the type of a name with a parameter."""
+"""Defines fields of the configuration (default, bounds and documentation) and the type of a name with a parameter."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, cast, get_args
@@ -37,7 +37,7 @@ def field(
     """A pydantic field with its documentation.
 
     Args:
-        default: The default value; `...` for none.
+        default: The default value; `...` for a required field.
         meaning: One line, with the unit.
         source: The paper or project that the default comes from, or the reason for it.
         too_high: The effect of a value that is too high.
@@ -50,12 +50,12 @@ def field(
 
 
 def field_doc(info: FieldInfo) -> FieldDoc:
-    """The documentation of a field made by `field`; mostly empty for a plain pydantic field of another package."""
+    """The documentation of a field made by `field`; mostly empty for plain pydantic fields."""
     return FieldDoc(info.description or "", **cast("dict[str, Any]", info.json_schema_extra or {}))
 
 
 class Choice(Generic[Name, WithParameter, Parameter]):
-    """One of some names, of which some take a parameter.
+    """One of several names, some of which take a parameter.
 
     `Choice[Literal["fixed", "ziegler"], Literal["ziegler"], int]` reads `fixed`, `ziegler` and `{ziegler: 10000}`, and
     is written in the same form. Not a dataclass: pydantic would read its fields instead.
@@ -70,7 +70,7 @@ class Choice(Generic[Name, WithParameter, Parameter]):
         self.parameter = parameter
 
     def __eq__(self, other: object) -> bool:
-        """Compare with another choice, or with what is written for one: a default is written."""
+        """Compare with another choice, or with the written form of one, since defaults are in written form."""
         return bool(_written(self) == _written(other))
 
     def __hash__(self) -> int:
@@ -105,7 +105,7 @@ def _read(written: Any) -> Choice[Any, Any, Any]:
 
 
 def _written(value: Any) -> Any:
-    """The form in which a choice is written; other values, which pydantic is still to validate, as they are."""
+    """Return the written form of a choice; other values, which pydantic has yet to validate, are unchanged."""
     if not isinstance(value, Choice):
         return value
     choice = cast("Choice[Any, Any, Any]", value)

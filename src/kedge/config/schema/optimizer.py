@@ -1,4 +1,4 @@
-"""`optimization`: the optimizer, which every trained stage has."""
+"""`optimization`: the optimizer of every stage that trains."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,7 +24,7 @@ class TrainedSection(Section):
 
     @property
     def decay(self) -> Decay:
-        """The learning rate's way to 0 after its rise."""
+        """How the learning rate decays to 0 after its warm-up."""
         return self.schedule.name
 
     @property
@@ -34,7 +34,7 @@ class TrainedSection(Section):
 
 
 def schedule_field(default: Decay, *, source: str, over: str = "the run", further: str = "") -> Any:
-    """The schedule of a stage."""
+    """Define the field for a stage's learning rate schedule."""
     return field(
         default,
         meaning=f"How the learning rate decays to 0 over {over}; constant: not at all. {{{default}: 0.1}}: after a "
@@ -46,7 +46,7 @@ def schedule_field(default: Decay, *, source: str, over: str = "the run", furthe
 
 
 class OptimizationConfig(Section):
-    """The optimizer of every trained stage. Rates and schedules differ, and are the stage's own."""
+    """The optimizer of every trained stage. Learning rates and schedules belong to each stage."""
 
     optimizer: Literal["adamw", "adamw8bit", "adafactor", "muon"] = field(
         "adamw",
@@ -89,13 +89,13 @@ class OptimizationConfig(Section):
     )
 
     def of(self, section: str) -> "OptimizationConfig":
-        """The optimizer of the stage with this section: the values of `stages` over the others."""
+        """The optimizer of the stage with this section: values in `stages` override the others."""
         values = self.model_dump(exclude={"stages"})
         return OptimizationConfig.model_validate({**values, **self.stages.get(section, {})})
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The fields, with Adam's ε and its place apart."""
+        """The fields, with Adam's ε and its place as separate entries."""
         values = self.model_dump(exclude={"stages"})
         if isinstance(self.adam_eps, dict):
             return {**values, "adam_eps": self.adam_eps["tf1"], "adam_eps_mode": "tf1"}
@@ -106,9 +106,9 @@ class OptimizationConfig(Section):
         known = type(self).model_fields.keys() - {"stages"}
         for section, values in self.stages.items():
             if section not in TRAINED:
-                raise ValueError(f"optimization.stages has {section}, which is none of {', '.join(TRAINED)}")
+                raise ValueError(f"optimization.stages has {section}, which is not one of {', '.join(TRAINED)}")
             if unknown := [name for name in values if name not in known]:
-                raise ValueError(f"optimization.stages: {unknown[0]} is none of {', '.join(sorted(known))}")
+                raise ValueError(f"optimization.stages: {unknown[0]} is not one of {', '.join(sorted(known))}")
             try:
                 self.of(section)
             except ValidationError as error:

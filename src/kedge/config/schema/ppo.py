@@ -30,13 +30,13 @@ KINDS: Mapping[str, Literal["shared", "separate", "none"]] = {
     "frozen_attention": "separate",
     "none": "none",
 }
-"""The kind of each critic that `critic` names."""
+"""The kind of critic that each value of `critic` stands for."""
 
 IMPLIED = {
     "kl_target": ("kl_controller", "ziegler"),
     "kl_wait_fraction": ("kl_controller", "ziegler"),
 }
-"""Settings whose values other than the default imply another setting where it is not set: it is what they are for."""
+"""Settings whose non-default values imply another setting that they belong to, unless it is set."""
 
 
 # pydantic orders the fields by the bases from the last to the first.
@@ -45,7 +45,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @property
     def importance_band(self) -> tuple[RatioOf, float, float] | None:
-        """Kind of ratio of `importance_mask` and the ends of its band; None for no mask."""
+        """Kind of ratio in `importance_mask`, and the limits of its band; None for no mask."""
         if self.importance_mask is None:
             return None
         of = self.importance_mask.name
@@ -58,7 +58,9 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @property
     def kl_estimator(self) -> Literal["k1", "k2", "k3"]:
-        """The estimator of the KL: without one in `kl_in`, unbiased in the reward, the right gradient in the loss."""
+        """The KL estimator. Unless `kl_in` names one, it is unbiased in the reward and has the right gradient in the
+        loss.
+        """
         return self.kl_in.parameter or ("k2" if self.kl_in.name == "loss" else "k1")
 
     @property
@@ -73,7 +75,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @property
     def dual_clip(self) -> float | None:
-        """Largest ratio that counts for a token with a negative advantage; None for no bound."""
+        """Largest ratio that counts for tokens with negative advantages; None for no bound."""
         return self._loss_parameter(3.0) if self.loss_name == "dual_clip" else None
 
     @property
@@ -112,7 +114,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @property
     def value_weight(self) -> float:
-        """The weight of the value loss, which has halved squares: value_coef, or twice that for value_loss=mse."""
+        """The weight of the value loss, whose squares are halved: value_coef, or twice that for value_loss=mse."""
         return self.value_coef * (2.0 if self.value_loss.name == "mse" else 1.0)
 
     @property
@@ -139,13 +141,13 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @property
     def num_held_out(self) -> int:
-        """Held-out prompts that are used, at most."""
+        """Maximum number of held-out prompts that are used."""
         evaluated = 0 if self.eval_every is None else self.eval_num_prompts
         return max(evaluated, 0 if self.critic_check is None else self.critic_check_size[0])
 
     @property
     def num_policy_updates(self) -> int:
-        """Updates that train the policy, at least: those after the critic's warm-up."""
+        """Minimum number of updates that train the policy: those after the critic's warm-up."""
         return self.num_updates - self.value_warmup_updates
 
     @property
@@ -188,10 +190,11 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
     @model_validator(mode="before")
     @classmethod
     def _imply(cls, values: Any) -> Any:
-        """Set what other settings imply, if it is not set: a setting of one choice alone implies that choice.
+        """Set settings that others imply, unless they are set: a setting that belongs to a single choice implies that
+        choice.
 
         A cross-entropy loss implies no `value_clip_range`, whose default is for squared errors, and GRPO's advantages
-        a KL in the loss, as in the paper.
+        imply a KL in the loss, as in the paper.
         """
         if not isinstance(values, Mapping):
             return values
@@ -276,7 +279,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @check
     def _check_eval_num_prompts(self) -> None:
-        """Refuse a number of prompts for no evaluation; with `eval_every` set explicitly it may be idle."""
+        """Reject `eval_num_prompts` without an evaluation, unless `eval_every` is set explicitly."""
         default = type(self).model_fields["eval_num_prompts"].default
         if self.eval_num_prompts != default and "eval_every" not in self.model_fields_set:
             raise ValueError(

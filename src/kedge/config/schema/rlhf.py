@@ -1,11 +1,11 @@
-"""`rlhf`: the three stages in a row, and InstructGPT's repetition of the last two."""
+"""`rlhf`: the three stages in a chain, and InstructGPT's repetition of the last two."""
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
 
 class RlhfConfig(Section):
-    """The three stages in a row. Round 1 is SFT, reward model and PPO.
+    """The three stages in a chain. Round 1 is SFT, reward model and PPO.
 
     Each further round labels responses of the current policy, then trains the reward model and the policy again.
     """

@@ -1,4 +1,4 @@
-"""`rollout` and `environment`: how responses are sampled, how those without a stop token score, and episodes."""
+"""`rollout` and `environment`: sampling of responses, the score of responses without a stop token, and episodes."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from kedge.config.schema.section import Section, StringList, check
 
 
 class VllmConfig(Section):
-    """A server that kedge starts in a separate environment, or servers that are running."""
+    """A server that kedge starts in a separate environment, or servers that are already running."""
 
     servers: StringList = field(
         [],
@@ -50,7 +50,7 @@ class VllmConfig(Section):
 
     @property
     def python(self) -> str | None:
-        """The Python that starts a server: the first entry without an address."""
+        """The Python that starts a server: the first entry that is not an address."""
         return next((each for each in self.servers if not each.startswith(("http://", "https://"))), None)
 
     @check
@@ -62,7 +62,7 @@ class VllmConfig(Section):
 TokenId = Annotated[int, Field(strict=True)]
 
 MOST_RESPONSES = 1_000_000
-"""Responses that are sampled before a step; the largest published batches have some ten thousand."""
+"""Maximum number of responses sampled before a step; the largest published batches have some ten thousand."""
 
 
 class EnvironmentConfig(Section):
@@ -222,12 +222,12 @@ class RolloutConfig(Section):
         return self.missing_eos_score == "mask"
 
     def eos_score(self, *, reward_model: bool) -> float | Literal["auto"] | None:
-        """The score of a response without a stop token; None keeps its own, `auto` leaves it to the first update.
+        """The score of a response without a stop token; None keeps its score, `auto` leaves it to the first update.
 
         Also None if these responses are masked.
 
         Args:
-            reward_model: A reward that is learned from is a reward model; if False, `auto` is None.
+            reward_model: A reward with a nonzero weight is a reward model; otherwise `auto` is None.
         """
         score = self.missing_eos_score
         score = score["subtract"] if isinstance(score, dict) else score
@@ -235,7 +235,7 @@ class RolloutConfig(Section):
 
 
 def check_responses(section: str, num_prompts: int, num_responses: int) -> None:
-    """Refuse more responses at a time than tables of them would fit into memory.
+    """Reject too many responses at a time, whose tables would not fit into memory.
 
     Raises:
         ValueError: There are over a million.

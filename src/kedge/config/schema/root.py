@@ -39,17 +39,17 @@ def _as_terms(value: object) -> object:
 
 
 def _as_environment(value: object) -> object:
-    """A class alone as the section with it."""
+    """Convert a bare environment class to a section with this class."""
     return {"source": value} if isinstance(value, str) else value
 
 
 def _as_names(value: object) -> object:
-    """A name, or null, as a list."""
+    """Convert a name or null to a list."""
     return [] if value is None else as_list(value)
 
 
 def _as_schedules(value: object) -> object:
-    """Flatten `{ppo: {kl_coef: …}}`, which a file may have, to `{ppo.kl_coef: …}`; refuse true and false as numbers."""
+    """Flatten `{ppo: {kl_coef: …}}`, which a file may have, to `{ppo.kl_coef: …}`; reject true and false as numbers."""
     if not isinstance(value, Mapping):
         return value
     flat: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def _as_schedules(value: object) -> object:
 
 
 def _entries(value: object) -> Mapping[str, Any]:
-    """A mapping's entries; none for another value."""
+    """A mapping's entries; empty for other values."""
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
@@ -131,7 +131,9 @@ class Config(Section):
     )
 
     def training_of(self, section: str) -> dict[str, Any]:
-        """The settings of a supervised stage's training: its optimizer, and its section without data and start."""
+        """The training settings of a supervised stage: the optimizer's, and those of its section except data and base
+        model.
+        """
         start = {"base", "kind", "num_prompts", "num_responses"}
         own: TrainedSection = getattr(self, section)
         rate = {"schedule": own.decay, "warmup_fraction": own.warmup_fraction}
@@ -144,7 +146,7 @@ class Config(Section):
 
     @property
     def choice_by_scores(self) -> tuple[str, str] | None:
-        """The setting by which the scores of a prompt's responses choose what is trained on, and one that does not."""
+        """The setting by which scores choose what is trained on, and the alternative without scores."""
         constant = self.ppo.constant_groups.name
         if constant != "keep":
             return f"ppo.constant_groups={constant}", "ppo.constant_groups=keep"
@@ -190,7 +192,7 @@ class Config(Section):
 
     @check
     def _check_pretraining(self) -> None:
-        """Refuse texts without a weight; with a weight of 0 set explicitly they are allowed, and not read."""
+        """Reject pretraining texts without a weight; with an explicit weight of 0 they are allowed, but not read."""
         if self.data.pretraining and not self.ppo.ptx_coef and "ptx_coef" not in self.ppo.model_fields_set:
             raise ValueError(
                 "data.pretraining has no effect without ppo.ptx_coef, the weight of its loss; InstructGPT has 27.8"
@@ -198,7 +200,7 @@ class Config(Section):
 
     @check
     def _check_reference(self) -> None:
-        """Refuse a reference that is not read; a schedule may let its coefficient fall to 0 during the run."""
+        """Reject a reference that is not used; a schedule may reduce its coefficient to 0 during the run."""
         if self.ppo.reference and not self.ppo.needs_reference and "ppo.kl_coef" not in self.schedules:
             raise ValueError(
                 f"ppo.reference={self.ppo.reference} has no effect with ppo.kl_coef=0: raise ppo.kl_coef (distillation "
@@ -277,7 +279,7 @@ if not TYPE_CHECKING:  # a type checker knows kedge's own sections
 
 
 def _nearest_divisors(total: int, wanted: int) -> str:
-    """The divisors of `total` below and above `wanted`, as text: `divisors are 4 and 8`."""
+    """Describe the divisors of `total` below and above `wanted`: `divisors are 4 and 8`."""
     small = [divisor for divisor in range(1, math.isqrt(total) + 1) if total % divisor == 0]
     divisors = [*small, *(total // divisor for divisor in small)]
     below = max((divisor for divisor in divisors if divisor < wanted), default=1)

@@ -9,14 +9,14 @@ from kedge.config.schema.field import field
 from kedge.config.schema.section import Section, as_list, check
 
 MOST_TOKENS = 8192
-"""Tokens per pass; on a CPU no larger number is faster."""
+"""Maximum tokens per pass; on a CPU, larger numbers are not faster."""
 
 
 Logger = Literal["tensorboard", "wandb", "trackio"]
 
 
 class Machine(Section):
-    """Where a run computes."""
+    """Seed, device, threads and ranks of a run."""
 
     seed: int = field(
         0,
@@ -58,7 +58,7 @@ class Machine(Section):
 
 
 class Memory(Section):
-    """Number formats, and what saves memory."""
+    """Number formats, and settings that save memory."""
 
     precision: Literal["auto", "fp32", "bf16"] = field(
         "auto",
@@ -106,7 +106,7 @@ class Memory(Section):
 
 
 class Records(Section):
-    """What a run writes, and when it stops instead of warning."""
+    """A run's files, and the option to stop instead of warning."""
 
     report: bool = field(
         True,
@@ -147,7 +147,7 @@ class Records(Section):
 
 # pydantic orders the fields by the bases from the last to the first.
 class RuntimeConfig(Records, Memory, Machine):
-    """Device, numerics, seed, and the files of a run. The same for all stages."""
+    """Device, numerics, seed, and the files of a run. They are the same for all stages."""
 
     @property
     def first_pass_tokens(self) -> int | None:

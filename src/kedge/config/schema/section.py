@@ -17,14 +17,14 @@ from pydantic_core import PydanticCustomError
 from kedge_base.texts import unwritable
 
 MAX_DEPTH = 50
-"""Levels of lists and mappings in a value."""
+"""Maximum nesting of lists and mappings in a value."""
 
 
 S = TypeVar("S", bound="Section")
 
 
 class Section(BaseModel):
-    """Base of every section: frozen; unknown keys, NaN and infinity are refused."""
+    """Base of every section: frozen; unknown keys, NaN and infinity are rejected."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, coerce_numbers_to_str=True
@@ -33,7 +33,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_bools(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse true and false for a number: Python would take them for 1 and 0."""
+        """Reject true and false for a number: Python treats them as 1 and 0."""
         if isinstance(value, bool) and not _takes_bools(cls.model_fields[info.field_name or ""].annotation):
             raise PydanticCustomError("unexpected_bool", "true and false are not numbers")
         return value
@@ -41,7 +41,7 @@ class Section(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _refuse_extremes(cls, value: object) -> object:
-        """Refuse values that cannot be written to a file or held in a machine word."""
+        """Reject values that cannot be written to a file or do not fit into a machine word."""
         if _exceeds_a_word(value):
             raise ValueError("whole numbers must be below 2⁶³")
         if (fault := unwritable(value, deepest=MAX_DEPTH)) is not None:
@@ -50,7 +50,7 @@ class Section(BaseModel):
 
 
 def check(refuse: Callable[[S], None]) -> Any:
-    """Decorator of a check of a section's fields together: it raises `ValueError`, and changes none of them."""
+    """Decorate a check across a section's fields, which raises `ValueError` and changes no field."""
 
     def checked(section: S) -> S:
         refuse(section)
@@ -64,18 +64,18 @@ def _takes_bools(annotation: Any) -> bool:
 
 
 def _exceeds_a_word(value: Any) -> bool:
-    """True if a value, or an entry of a list, is a whole number of more than 64 bits."""
+    """True if a value, or an entry of a list, is an integer of more than 64 bits."""
     entries: list[object] = [*value] if isinstance(value, list) else [value]
     return any(isinstance(entry, int) and abs(entry) >= 2**63 for entry in entries)
 
 
 def as_list(value: Any) -> Any:
-    """A single string as a list of one."""
+    """Wrap a single string in a list."""
     return [value] if isinstance(value, str) else value
 
 
 StringList = Annotated[list[str], BeforeValidator(as_list)]
-"""A list of strings; a single string is a list of one."""
+"""A list of strings; a single string becomes a list of one."""
 
 OwnFunction = Annotated[str, StringConstraints(pattern=r":[A-Za-z_][\w.]*$")]
 """The name of a user's function, `file.py:name` or `module:name`."""

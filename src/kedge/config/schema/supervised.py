@@ -15,7 +15,7 @@ LEARNING_RATE: float = field(
     too_high="the loss jumps or diverges, and pretrained knowledge is lost",
     too_low="the loss has hardly moved by the end of the data",
 )
-"""For fine-tuning a language model, and for training one into a reward model."""
+"""The default for fine-tuning a language model, and for training one as a reward model."""
 
 
 class SftConfig(TrainedSection):

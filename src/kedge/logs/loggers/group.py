@@ -1,4 +1,4 @@
-"""All third-party loggers of a run as one: equal content, no duplicate updates, dropped on failure."""
+"""Combines all third-party loggers of a run: equal content, no duplicate updates, dropped on failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol of third-party loggers, the run that they log, and what lets a resumed run continue in them."""
+"""The protocol of third-party loggers, the run that they log, and the state for continuing after a resume."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Logger(Protocol):
 
     @property
     def last_update(self) -> int | None:
-        """The last update in the log when it was opened, −1 for none.
+        """The last update in the log when it was opened; −1 for an empty log.
 
-        None if everything is stored as soon as it is written, so that kedge's own record is right even after a kill.
+        None if rows are stored as soon as they are written, so that kedge's own record is right even after a kill.
         """
         ...
 
@@ -37,7 +37,7 @@ class Logger(Protocol):
         ...
 
     def close(self) -> None:
-        """Write everything out and close the log."""
+        """Flush and close the log."""
         ...
 
 
@@ -48,7 +48,7 @@ class LoggedRun:
     Attributes:
         folder: The run's folder.
         stage: `sft`, `reward` or `ppo`.
-        project: The project it belongs to, unless a logger has its own.
+        project: The run's project, unless a logger has its own.
         id: Eight characters that stay the same when the run is resumed.
         settings: Its configuration, in JSON types.
         last_update: The last update that the logger has by kedge's own record; −1 for none.
@@ -74,7 +74,7 @@ def samples_name(samples: Sequence[Sample]) -> str:
 
 @dataclass(eq=False)
 class TableLogger:
-    """A logger of rows by step, and of responses as a table, in one of the packages that share this interface.
+    """Logs rows by step and responses as a table, with a package that has this interface.
 
     Args:
         log: Logs a row: `(row, step=update)`.
@@ -127,11 +127,11 @@ class LoggerState:
             self._closed = {}
 
     def last_update(self, logger: str) -> int:
-        """The last update that a logger has; −1 if none, because samples may belong to update 0."""
+        """Return the last update that a logger has, or −1, because samples may belong to update 0."""
         return self._last_updates.get(logger, -1)
 
     def record(self, update: int, loggers: Iterable[str]) -> None:
-        """Save that these loggers have this update.
+        """Record that these loggers have this update.
 
         Raises:
             OutputError: The file cannot be written.
@@ -140,11 +140,11 @@ class LoggerState:
         self._save()
 
     def closed_update(self, logger: str) -> int:
-        """The last update before a logger was last closed, which is certainly stored; −1 if none."""
+        """The last update when a logger was last closed, which is certain to be stored; −1 if none."""
         return self._closed.get(logger, -1)
 
     def record_closed(self, logger: str) -> None:
-        """Save that a logger was closed with all its updates; errors as in `record`."""
+        """Record that a logger was closed after storing all its updates; errors as in `record`."""
         self._closed[logger] = self.last_update(logger)
         self._save()
 

@@ -11,7 +11,7 @@ from kedge.logs.loggers.logger import LoggedRun, TableLogger
 
 
 def open_log(run: LoggedRun) -> TableLogger:
-    """Rows by update and tables of samples, in the project's database; a resumed run is found by its name."""
+    """Open a log of rows and tables of samples in the project's database; a resumed run is found by name."""
     with redirect_stdout(StringIO()):  # no greeting on standard output, where results go
         log = trackio.init(
             run.project,

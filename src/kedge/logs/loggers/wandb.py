@@ -21,7 +21,7 @@ LAST = 4
 
 
 def open_log(run: LoggedRun) -> TableLogger:
-    """History rows by update and a table of samples, in the run's folder; `wandb sync` uploads them.
+    """Open a log in the run's folder, with history rows by update and a table of samples; `wandb sync` uploads it.
 
     A W&B run that the caller has open in this process is left alone. W&B writes in blocks and sends in batches, and a
     kill loses the last ones, so the last update is read from what W&B has stored.

@@ -47,7 +47,8 @@ UNREAD = {
     "longcat_flash": ("router.classifier",),
 }
 """Layers, by model type, whose weights are read without calling the layer, so that an adapter would have no effect.
-PEFT itself refuses `out_proj`."""
+PEFT itself rejects `out_proj`.
+"""
 
 OUTPUT_LAYERS = ("lm_head", "embed_out")
 """Modules in `modules_to_save` that a classifier on the same base replaces with its own head."""
@@ -63,7 +64,7 @@ def mark_frozen(weight: Tensor) -> None:
 
 
 def is_frozen(weight: Tensor) -> bool:
-    """True if a weight was marked as frozen; `requires_grad` does not tell, as it can be off temporarily."""
+    """True if a weight was marked as frozen; `requires_grad` is not sufficient, as it can be off temporarily."""
     return getattr(weight, "is_frozen", False)
 
 
@@ -86,8 +87,8 @@ class AdapterSettings:
         kind: LoRA, or DoRA.
         rank: Rank of each matrix.
         alpha: Scale: the product is multiplied by alpha / rank.
-        target_modules: Names of layers; `auto` for every linear layer but the output layer.
-        modules_to_save: Names of modules to train in full, besides the head of a reward model or critic.
+        target_modules: Names of layers; `auto` for every linear layer except the output layer.
+        modules_to_save: Names of modules to train in full, in addition to the head of a reward model or critic.
     """
 
     kind: Literal["lora", "dora"] = "lora"
@@ -165,7 +166,7 @@ class Adapter:
 
     @torch.no_grad()
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the whole model's weights by their names in the base, with the adapter merged."""
+        """Yield the full model's weights by their names in the base, with the adapter merged."""
         for name, tensor in _whole_state(self._model):
             if ".lora_" in name:
                 continue
@@ -248,7 +249,7 @@ def _config_of(start: AdapterFolder) -> Any:
 
 
 def _inject(config: Any, model: PreTrainedModel, whole: set[str], *, described: str) -> None:
-    """Replace the targeted layers of a model by adapted ones; modules that are trained in full may not be targets."""
+    """Replace the targeted layers of a model by adapted ones; modules that are trained in full must not be targets."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about settings that do not matter here
@@ -371,7 +372,7 @@ def _whole_weights(
         start: The adapter to start from, where modules may be missing: PEFT lists those that models could have.
 
     Raises:
-        ModelError: There is no such module, or the adapter's file has whole weights of others.
+        ModelError: There is no such module, or the adapter's file has full weights of others.
     """
     found: dict[str, set[str]] = {}
     for wanted in modules:
@@ -425,7 +426,7 @@ def _with_stack(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
     """Apply the adapter of a stack of matrices (experts, or their router) within the block.
 
     PEFT's own method registers a parametrization whose cache all threads share: the policy in training would read the
-    weights of the one that samples.
+    weights of the sampling one.
 
     Args:
         layer: PEFT's layer around the module that has the stack.

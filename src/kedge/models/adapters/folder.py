@@ -52,7 +52,7 @@ WRAPPED = (".original_module.", ".modules_to_save.")
 """Parts of the names of PEFT's copies of an embedding, which its file includes if tokens were added."""
 
 MOST_NAMES = 2_000
-"""Most names in a setting, since PEFT compares each name with all others and with all modules."""
+"""Maximum number of names in a setting, since PEFT compares each name with all others and with all modules."""
 
 PREFIX = "base_model.model."
 """Prefix of the names of weights in an adapter's file."""
@@ -69,7 +69,7 @@ _FORMS = {
     "alpha_pattern": r"(.*\.)?({})$",
     "layers_pattern": r"(?:^|.*?\.){}\.(?P<idx>\d+)\.",
 }
-"""The regular expression that PEFT makes of an entry and matches against the names of all modules."""
+"""How PEFT turns an entry into a regular expression, which it matches against the names of all modules."""
 
 _TRIAL = """
 import json, re, sys
@@ -117,7 +117,7 @@ class AdapterFolder:
                 "the folder"
             )
         if is_adapter(os.path.expanduser(self.base)):
-            raise ModelError(f"{folder}: its base {named!r} is an adapter, too; merge that first: kedge merge {named}")
+            raise ModelError(f"{folder}: its base {named!r} is also an adapter; merge that first: kedge merge {named}")
 
     def for_classifier(self) -> AdapterFolder:
         """Return the adapter without its output layer, for a critic that starts from a policy."""
@@ -142,7 +142,8 @@ class AdapterFolder:
 
     @property
     def score_shift(self) -> object:
-        """The shift subtracted from the scores, unchecked; None if kedge did not train it, or it gives no scores.
+        """The shift subtracted from the scores, unchecked; None if kedge did not train the adapter, or it gives no
+        scores.
 
         Raises:
             ModelError: The file is damaged.
@@ -178,7 +179,7 @@ class AdapterFolder:
         return {name.removeprefix(PREFIX) for name in self.shapes if ".lora_" not in name}
 
     def check(self, model: nn.Module) -> None:
-        """Refuse settings that would exhaust memory or take forever, before PEFT creates the layers.
+        """Reject settings that would exhaust memory or take forever, before PEFT creates the layers.
 
         Raises:
             ModelError: A setting would, or the file is damaged.
@@ -213,7 +214,7 @@ class AdapterFolder:
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """True for a folder with an adapter and no weights of a whole model; it may contain the base's config.json."""
+    """True for a folder with an adapter but no full model's weights; it may contain the base's config.json."""
     return os.path.isfile(Path(folder) / ADAPTER_CONFIG) and not has_whole_weights(folder)
 
 
@@ -274,7 +275,8 @@ def shared_weights(model: nn.Module) -> list[list[str]]:
 
 
 def check_shared(where: str, model: nn.Module) -> None:
-    """Refuse adapters on layers with shared weights: each layer would have its own, but merging would change all.
+    """Reject adapters on layers with shared weights: each layer would have its own adapter, but merging would change
+    all.
 
     Args:
         where: The origin of the adapter, for the message.
@@ -296,7 +298,7 @@ def under_present_names(model: Any, weights: dict[str, Tensor]) -> dict[str, Ten
     """Rename an adapter's weights to the current names of the model's layers.
 
     Before transformers 5, each expert in models such as Mixtral was a layer; now all experts are one stack of matrices.
-    Names that the model knows stay, since transformers' rules, made for the base's files, could match them again.
+    Names that the model knows are unchanged, since transformers' rules for the base's files could match them again.
     """
     try:
         from peft.utils.transformers_weight_conversion import (  # pyright: ignore[reportMissingImports]
@@ -385,7 +387,7 @@ def check_patterns(where: str, settings: Mapping[str, Any], names: Iterable[str]
 
 
 def _expressions_of(name: str, value: object) -> list[str]:
-    """The entries of a setting that PEFT reads as regular expressions and that are not just names."""
+    """The entries of a setting that PEFT reads as regular expressions, except plain names."""
     if isinstance(value, str):
         entries = [] if name == "target_modules" and value.lower() == "all-linear" else [value]
     else:

@@ -80,7 +80,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
 
 
 def _config(adapter: AdapterFolder) -> Any:
-    """PEFT's configuration for putting an adapter on any kind of model, with the full modules that its file contains.
+    """PEFT's configuration for applying an adapter to any kind of model, with the full modules that its file contains.
 
     A policy's adapter can be put on a critic, and a reward model's needs no head if its base has one.
     """

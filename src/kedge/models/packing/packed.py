@@ -26,18 +26,18 @@ from kedge_base.errors import ModelError
 
 ATTENTION_NAME: Final = "kedge_layout"
 UNSUPPORTED: Final = ("softcap", "s_aux", "position_bias")
-"""Arguments of transformers' attention that change its result, which no layout computes."""
+"""Arguments of transformers' attention that change its result and that no layout supports."""
 MIN_FILL: Final = 0.7
-"""Smallest share of its rectangle's width that a row may fill; below it, padding costs more than a second call."""
+"""Smallest share of its rectangle's width that a row may fill; below that, padding costs more than a second call."""
 MOST_SEEN: Final = 2**26
-"""Most elements of the mask of a rectangle for several prompts' rows, on an accelerator."""
+"""Maximum elements of the mask of a rectangle for rows of several prompts, on an accelerator."""
 MASK_STEP: Final = 16
 """CUDA's attention copies a mask at every call unless its rows begin at multiples of this many elements."""
 Spans: TypeAlias = tuple[slice, ...]
 """The tokens of a pass that make up a prompt, piece by piece."""
 
 MIN_GROWTH: Final = 32
-"""Minimum number of columns that a key–value cache grows by, because growing copies it."""
+"""Minimum number of columns by which a key–value cache grows, because growing copies it."""
 CACHE_NAMES: Final = ("cache", "cache_params", "past_key_values")
 """Names of a trunk's argument for its cache; the first is used from transformers 5.24 on."""
 
@@ -69,7 +69,7 @@ class TokenRows:
         mask: Bool[Tensor, "rows width"],
         prompts: Sequence[Pieces] = (),
     ) -> TokenRows:
-        """The counted tokens of a padded tensor, in order."""
+        """Extract the counted tokens of a padded tensor, in order."""
         return cls(ids[mask], tuple(mask.sum(dim=1).tolist()), tuple(prompts))
 
     @property
@@ -501,7 +501,7 @@ def _shared_pieces(prompts: Sequence[Pieces]) -> list[Pieces]:
 def packed_states(
     model: PreTrainedModel, rows: TokenRows, arranged_for: str | None = None
 ) -> Float[Tensor, "tokens dim"]:
-    """The states of rows sorted by length, longest first, in one packed pass of a trunk.
+    """Compute the states of rows sorted by length, longest first, in one packed pass of a trunk.
 
     Args:
         model: The trunk.
@@ -513,12 +513,12 @@ def packed_states(
     if arranged is None:
         return _pass(model, rows.ids, rows.positions, Packed.of(rows, device=device))
     read, places, layout = _shared(model, rows, arranged, device)
-    # Not [places]: threads would add the gradients of a shared token in any order, and no run would be like another.
+    # Not [places]: threads would add the gradients of a shared token in any order, so runs would not be reproducible.
     return _pass(model, rows.ids[read], rows.positions[read], layout).index_select(0, places)
 
 
 def _shared(model: PreTrainedModel, rows: TokenRows, arranged: _Arranged, device: str) -> tuple[Tensor, Tensor, Packed]:
-    """Arrange rows with shared prompts: the tokens a pass reads, where each token is among them, and the layout."""
+    """Arrange rows with shared prompts: the tokens that a pass reads, each token's index among them, and the layout."""
     read, places = (torch.tensor(each, device=rows.ids.device) for each in (arranged.read, arranged.places))
     dtype = attention_dtype(next(model.parameters()), device)
     return read, places, Packed.of(TokenRows(rows.ids, arranged.lengths), arranged.rests, dtype, device)
@@ -609,7 +609,7 @@ class KeyValues:
         """Add columns to the end of each row, which each layer's `update` then fills from packed rows.
 
         Args:
-            counts: New tokens of each row, possibly 0. From now on, rows can only grow in this way.
+            counts: New tokens of each row, possibly 0. Afterwards, rows can only grow in this way.
         """
         self._columns = None
         if self._spans is None:
@@ -662,9 +662,9 @@ class KeyValues:
     def _attend_one(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
     ) -> Tensor:
-        """Attend from one token of each row; query heads that share a key head are passed as query tokens.
+        """Attend from one token of each row.
 
-        So no key has to be copied.
+        Query heads that share a key head are passed as query tokens, so that no key has to be copied.
         """
         rows, heads, _, dim = query.shape
         grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], dim)
@@ -729,7 +729,7 @@ class PackedDecoder:
         model: A trunk that supports layout attention.
         prompts: One per row.
         max_new_tokens: Maximum number of steps.
-        shares: Read what all prompts begin with, as the system prompt of a chat template, once for all of them.
+        shares: Read the common start of all prompts, such as the system prompt of a chat template, only once.
         arranged_for: See `packed_states`.
     """
 
@@ -814,7 +814,7 @@ def cache_name_of(model: PreTrainedModel) -> str:
     """The name of a trunk's argument and output for the cache.
 
     Raises:
-        ModelError: The trunk takes no cache.
+        ModelError: The trunk does not accept a cache.
     """
     inputs = inspect.signature(model.forward).parameters
     name = next((name for name in CACHE_NAMES if name in inputs), None)

@@ -24,7 +24,8 @@ from kedge_base.machine.memory import is_out_of_memory
 
 TOLERANCE = 1e-4
 """Largest relative error of a token's state, about 1e-3 nats. In all architectures of transformers, float32 rounding
-was at most 2e-5, and a wrong mask, position or state at least 1e-4."""
+errors were at most 2e-5, and errors from a wrong mask, position or state at least 1e-4.
+"""
 GRADIENT_SCALE = 10.0
 """The error of gradients may be this many times that of states."""
 LONGEST = 16
@@ -32,13 +33,13 @@ LONGEST = 16
 
 
 class Findings:
-    """Measured errors of the ways to run a model, cached by architecture and configuration, whatever the weights.
+    """Measured errors of the ways to run a model, cached by architecture and configuration, regardless of the weights.
 
     Policy, reference and critic usually share a configuration, so each check runs once.
 
     Args:
         model: The model.
-        ranks: If they shard their models, the first, which has the weights, runs the checks for all.
+        ranks: If they shard their models, the first rank, which has the weights, runs the checks for all.
     """
 
     _known: ClassVar[dict[tuple[object, ...], dict[str, float]]] = {}
@@ -47,16 +48,16 @@ class Findings:
         settings = model.config.to_dict()
         settings.pop("_name_or_path", None)
         self._device = model.device.type
-        # Tensors without contents have no measurable error, so every way is taken as right.
+        # Tensors without contents have no measurable error, so every way counts as right.
         self._hollow = any(isinstance(weight, Hollow) for weight in model.parameters())
         key = (type(model), self._device, json.dumps(settings, sort_keys=True, default=str))
         self._measured = self._known.setdefault(key, {})
-        # Findings that all ranks know, so that all of them ask the first rank for the same ones.
+        # Findings that all ranks know, so that all of them request the same ones from the first rank.
         self._told: dict[str, float] = {}
         self._ranks = ranks
 
     def error(self, way: str, measure: Callable[[], float]) -> float:
-        """The error of a way to run the model, measured at most once; infinite if the model's code fails."""
+        """Return the error of a way to run the model, measured at most once; infinite if the model's code fails."""
         if self._hollow:
             return 0.0
         if not self._ranks.is_sharded:
@@ -81,7 +82,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Trial:
-    """Rows of different lengths, and what transformers computes for each of them alone.
+    """Rows of different lengths, and the results of transformers for each row alone.
 
     Attributes:
         rows: The rows, longest first; two have the same length.
@@ -172,7 +173,7 @@ class Trial:
 
 
 def trial_rows(model: PreTrainedModel, *, longest: int = LONGEST, ending: int | None = None) -> TokenRows:
-    """Four rows that fit into the model's context, without padding tokens.
+    """Make four rows that fit into the model's context, without padding tokens.
 
     Args:
         model: Supplies vocabulary, context and device.
@@ -212,7 +213,7 @@ def _gradients(model: nn.Module, hidden: Tensor) -> tuple[Tensor | None, ...]:
 
 @contextmanager
 def _all_trainable(model: nn.Module) -> Iterator[None]:
-    """Let frozen weights have gradients in the block, since the checks need those of norms and biases."""
+    """Enable gradients of frozen weights in the block, since the checks need those of norms and biases."""
     frozen = [weight for weight in model.parameters() if weight.is_floating_point() and not weight.requires_grad]
     for weight in frozen:
         weight.requires_grad_(True)

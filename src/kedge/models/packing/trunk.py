@@ -53,13 +53,13 @@ ROOM_SHARE = 1 / 8
 class Trunk:
     """The trunk of a policy, reference, critic or reward model.
 
-    The constructor tries on a few tokens how the model can be run: packed, padded on the right with rows of similar
-    length, or with rows of equal length only. It takes the first way that reproduces the states and gradients of
-    transformers' own pass over each row alone, and refuses a model for which none does.
+    The constructor tests on a few tokens how the model can be run: packed, padded on the right with rows of similar
+    length, or with rows of equal length only. It uses the first way that reproduces the states and gradients of
+    transformers' own pass over each row alone, and rejects a model for which none does.
 
     Args:
         model: A transformers model without its head (`base_model`).
-        ranks: If they shard their models, the first tries it out for all.
+        ranks: If they shard their models, the first rank runs the tests for all.
 
     Attributes:
         arranged_for: The kind of device that passes are arranged for, to plan their memory; None for the model's own.
@@ -88,7 +88,7 @@ class Trunk:
 
     @cached_property
     def is_causal(self) -> bool:
-        """True if the state of a token depends on no later token."""
+        """True if the state of a token does not depend on later tokens."""
         return self._findings.error("causal", lambda: self._trial().error_of_prefix(self._hidden_sorted)) <= TOLERANCE
 
     @cached_property
@@ -107,7 +107,7 @@ class Trunk:
 
     @property
     def shares_up_to(self) -> float:
-        """The longest rows that can share the tokens of a common prompt; 0 if sharing does not work."""
+        """Maximum length of rows that can share the tokens of a common prompt; 0 if sharing does not work."""
         limits = [limit for limit in (self._reach, self._rope_switch) if limit is not None]
         return min(limits, default=math.inf) if self._shares else 0
 
@@ -118,7 +118,7 @@ class Trunk:
             ModelError: The model has no such layers, or recomputing changes its gradients.
         """
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        # Newer versions of transformers have renamed it, and warn about the old name.
+        # Newer versions of transformers renamed this method, and warn about the old name.
         enable = getattr(self.model, "activation_checkpointing_enable", self.model.gradient_checkpointing_enable)
         try:
             enable({"use_reentrant": False, "context_fn": self._recompute_contexts})
@@ -149,12 +149,12 @@ class Trunk:
 
         Args:
             prompts: One per row.
-            max_new_tokens: Most tokens to add to a row's prompt.
+            max_new_tokens: Maximum tokens to add to a row's prompt.
             pad_id: Token id of the padding.
             longest: Maximum length of a row; None for the longest prompt plus `max_new_tokens`.
 
         Raises:
-            ModelError: The model cannot be sampled from, or not beyond the switch of its rotary embedding.
+            ModelError: The model cannot be sampled from at all, or not beyond the switch of its rotary embedding.
         """
         longest = longest or max(map(len, prompts)) + max_new_tokens
         if self._rope_switch is not None and longest > self._rope_switch:
@@ -353,7 +353,7 @@ class PaddedDecoder:
         if self._cache is None or _has_columns(self._cache):
             inputs["attention_mask"] = self._mask.long()
         if self._takes_positions:
-            # Positions count real tokens only, so padding shifts nothing (spec §2.3).
+            # Positions only count real tokens, so padding does not shift them (spec §2.3).
             inputs["position_ids"] = (self._mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         outputs = self._model(input_ids=ids, use_cache=True, **inputs)
         self._cache = outputs[self._cache_name]
@@ -453,10 +453,11 @@ def prepacked(model: nn.Module, precision: Precision) -> Iterator[None]:
     Products of few rows, as in a sampling step, become a fifth to a half faster, because weights are not reordered for
     each of them. For trained weights, the copies replace those that autocast makes. Frozen weights are copied if there
     is plenty of memory; frozen bf16 weights, which need no other copy, only if no part of the model is trained, since
-    such a run was planned without these copies. Passes with gradients, or without autocast, use the original weights.
+    such a run's memory was planned without these copies. Passes with gradients, or without autocast, use the original
+    weights.
 
     Args:
-        model: The model, whose results change by rounding at most.
+        model: The model; only the rounding of its results changes.
         precision: Number format of the products; this only has an effect for bf16 on a CPU.
     """
     layers = []

@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, a run, a checkpoint of it, an adapter, a hub id, or a GGUF file."""
+"""Sources of models: folders, runs and their checkpoints, adapters, hub ids, and GGUF files."""
 
 from kedge.models.sources.gguf_files import MAX_LAYERS
 from kedge.models.sources.names import (

@@ -1,4 +1,4 @@
-"""GGUF files as models: each is converted once to a model folder in the cache, which everything else works on.
+"""Reads GGUF files: each is converted once to a model folder in the cache, which all other code uses.
 
 The folder has the dequantized weights in float32, and the file's tokenizer and chat template. Its name is the file's
 SHA-256, so that a copy of the file, or the same file in another environment, is not converted again.
@@ -44,7 +44,7 @@ READERS = ("gguf", "accelerate")
 """Packages that transformers needs to read GGUF files."""
 
 LONGEST_LIST = 4_096
-"""Longer lists are taken for vocabularies."""
+"""Longer lists are treated as vocabularies."""
 
 READING = "2"
 """Version of the conversion, so that folders converted by another version are not used."""
@@ -57,7 +57,7 @@ MAX_LAYERS = 10_000
 
 
 def find_gguf(source: str) -> Path | None:
-    """The GGUF file that a model's name refers to; None if it refers to something else.
+    """Return the GGUF file that a model's name refers to; None if it refers to something else.
 
     Args:
         source: `path/to/file.gguf`, `package:NAME`, or `package:NAME/FILE.gguf`.
@@ -77,7 +77,7 @@ def find_gguf(source: str) -> Path | None:
 
 
 def _packaged(source: str) -> Path:
-    """The GGUF file of an installed package: its only one, or the one named."""
+    """Return the GGUF file of an installed package: its only one, or the named one."""
     package, _, wanted = source.removeprefix(PACKAGE).partition("/")
     try:
         found = _files_of(package)
@@ -109,7 +109,7 @@ def _meant(package: str) -> str:
 
 
 def gguf_folder(file: Path, source: str) -> str:
-    """The cache folder with the model of a GGUF file, which is converted if that has not happened before.
+    """Return the cache folder with the model of a GGUF file, converting the file if necessary.
 
     Raises:
         ModelError: The file is damaged or of a kind that transformers does not read, the packages for it are missing,
@@ -184,7 +184,7 @@ def _read_quietly(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
     from gguf import GGUFReader  # pyright: ignore[reportMissingImports]  # an extra
 
     reader: Any = GGUFReader(file)
-    # All entries but the vocabulary.
+    # All entries except the vocabulary.
     stated = {name: field.contents() for name, field in reader.fields.items() if len(field.data) <= LONGEST_LIST}
     check_kind(stated)
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
@@ -209,7 +209,7 @@ def _read_quietly(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 def _check_tensors(reader: Any, model: PreTrainedModel) -> None:
-    """Refuse a file with tensors that transformers skips, since the result would be a different model."""
+    """Reject a file with tensors that transformers skips, since the result would be a different model."""
     # Not public in transformers: if a release moves these, only GGUF files can no longer be read.
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 

@@ -1,6 +1,6 @@
-"""Checks a GGUF file's metadata: an entry that transformers does not follow would make another model, and is refused.
+"""Checks a GGUF file's metadata: an entry that transformers ignores would change the model, and is rejected.
 
-Sources: the specification of GGUF by ggml, and llama.cpp for what an entry does and for the defaults.
+Sources: the specification of GGUF by ggml, and llama.cpp for the meaning of entries and for the defaults.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ ssm.dt_b_c_rms=0
 use_parallel_residual={use_parallel_residual:g} use_parallel_residual={parallel_attn:g}
 vocab_size={tokens:g}
 """
-"""Entries of an architecture with the values that the model follows: attributes of its configuration, or 0."""
+"""Entries of an architecture, with the values that the model uses: attributes of its configuration, or 0."""
 
 
 def check_kind(stated: Mapping[str, Any]) -> None:
-    """Refuse a file that does not contain a whole model.
+    """Reject a file that does not contain a full model.
 
     Raises:
         ModelError: It is an adapter, another kind of file, or one part of several.
@@ -86,7 +86,7 @@ def complete_config(stated: Mapping[str, Any], config: Any) -> None:
 
 
 def check_metadata(stated: Mapping[str, Any], config: Any, *, num_tokens: int) -> None:
-    """Refuse a file with an entry that the model does not follow, or that is unknown.
+    """Reject a file with an entry that the model ignores, or that is unknown.
 
     Args:
         stated: The file's entries.

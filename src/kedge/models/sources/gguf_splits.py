@@ -1,4 +1,4 @@
-"""How the tokenizer of a GGUF file splits a text before it merges bytes or characters.
+"""Sets how the tokenizer of a GGUF file splits a text before it merges bytes or characters.
 
 `gguf_splits.txt` has the rules: their names in `tokenizer.ggml.pre`, then regular expressions, one per line. The
 matches of each, and the text between them, are split by the next. The expressions are from the models'

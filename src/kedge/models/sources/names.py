@@ -30,7 +30,7 @@ SHARDED_WEIGHTS = "sharded_weights.json"
 """File in a checkpoint's model if weights are sharded: the group of each weight, and its name in the group."""
 
 MAX_LABELS = 10_000
-"""Most labels: transformers would fill the memory with the names of more."""
+"""Maximum number of labels: transformers would fill the memory with the names of more."""
 
 READ_FILES = r"\.(json|jinja|txt)$|^tokenizer\.model$|^(adapter_)?model(-\d+-of-\d+)?\.safetensors$"
 """Files in a model's folder that kedge or transformers reads."""
@@ -41,8 +41,8 @@ def check_source(source: str | Path) -> str:
 
     Raises:
         ModelError: The source looks like a path but does not exist, is a folder without a config.json, with too many
-            labels or with git-lfs pointers, a run without such a model, or a name that the hub cannot have or that
-            cannot be looked up.
+            labels or with git-lfs pointers, a run without such a model, or a name that is invalid on the hub or cannot
+            be looked up.
     """
     source = find_model(source)
     path = Path(source)
@@ -72,7 +72,7 @@ def check_source(source: str | Path) -> str:
 
 
 def _check_pointers(folder: Path) -> None:
-    """Refuse git-lfs pointers among the files to be read; other files of a clone may stay pointers."""
+    """Reject git-lfs pointers among the files to be read; other files of a clone may remain pointers."""
     unused = "tokenizer.model" if (folder / "tokenizer.json").is_file() else ""
     for file in sorted(folder.glob("*")):
         if re.search(READ_FILES, file.name) and file.name != unused and (fault := pointer_fault(file)) is not None:
@@ -80,7 +80,7 @@ def _check_pointers(folder: Path) -> None:
 
 
 def _check_labels(folder: str) -> None:
-    """Refuse a number of labels so large that transformers would fill the memory with their names."""
+    """Reject a model with more labels than `MAX_LABELS`."""
     try:
         count = json.loads(Path(folder, "config.json").read_bytes()).get("num_labels")
     except (OSError, ValueError, AttributeError, RecursionError):  # reported when the model is loaded
@@ -90,7 +90,7 @@ def _check_labels(folder: str) -> None:
 
 
 def find_adapter(source: str | Path) -> AdapterFolder | None:
-    """The adapter that a model's name refers to; None for a whole model.
+    """Return the adapter that a model's name refers to; None for a full model.
 
     Raises:
         ModelError: See `check_source` and `read_adapter`.
@@ -100,7 +100,7 @@ def find_adapter(source: str | Path) -> AdapterFolder | None:
 
 
 def base_source(source: str | Path) -> str:
-    """A model's folder or hub id; for an adapter, its base's.
+    """Return a model's folder or hub id; for an adapter, its base's.
 
     Raises:
         ModelError: See `check_source` and `read_adapter`.
@@ -110,7 +110,7 @@ def base_source(source: str | Path) -> str:
 
 
 def local_folder(source: str) -> Path | None:
-    """The folder of a model, or of the downloaded files of a hub id; None if not downloaded."""
+    """Return the folder of a model, or of the downloaded files of a hub id; None if not downloaded."""
     config = (
         str(Path(source) / "config.json") if os.path.isdir(source) else try_to_load_from_cache(source, "config.json")
     )
@@ -118,7 +118,7 @@ def local_folder(source: str) -> Path | None:
 
 
 def find_model(source: str | Path, *, in_shards: bool = False) -> str:
-    """The folder or hub id that a model's name refers to. A folder of that very name comes first.
+    """Return the folder or hub id that a model's name refers to. A folder with exactly this name has priority.
 
     Args:
         source: The name.
@@ -157,7 +157,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def _inside(folder: Path, source: str) -> Path:
-    """The folder of a run's or checkpoint's model; any other folder is returned as it is."""
+    """Return the folder of a run's or checkpoint's model; any other folder is returned unchanged."""
     model = folder / MODEL_FOLDER
     if _is_model(model):
         return model

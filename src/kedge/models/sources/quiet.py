@@ -1,4 +1,4 @@
-"""transformers without its own output, by one thread at a time: no progress bars, and errors on one line."""
+"""Uses transformers without its own output, by one thread at a time: no progress bars, and one-line errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def loading_reason(error: BaseException) -> str:
-    """The message of a transformers error, without line breaks."""
+    """Return the message of a transformers error, without line breaks."""
     message = error_text(error)
     if (unknown := unknown_kind(error)) is not None:
         return unknown
@@ -60,7 +60,9 @@ def loading_reason(error: BaseException) -> str:
 
 
 def unknown_kind(error: BaseException) -> str | None:
-    """A short reason if transformers has no such class for an architecture; its own lists hundreds. Else None."""
+    """Return a short reason if transformers has no such class for an architecture, else None; its own message lists
+    hundreds.
+    """
     found = re.search(r"Unrecognized configuration class <class '.*?(\w+)Config'>.* AutoModelFor(\w+)\.", str(error))
     kinds = {"CausalLM": "causal language model", "SequenceClassification": "reward model"}
     return found and f"{found[1]} is not a {kinds.get(found[2], found[2])} that transformers knows; use another model"

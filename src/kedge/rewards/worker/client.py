@@ -1,4 +1,4 @@
-"""Reward functions in worker processes: a function that hangs, crashes, leaks or prints does not harm the training."""
+"""Runs reward functions in worker processes: one that hangs, crashes, leaks or prints does not disturb training."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class RemoteFunction:
     """A function, `path/to/file.py:function` or `package.module:function`, that runs in a worker process.
 
     A worker that timed out, died, or grew too much is replaced by a new one, which imports the module again: state
-    that the function kept in memory is lost. If its file was edited since the start, it is not loaded again, because a
-    run's scores must not change their meaning midway.
+    that the function kept in memory is lost. If its file has been edited since the start, it is not loaded again,
+    because the meaning of a run's scores must not change midway.
 
     Args:
         spec: The function.
@@ -83,8 +83,8 @@ class RemoteFunction:
 
         Args:
             responses: The responses to score. Only the columns that the function takes are sent.
-            timeout: Seconds that the call may take, if less than the limit. To both, each response adds the seconds
-                that the function's `check_rows` returned.
+            timeout: Seconds that the call may take, if less than the limit. The seconds per response that the
+                function's `check_rows` returned are added to both.
 
         Raises:
             DataError: A column contains a value that cannot be sent to another process.
@@ -117,7 +117,7 @@ class RemoteFunction:
         self._worker.close()
 
     def _new_worker(self) -> WorkerProcess:
-        """Start a worker, and have it load the function."""
+        """Start a worker that loads the function."""
         if _source_of(self._loading["spec"]) != self._source:
             raise RewardError(f"{self.name}: its file was changed during the run, and its process had to be restarted")
         self._first_memory = None

@@ -16,7 +16,7 @@ from kedge_base.machine.invocation import loading_user_code
 from kedge_base.workers.serving import serve
 
 LAST_RESORT = 3600.0
-"""Seconds after a call's deadline at which the kernel kills the worker, in case kedge has died and could not."""
+"""Seconds after a call's deadline at which the kernel kills the worker, in case kedge has died and cannot."""
 
 
 def main(descriptor: int, tie: int) -> None:
@@ -33,7 +33,7 @@ def main(descriptor: int, tie: int) -> None:
 
 
 class _Session:
-    """One function, and the requests about it."""
+    """A function, and the handlers of requests to it."""
 
     def load(
         self, *, spec: str, name: str | None, settings: dict[str, Any], skips_missing: bool = False

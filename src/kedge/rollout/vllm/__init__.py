@@ -1,4 +1,4 @@
-"""vLLM as rollout engine: servers in a separate environment, and weights by their own update protocol."""
+"""vLLM as rollout engine: servers in a separate environment, updated with vLLM's own protocol."""
 
 from kedge.rollout.vllm.engine import SamplingSettings, VllmEngine
 from kedge.rollout.vllm.fleet import Fleet

@@ -17,10 +17,10 @@ from kedge_base.texts import error_text
 CONNECT_TIMEOUT = 10.0
 HEALTH_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 3600.0
-"""Seconds: the longest that all responses of an update, or a weight update, may take."""
+"""Maximum seconds for all responses of an update, or for a weight update."""
 MAX_MESSAGE = 500
 MAX_ANSWER = 2**28
-"""Bytes of an answer; a response of a million tokens has fewer."""
+"""Maximum bytes of an answer; a response of a million tokens is shorter."""
 
 
 class ServerGone(Exception):
@@ -32,7 +32,7 @@ class ServerRefused(Exception):
 
 
 class Client:
-    """Sends requests to a server; may be used from several threads.
+    """Sends requests to a server; can be used from several threads.
 
     Args:
         url: The server's address. Its API key, if it has one, is in the environment.
@@ -53,7 +53,7 @@ class Client:
         """The JSON at a path; None if the answer is empty.
 
         Raises:
-            ServerGone, ServerRefused: See there.
+            ServerGone, ServerRefused: See the classes.
         """
         return self._request("GET", path, None, timeout)
 

@@ -1,4 +1,4 @@
-"""The engine on vLLM servers: requests for responses, and a rollout from their answers."""
+"""The engine that samples on vLLM servers: sends requests, and builds a rollout from the answers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from kedge_base.errors import EngineError
 GENERATE = "inference/v1/generate"
 """vLLM's endpoint for tokens in, tokens out."""
 FORBIDDEN_BIAS = -100.0
-"""Added to a forbidden token's logit; vLLM accepts no larger one. exp(−100) is 4e-44."""
+"""Added to a forbidden token's logit; vLLM's limit. exp(−100) is 4e-44."""
 SEED_MASK = 2**32 - 1
-"""PyTorch's generator on a CPU uses 32 bits of a seed."""
+"""PyTorch's CPU generator uses 32 bits of a seed."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SamplingSettings:
     forbidden: Sequence[int] = ()
 
     def request(self, prompt: Sequence[int], *, seed: int, salt: str) -> dict[str, Any]:
-        """The body of a request for one response.
+        """Build the body of a request for one response.
 
         Args:
             prompt: The prompt's tokens. Requests with the same prompt share its prefill.
@@ -72,15 +72,15 @@ class SamplingSettings:
 def read_answer(
     answer: Mapping[str, Any], settings: SamplingSettings, *, version: str
 ) -> tuple[list[int], list[float]]:
-    """The tokens of one response, its stop token included, and their log probabilities.
+    """Read the tokens of one response, including its stop token, and their log probabilities.
 
     Args:
         answer: The JSON of the server.
         settings: The settings of the rollout.
-        version: Name of the weights that should have sampled it.
+        version: Name of the weights that should have been used.
 
     Raises:
-        EngineError: It is incomplete, or was sampled with other weights.
+        EngineError: The answer is incomplete, or was sampled with other weights.
     """
     try:
         [choice] = answer["choices"]
@@ -111,8 +111,8 @@ def read_answer(
 class VllmEngine:
     """Samples on vLLM servers; see `Engine`.
 
-    A row's tokens depend on its prompt, its seed and the weights, as with the built-in engine, but are other tokens:
-    vLLM draws differently. Its log probabilities come from other kernels, so the trainer computes them again.
+    A row's tokens depend on its prompt, its seed and the weights, as with the built-in engine, but they are different
+    tokens: vLLM samples differently. Its log probabilities come from other kernels, so the trainer computes them again.
 
     Attributes:
         fleet: The servers.
@@ -130,16 +130,16 @@ class VllmEngine:
 
     @property
     def is_exact(self) -> bool:
-        """False: these are the kernels of another program."""
+        """False: vLLM has other kernels."""
         return False
 
     def with_sampling(self, *, max_new_tokens: int, temperature: float) -> VllmEngine:
-        """The same servers with another length limit and temperature; see `Engine`."""
+        """Return an engine on the same servers with another length limit and temperature; see `Engine`."""
         settings = replace(self.settings, max_new_tokens=max_new_tokens, temperature=temperature)
         return replace(self, settings=settings)
 
     def generate(self, prompts: Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> Rollout:
-        """Sample a response for every prompt; see `Engine`. The server has read the earlier turns of a dialogue.
+        """Sample a response for every prompt; see `Engine`. The server has cached the earlier turns of a dialogue.
 
         Raises:
             EngineError: A server is gone for good, or gave an unusable answer.
@@ -153,7 +153,7 @@ class VllmEngine:
         responses = Responses.empty(len(rows), self.settings.max_new_tokens, pad_id=self.pad_id)
         for turn in itertools.count():
             limits = [self._up_to(int(responses.lengths[row]), dialogue) for row in rows]
-            # The cache of prefixes is per publication: a prompt that was read by other weights is read again.
+            # Cached prefixes are tied to the published weights: prompts that other weights have read are read again.
             bodies = [
                 limit.request(
                     [*request.prompts[row], *responses.since(row, 0)], seed=request.seeds[row] + turn, salt=version
@@ -178,7 +178,7 @@ class VllmEngine:
         return responses.rollout(request, stop_tokens=self.settings.stop_tokens, device=self.device)
 
     def _up_to(self, length: int, dialogue: Dialogue | None) -> SamplingSettings:
-        """The settings for the next turn of a conversation of this length, with its length limit."""
+        """Return the settings for the next turn of a conversation of this length, with its length limit."""
         if dialogue is None:
             return self.settings
         left = self.settings.max_new_tokens - length
@@ -196,5 +196,5 @@ class VllmEngine:
         self.fleet.close()
 
     def _name(self, *, number: int, version: int) -> str:
-        """The name of weights; a version may be sent again, and other runs use other names on the same server."""
+        """Name the weights: a version may be sent again, and other runs on the same server use other names."""
         return f"{self._run[:8]}-{number}-v{version}"

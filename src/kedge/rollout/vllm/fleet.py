@@ -1,4 +1,4 @@
-"""One or several servers with the same weights: requests are shared out, and a server that dies costs only time.
+"""One or several servers with the same weights, which share the requests; a server that dies only costs time.
 
 Weights get to the servers as safetensors files in a folder that trainer and servers can read, by vLLM's own protocol.
 """
@@ -26,12 +26,12 @@ from kedge_base.errors import EngineError
 from kedge_base.machine.durable import replaced_folder
 
 SHARD_BYTES = 2 * 2**30
-"""Tensors are copied to the CPU and written in files of this size, so that no second copy of the model is in memory."""
+"""Tensors are copied to the CPU and written to files of this size, to avoid a second copy of the model in memory."""
 
 
 @dataclass
 class _Member:
-    """A server with what happened to it.
+    """A server and its history.
 
     Attributes:
         server: The server.
@@ -47,13 +47,13 @@ class _Member:
 
 
 class Fleet:
-    """Servers that sample with the weights published last.
+    """Servers that sample with the last published weights.
 
     Args:
         servers: At least one.
         dtype: Number format of the weights in the files.
-        scratch: Folder for what the servers read, removed at the end.
-        max_restarts: Restarts of a server in a row without an answer in between.
+        scratch: Folder for the files that servers read; it is removed at the end.
+        max_restarts: Maximum number of consecutive restarts of a server without an answer in between.
         max_requests: Requests in flight at a time.
         say: Prints a line to the user.
     """
@@ -81,7 +81,7 @@ class Fleet:
         self._seconds_lost = 0.0
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: str) -> dict[str, float]:
-        """Let every server sample with these weights from now on; starts the servers first if necessary.
+        """Make every server sample with these weights from now on, after starting the servers if necessary.
 
         Returns:
             Seconds, by metric.
@@ -101,12 +101,12 @@ class Fleet:
         return {"time/publish": time.perf_counter() - started, **seconds}
 
     def ask(self, path: str, bodies: Sequence[Mapping[str, Any]], places: Sequence[int]) -> list[Any]:
-        """Post requests; return the answers in the same order.
+        """Post requests, and return the answers in the same order.
 
         Args:
             path: The endpoint.
             bodies: The requests.
-            places: For each request, a number; those with the same one go to the same server.
+            places: A number per request; requests with the same number go to the same server.
 
         Raises:
             EngineError: A server is gone for good, or refuses a request.
@@ -127,7 +127,7 @@ class Fleet:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def metrics(self) -> dict[str, float]:
-        """Restarts since the last call and their seconds."""
+        """Number and seconds of restarts since the last call."""
         counted = {"rollout/restarts": float(self._num_restarts), "time/restarts": self._seconds_lost}
         self._num_restarts = 0
         self._seconds_lost = 0.0
@@ -154,12 +154,12 @@ class Fleet:
                 return answer
 
     def _update(self, member: _Member) -> None:
-        """Let a server load the current weights, after a restart if it is gone."""
+        """Make a server load the current weights, after a restart if it is gone."""
         if (error := self._send(member)) is not None:
             self._recover(member, member.starts, error)
 
     def _recover(self, member: _Member, starts: int, error: Exception) -> None:
-        """Bring a server back with the current weights, unless another thread already has since `starts`."""
+        """Restart a server with the current weights, unless another thread has done so since `starts`."""
         with member.lock:
             while member.starts == starts:
                 if self._stopped.is_set():
@@ -179,7 +179,7 @@ class Fleet:
                 self._num_restarts += 1
 
     def _send(self, member: _Member) -> ServerGone | None:
-        """Let a server load the files written last; the error if it is gone."""
+        """Make a server load the files written last; return the error if it is gone."""
         client = member.server.client
         folder = self._folder / self._version
         try:

@@ -1,4 +1,4 @@
-"""The servers of a fleet: those that kedge starts, and those that were running before."""
+"""The servers of a fleet: those that kedge starts, and those that are already running."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from kedge_base.errors import EngineError
 from kedge_base.run_folder.output import writing
 
 PLUGIN = Path(__file__).with_name("plugin")
-"""The folder with the plugin of vLLM; in `PYTHONPATH` of every server that reads weights from a folder."""
+"""The folder with the vLLM plugin, in the `PYTHONPATH` of every server that reads weights from a folder."""
 POLL_SECONDS = 0.2
 WAIT_FOR_GIVEN = 60.0
-"""Seconds for a server that kedge did not start to come back."""
+"""Seconds to wait until a server that kedge did not start is back."""
 LONGEST_END = 2 * supervisor.GRACE + 5.0
 TAIL_BYTES = 1 << 16
 _ERROR = re.compile(r"\b\w*(?:Error|Exception|Interrupt)\b: .+|\berror: .+")
 
 
 class Server(Protocol):
-    """A server that can be waited for."""
+    """A server, and how to wait until it answers."""
 
     @property
     def client(self) -> Client:
-        """Sends requests to it."""
+        """Sends requests to the server."""
         ...
 
     def start(self, stopped: Event) -> None:
-        """Return once the server answers; start it if that is kedge's part.
+        """Return once the server answers, after starting it if kedge owns it.
 
         Raises:
             EngineError: It does not answer.
@@ -51,7 +51,7 @@ class Server(Protocol):
         ...
 
     def close(self) -> None:
-        """End it, if kedge started it."""
+        """End the server, if kedge started it."""
         ...
 
 
@@ -68,9 +68,9 @@ class ServerOptions:
         memory: Share of the device's memory.
         devices: Value of CUDA_VISIBLE_DEVICES; None leaves it.
         arguments: Further arguments, as in a shell.
-        start_timeout: Seconds until it must answer.
+        start_timeout: Seconds within which it must answer.
         trust_remote_code: Run Python code that comes with the model.
-        eager: Compile nothing: the server starts faster and samples slower.
+        eager: Disable compilation: the server starts faster and samples more slowly.
     """
 
     python: str
@@ -86,7 +86,7 @@ class ServerOptions:
     eager: bool = False
 
     def command(self, port: int) -> list[str]:
-        """The server's command line; what the user adds comes last, and so replaces what is here."""
+        """The server's command line; the user's arguments come last, and so take precedence."""
         flags = {
             "--model": str(self.model),
             "--host": "127.0.0.1",
@@ -123,7 +123,7 @@ class ServerOptions:
 
 @dataclass
 class OwnServer:
-    """A server that kedge starts, again if it has ended.
+    """A server that kedge starts, and restarts if it has ended.
 
     Attributes:
         options: How it is started.
@@ -170,12 +170,12 @@ class OwnServer:
 
 @dataclass
 class GivenServer:
-    """A server that was running before.
+    """A server that was already running.
 
     Attributes:
         url: Its address.
-        patience: Seconds that it may take to answer.
-        sleep: Waits for this many seconds, or less if the event is set; returns True if it was set.
+        patience: Seconds to wait for an answer.
+        sleep: Waits for this many seconds, or until the event is set; returns True if it was set.
     """
 
     url: str
@@ -203,7 +203,7 @@ class GivenServer:
             pause = min(2 * pause, 10.0)
 
     def close(self) -> None:
-        """See `Server`: it keeps running."""
+        """Do nothing: the server keeps running."""
 
 
 def _free_port() -> int:
@@ -213,12 +213,12 @@ def _free_port() -> int:
 
 
 class ServerProcess:
-    """A server under the supervisor: it ends with `close`, with this object, or with kedge, even by SIGKILL.
+    """A supervised server: it ends with `close`, with this object, or with kedge, even by SIGKILL.
 
     Args:
         command: The server's command line.
         environment: Its environment.
-        log: The file that its output is added to.
+        log: The file to which its output is appended.
         folder: A folder to remove if kedge ends without `close`.
     """
 
@@ -227,7 +227,7 @@ class ServerProcess:
         with writing(log), log.open("ab") as output:
             self._start = output.tell()
             self._process = subprocess.Popen(
-                # -I: neither PYTHONPATH, which is the server's, nor the working directory count.
+                # -I: ignore the working directory, and PYTHONPATH, which is meant for the server.
                 [sys.executable, "-I", str(supervisor.__file__), str(folder), *command],
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -250,7 +250,7 @@ class ServerProcess:
             output.seek(max(self._start, output.seek(0, os.SEEK_END) - TAIL_BYTES))
             text = output.read().decode("utf-8", "replace")
         errors = _ERROR.findall(text)
-        # The last errors only repeat that the engine failed; the first one says why.
+        # Later errors only repeat that the engine failed; the first one says why.
         return f"{how}{f': {errors[0].strip()}' if errors else ''}"
 
     def close(self) -> None:

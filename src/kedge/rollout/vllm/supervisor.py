@@ -4,7 +4,7 @@
 
 Its standard input is a pipe from the trainer. The kernel closes the pipe's other end when the trainer dies, also by
 SIGKILL: then the server's process group gets SIGTERM, and SIGKILL after a grace period, and FOLDER is removed. It
-imports the standard library alone, so that it starts in milliseconds.
+imports only the standard library, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(folder: str, command: list[str]) -> int:
 
 
 def _default_signals() -> None:
-    """Undo what this process ignores, which the server would inherit."""
+    """Restore signals that this process ignores, because the server would inherit that."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
 

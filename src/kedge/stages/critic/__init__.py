@@ -1,4 +1,4 @@
-"""Training of a critic before PPO: start with `main`; the other files are its parts."""
+"""Trains a critic before PPO. Start with `main`; the other files are its parts."""
 
 from kedge.stages.critic.main import CriticResult, run_critic
 

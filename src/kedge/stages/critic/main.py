@@ -1,10 +1,10 @@
-"""The critic, before PPO: sample the policy's responses, score them, and fit a critic to their returns.
+"""Train a critic before PPO: sample the policy's responses, score them, and fit the critic to their returns.
 
     prompts ─▶ train / held-out split ─▶ responses of the policy ─▶ scores ─▶ returns G_t, as in PPO's first update
             ─▶ head: least squares on the trunk's states ─▶ separate critic: ½(G − V)², all weights
             ─▶ explained variance on held-out prompts ─▶ model/
 
-PPO pays for the critic's first steps in every run, with updates that follow its errors; here it is paid for once.
+An untrained critic costs every PPO run some updates on wrong advantages; training it beforehand costs this once.
 
 Source: VC-PPO (arXiv 2503.01491) and VAPO (2504.05118): value pretraining on Monte Carlo returns; LP-FT (2202.10054).
 """
@@ -35,7 +35,7 @@ from kedge.training.supervised.returns import measure_explained, train_critic
 @shows_its_run
 @dataclass(frozen=True, repr=False)
 class CriticResult:
-    """Result of the training of a critic.
+    """Result of training a critic.
 
     Attributes:
         folder: The run's folder.
@@ -52,7 +52,7 @@ class CriticResult:
 
     @property
     def model(self) -> Path:
-        """Folder of the critic: a sequence classifier with one label, or the policy with a value head beside it."""
+        """Folder of the critic: a sequence classifier with one label, or the policy plus a value head."""
         return self.folder / "model"
 
 
@@ -78,7 +78,7 @@ def run_critic(
         reward: Functions or models instead of `config.reward`.
         resume: Resume the run in the output folder; start a new one otherwise.
         callback: Called after each optimizer step.
-        planned: Memory that it should hold, to be compared with the measured peak.
+        planned: The planned memory, which is compared with the measured peak.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; raised before anything is sampled.
@@ -131,7 +131,7 @@ def run_critic(
 
 
 def _num_steps(config: Config, sampled: Sampled) -> int:
-    """Optimizer steps; one for a head on the policy's trunk, which is fitted in closed form."""
+    """Number of optimizer steps; 1 for a head on the policy's trunk, which is fitted in closed form."""
     settings = config.critic
     if settings.kind == "shared":
         return 1

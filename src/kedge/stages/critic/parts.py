@@ -1,4 +1,4 @@
-"""Sampled responses on disk, in parts: a resumed run reads the existing parts and samples the others."""
+"""Stores sampled responses on disk in parts: a resumed run reads the existing parts and samples the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kedge_base.run_folder.output import replace_file, writing
 
 INDEX = "index.json"
 STORED = ("prompt_ids", "prompt_mask", "response_ids", "token_mask", "action_mask", "stopped", "group")
-"""The tensors of a rollout that a critic reads."""
+"""The tensors of a rollout that are needed to train a critic."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Part:
         returns: The responses and their returns.
         is_held_out: Whether their prompts are held out.
         missing_eos: State of the penalty for a missing stop token after this part.
-        unscored: Responses without a score, which are not among them.
+        unscored: Number of responses without a score; they are left out.
         seconds: Time that sampling and scoring took.
     """
 
@@ -45,7 +45,7 @@ class Part:
 
     @classmethod
     def of(cls, experience: Experience, group: Tensor, **facts: Any) -> Part:
-        """The part of an experience; `group` has the number of each row's prompt among all."""
+        """Make a part from an experience; `group` has the number of each row's prompt among all prompts."""
         rollout = experience.rollout
         tensors = {name: getattr(rollout, name).cpu() for name in STORED if name != "group"}
         return cls.from_tensors(
@@ -55,7 +55,7 @@ class Part:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], **facts: Any) -> Part:
-        """The part with these tensors; see `tensors`."""
+        """Make a part from stored tensors; see `tensors`."""
         kept: dict[str, Tensor] = {name: tensors[name] for name in STORED}
         rollout = Rollout(
             **kept,
@@ -72,14 +72,14 @@ class Part:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Values to store beside the tensors."""
+        """Values to store with the tensors."""
         return {name: value for name, value in vars(self).items() if name != "returns"}
 
 
 class PartStore:
-    """The parts in a folder, each with its hash, and the models and data that they were sampled from.
+    """The parts in a folder, with their hashes and those of the models and data that they were sampled with.
 
-    Parts that another policy, reward or data set gave, and those behind a damaged one, are sampled again.
+    Parts from another policy, reward or data set, and those after a damaged one, are sampled again.
 
     Args:
         folder: The folder.
@@ -92,11 +92,11 @@ class PartStore:
 
     @property
     def num_kept(self) -> int:
-        """Parts in the folder."""
+        """Number of parts in the folder."""
         return len(self._entries)
 
     def read(self, number: int) -> Part | None:
-        """A part; None if it is not there or damaged. Parts are read, and written, one after the other."""
+        """Read a part; None if it is missing or damaged. Parts are read and written in order."""
         if number >= len(self._entries):
             return None
         entry = self._entries[number]
@@ -108,7 +108,7 @@ class PartStore:
         return Part.from_tensors(dict(StoredTensors([(path, None)])), **entry["facts"])
 
     def write(self, number: int, part: Part) -> None:
-        """Keep a part.
+        """Store a part.
 
         Raises:
             OutputError: It cannot be written.
@@ -126,7 +126,7 @@ class PartStore:
 
     @cached_property
     def _entries(self) -> list[dict[str, Any]]:
-        """The parts that can be used, in order."""
+        """The usable parts, in order."""
         try:
             content = json.loads((self._folder / INDEX).read_bytes())
             entries = list(content["parts"])

@@ -1,4 +1,4 @@
-"""The responses that a critic is fitted to, with their returns: sampled and scored as in PPO's first update."""
+"""Samples and scores the responses that a critic is fitted to, as in PPO's first update."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kedge_base.machine.progress import Progress, say
 from kedge_base.run_folder.output import SAMPLED_FOLDER
 
 ALL_HELD_OUT = 10**9
-"""A bound on the held-out prompts that is never reached: `data.eval_fraction` decides."""
+"""A limit on the number of held-out prompts that is never reached: `data.eval_fraction` decides."""
 
 STREAM = "critic responses"
 """Name of the random numbers. PPO uses others: the critic must not be fitted to its first responses."""
@@ -39,9 +39,9 @@ class CriticInputs:
 
     Attributes:
         config: The configuration of PPO's first update that the critic is for; see `as_first_update`.
-        num_prompts: Prompts to sample responses to, besides the held-out ones; None for each of them once.
+        num_prompts: Number of training prompts to sample responses to; None for each prompt once.
         roles: Policy, critic, rewards and prompts.
-        trainer: Samples and scores as PPO does, without the critic: its values are not needed yet.
+        trainer: Samples and scores as in PPO, but without the critic, whose values are not needed yet.
     """
 
     config: Config
@@ -50,7 +50,7 @@ class CriticInputs:
     trainer: Trainer
 
     def loss(self, sampled: SampledReturns, train_rows: Sequence[int]) -> ReturnsLoss:
-        """The loss of the critic on sampled responses, in the unit of the returns to fit to."""
+        """The critic's loss on sampled responses, in the unit of the training returns."""
         train = sampled.select(train_rows)
         return ReturnsLoss(
             self.roles.actor_critic,
@@ -63,14 +63,14 @@ class CriticInputs:
 
     @property
     def num_responses(self) -> tuple[int, int]:
-        """Responses to sample to the training prompts, and to the held-out ones."""
+        """Number of responses to sample to the training prompts and to the held-out prompts."""
         each = self.config.rollout.num_responses
         prompts = self.roles.prompts
         return (self.num_prompts or len(prompts.train)) * each, len(prompts.held_out) * each
 
     @property
     def plan(self) -> str:
-        """One line about the responses to sample."""
+        """One line that says how many responses will be sampled."""
         train, held_out = self.num_responses
         each = self.config.rollout.num_responses
         return (
@@ -80,7 +80,7 @@ class CriticInputs:
 
     @property
     def sampling_key(self) -> dict[str, str]:
-        """Key of the responses and their returns: hashes of the inputs, and of the settings that they depend on."""
+        """Fingerprint of the responses and returns: hashes of the inputs and settings that they depend on."""
         settings = self.config.model_dump(mode="json", exclude={"out", "checkpoint", "push", "critic", "sft"})
         settings["num_prompts"] = self.num_prompts
         settings["runtime"] = {"seed": self.config.runtime.seed, "precision": self.trainer.run.precision}
@@ -89,10 +89,10 @@ class CriticInputs:
 
 
 def as_first_update(config: Config, *, holds_out: bool) -> Config:
-    """The configuration of PPO's first update, where the KL is 0, with the critic that the stage trains.
+    """Return the configuration of PPO's first update, where the KL is 0, with the critic that the stage trains.
 
-    All that shapes a return is as in PPO: the discount, the slot of the score, the scale of the rewards, the score of
-    a response without a stop token.
+    Everything that affects a return is as in PPO: the discount, the position of the score, the scale of the rewards,
+    and the score of a response without a stop token.
     """
     config = config_at(config, 1)
     settings = config.critic
@@ -140,8 +140,8 @@ class Sampled:
 
     Attributes:
         returns: All responses.
-        train_rows: Numbers of those to fit to.
-        held_out_rows: Numbers of those to measure with.
+        train_rows: Row numbers to train on.
+        held_out_rows: Row numbers to evaluate on.
         figures: Further figures for `summary.json`.
     """
 
@@ -167,11 +167,11 @@ class Sampled:
 
 
 def sample_returns(inputs: CriticInputs, run: Run) -> Sampled:
-    """Sample and score responses to the training prompts, then to the held-out ones; parts that are kept are read.
+    """Sample and score responses to the training prompts, then to the held-out ones; stored parts are read instead.
 
     Raises:
         RewardError: A reward failed, or scored no response of a part.
-        KeyboardInterrupt, Terminated: Interrupted between two parts, which are kept.
+        KeyboardInterrupt, Terminated: Interrupted between two parts; finished parts are kept.
     """
     store = PartStore(run.shared_folder / SAMPLED_FOLDER, inputs.sampling_key)
     chunks = list(_chunks(inputs))
@@ -213,7 +213,7 @@ class Chunk(NamedTuple):
 
     Attributes:
         prompts: The prompts.
-        numbers: The number of each; equal prompts have equal ones.
+        numbers: The number of each prompt; equal prompts share a number.
         is_held_out: Whether they are held out.
     """
 
@@ -223,9 +223,10 @@ class Chunk(NamedTuple):
 
 
 def starts_of_chunks(count: int, config: Config) -> list[int]:
-    """The first prompt of each chunk of PPO's size: a scale of rewards or an automatic score is then that of an update.
+    """Index of the first prompt of each chunk. Chunks have the size of a PPO update, so that reward scaling and
+    automatic scores behave as in an update.
 
-    With whitened rewards, the prompts that are left over belong to the chunk before them: of few, the scale is another.
+    With whitened rewards, leftover prompts join the last full chunk: a small chunk would be scaled differently.
     """
     size = config.rollout.num_prompts
     starts = [*range(0, count, size)]
@@ -233,7 +234,7 @@ def starts_of_chunks(count: int, config: Config) -> list[int]:
 
 
 def _chunks(inputs: CriticInputs) -> Iterator[Chunk]:
-    """The prompts in chunks, those to train on first."""
+    """Yield the prompts in chunks, training prompts first."""
     roles = inputs.roles
     seed = inputs.config.runtime.seed
     stream = PromptStream(roles.prompts.train, seed=stream_seed(seed, STREAM), mixture=roles.prompts.mixture)

@@ -6,10 +6,10 @@ With s = `rollout.max_staleness`, the responses of update u come from the weight
                         v0  v0  v1       v2              with the weights after update
              training       │ 1        │ 2      │ …      from v0, then v1
 
-At the start of update u, when v(u − 1) is complete, the sampling of all updates up to u + s that are not under way is
-given to the background, in order; it starts when the ones before it are done. Nothing depends on which side is faster,
-so two runs are equal, and a checkpoint needs only the batches under way. They are finished before it is written. On
-several ranks each of them samples in the background, over a separate process group.
+At the start of update u, when v(u − 1) is complete, the sampling of all updates up to u + s that is not yet under way
+is queued in the background, in order. Nothing depends on which side is faster, so runs are reproducible, and a
+checkpoint only needs the batches under way. They are finished before it is written. With several ranks, each samples in
+the background, over a separate process group.
 
 Source: one step off: Noukhovitch et al., "Asynchronous RLHF" (arXiv 2410.18252); AReaL (arXiv 2505.24298).
 """
@@ -46,7 +46,7 @@ TENSOR = "tensor"
 PROMPT = "prompt"
 KIND = "kind"
 SAME = "same"
-"""Keys of a saved batch's tensors."""
+"""Keys of the JSON objects that stand for other types in a saved batch."""
 
 
 def check_ahead(config: Config, run: Run) -> None:
@@ -63,14 +63,14 @@ def check_ahead(config: Config, run: Run) -> None:
 
 
 def with_background(config: Config, run: Run, roles: Roles) -> Roles:
-    """The same roles, with an engine that samples in the background if the run samples ahead."""
+    """Return the roles, with an engine that samples in the background if the run samples ahead."""
     if not config.rollout.max_staleness:
         return roles
     return replace(roles, engine=BackgroundEngine(_with_copy(roles.engine), run.ranks.apart()))
 
 
 def _with_copy(engine: Engine) -> Engine:
-    """The built-in engine with a copy of the policy; another one has its own."""
+    """Give the built-in engine a copy of the policy; other engines have their own."""
     if isinstance(engine, SharedEngine):
         return replace(engine, engine=_with_copy(engine.engine))
     return replace(engine, model=frozen_copy(engine.model), is_copy=True) if isinstance(engine, Sampler) else engine
@@ -79,7 +79,7 @@ def _with_copy(engine: Engine) -> Engine:
 def open_sampling(
     config: Config, trainer: Trainer, loop: CheckpointedLoop, *, say: Callable[[str], None]
 ) -> Sampling | SamplingAhead:
-    """The sampling of a run's batches, each when it is needed, or ahead; resumed with the run."""
+    """Open the sampling of a run's batches, ahead or on demand; it is resumed with the run."""
     prompts = prompt_stream(config, trainer, loop)
     check = (lambda _: None) if trainer.guard is None else trainer.guard.check_rollout
     engine = trainer.roles.engine
@@ -93,7 +93,7 @@ def open_sampling(
 
 
 def prompt_stream(config: Config, trainer: Trainer, loop: CheckpointedLoop) -> PromptStream:
-    """The stream of a run's prompts, resumed with the run."""
+    """Open the stream of a run's prompts; it is resumed with the run."""
     roles = trainer.roles
     seed = stream_seed(trainer.run_settings.seed, "prompts")
     prompts = PromptStream(
@@ -110,7 +110,7 @@ def prompt_stream(config: Config, trainer: Trainer, loop: CheckpointedLoop) -> P
 
 @dataclass(frozen=True)
 class _Sampled:
-    """A batch, and the lines that it has for the user."""
+    """A batch, and the messages for the user."""
 
     batch: SampledBatch
     lines: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class _Sampled:
 
 @dataclass(frozen=True)
 class _Job:
-    """The sampling of an update, under way or done, and the state of the prompts before its own were drawn."""
+    """The sampling of an update, under way or done, and the state of the prompt stream before it."""
 
     update: int
     prompts: Mapping[str, int]
@@ -126,7 +126,7 @@ class _Job:
 
 
 class _Rejected(Exception):
-    """A score was not finite. Carries the responses, which the incident is described by."""
+    """A score was not finite. Has the responses, for the description of the incident."""
 
     def __init__(self, error: NonfiniteScoreError, rollout: Rollout | None) -> None:
         super().__init__(str(error))
@@ -138,7 +138,7 @@ class SamplingAhead:
     """Samples and scores batches in the background, at most `rollout.max_staleness` updates ahead.
 
     Args:
-        prompts: The stream of prompts; an update's are drawn when its sampling is given to the background.
+        prompts: The stream of prompts; an update's prompts are drawn when its sampling is queued.
         trainer: Samples and scores.
         engine: Samples in the background.
         check: Called with the responses of each round, when the batch is taken.
@@ -168,7 +168,7 @@ class SamplingAhead:
         self._idle_since: float | None = None
 
     def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
-        """The responses of an update; the sampling of later ones is under way from here on.
+        """Return the responses of an update, and start the sampling of later ones.
 
         Args:
             update: Its number.
@@ -199,14 +199,14 @@ class SamplingAhead:
         return replace(sampled.batch, costs={**published, **sampled.batch.costs})
 
     def mark(self) -> tuple[_Job, ...]:
-        """The batches under way, for a checkpoint; does not wait for them."""
+        """Return the batches under way, for a checkpoint, without waiting for them."""
         return tuple(self._jobs)
 
     def saved(self, mark: tuple[_Job, ...]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The batches of a mark, as tensors and JSON types, once they are finished.
+        """Wait for the batches of a mark, and return them as tensors and JSON types.
 
         If one fails, it and the later ones are left out, and the resumed run draws their prompts again and samples with
-        its newer weights. A stored failure would end a run again whose reward was repaired.
+        its newer weights. A stored failure would end the resumed run again, even if the reward has been fixed.
         """
         done: list[tuple[_Job, _Sampled]] = []
         prompts: Mapping[str, int] | None = None
@@ -228,7 +228,7 @@ class SamplingAhead:
         return tensors, {"batches": rows, "prompts": None if prompts is None else dict(prompts)}
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore what `saved` returned; the stream of prompts is restored already."""
+        """Restore what `saved` returned; the prompt stream has been restored before."""
         device = self._trainer.run.device
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         for row in state["batches"]:
@@ -248,7 +248,7 @@ class SamplingAhead:
     def _sample(
         self, update: int, version: int, prompts: list[Prompt], engine: Engine, sent: Mapping[str, float]
     ) -> _Sampled:
-        """Runs in the background: draws from no global generator, and uses nothing that the trainer changes."""
+        """Sample in the background, without global random generators or anything that the trainer changes."""
         started = time.perf_counter()
         clock = Stopwatch(self._trainer.run.device)
         waited = 0.0 if self._idle_since is None else started - self._idle_since
@@ -269,11 +269,11 @@ class SamplingAhead:
 
 
 def _packed(batch: SampledBatch, tensors: dict[str, Tensor], prompts: Sequence[Prompt]) -> Any:
-    """A batch as JSON types. What it contains more than once is stored once.
+    """Convert a batch to JSON types. Repeated objects are stored once.
 
     Args:
         batch: The batch.
-        tensors: Its tensors are added here, by the names that the result refers to.
+        tensors: Receives the batch's tensors, under the names that the result refers to.
         prompts: All prompts of the run; the batch's prompts are stored as indices into them.
     """
     places = {id(prompt): place for place, prompt in enumerate(prompts)}
@@ -303,7 +303,7 @@ def _packed(batch: SampledBatch, tensors: dict[str, Tensor], prompts: Sequence[P
 
 
 def _unpacked(value: Any, tensors: Mapping[str, Tensor], prompts: Sequence[Prompt]) -> Any:
-    """The value that `_packed` returned this for; arguments as there."""
+    """Invert `_packed`; the arguments are the same."""
     found: list[Any] = []
 
     def unpack(value: Any) -> Any:

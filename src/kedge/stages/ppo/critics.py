@@ -47,7 +47,7 @@ def load_actor_critic(
     models: Sequence[ModelReward],
     bases: Bases | None = None,
 ) -> tuple[ActorCritic, ValueHead | None]:
-    """Policy and critic, if any, and the critic's new head, which has its own learning rate."""
+    """Load the policy and the critic, if any; also return the critic's new head, which has its own learning rate."""
     source = str(config.model)
     value = config.ppo
     with torch.random.fork_rng(devices=[]):
@@ -79,7 +79,8 @@ def load_actor_critic(
             load_saved_head(config, run, policy, tokenizer)
             is_new = False
         elif head is not None and load_value_head(head, source):
-            # Its reward may have been another: in units of the returns, its values are fitted to the first ones.
+            # It may have been trained on another reward; in units of the returns, its values are fitted to the first
+            # returns.
             if not run.resumed:
                 say(f"the critic continues with the value head that is saved with {source}")
         elif head is not None:
@@ -96,7 +97,7 @@ def load_actor_critic(
 
 
 def _new_head(critic: ScalarModel) -> ValueHead:
-    """The head of a critic on the policy's trunk, set to 0."""
+    """Make a critic's head on the policy's trunk, initialized to 0."""
     assert critic.value_head is not None, "a fresh model has a linear head"
     return initialize_head(critic.value_head, "zero")
 
@@ -108,20 +109,20 @@ def _load_critic(
     models: Sequence[ModelReward],
     bases: Bases | None,
 ) -> tuple[ScalarModel, bool]:
-    """The model that a separate critic starts from, and whether its head is trained (spec §7.34).
+    """Load the model that a separate critic starts from; also return whether its head is trained (spec §7.34).
 
-    `auto` copies the reward model if there is exactly one, with the policy's tokens, that has a value at each of them.
+    `auto` copies the reward model if there is exactly one, and it has the policy's tokens and a value at each of them.
     """
     if config.ppo.names_critic:
         return load_saved_critic(config, run, tokenizer, bases), True
     wanted = config.ppo.critic_init
-    misfit = _misfit(models)
-    if wanted == "reward" and misfit is not None:
+    obstacle = _why_not_copied(models)
+    if wanted == "reward" and obstacle is not None:
         raise ConfigError(
             "ppo.critic_init=reward needs exactly one reward model, a decoder with the policy's tokenizer; the reward "
-            f"has {misfit}; use ppo.critic_init=policy"
+            f"has {obstacle}; use ppo.critic_init=policy"
         )
-    is_copy = wanted != "policy" and misfit is None
+    is_copy = wanted != "policy" and obstacle is None
     if is_copy and bases is None:
         return copy.deepcopy(models[0].model).requires_grad_(True), True
     critic = load_scalar_model(
@@ -137,8 +138,8 @@ def _load_critic(
     return critic, is_copy
 
 
-def _misfit(models: Sequence[ModelReward]) -> str | None:
-    """Why the reward models cannot be copied as the critic; None if they can."""
+def _why_not_copied(models: Sequence[ModelReward]) -> str | None:
+    """The reason why the critic cannot be a copy of the reward model; None if it can."""
     if len(models) != 1:
         return str(len(models))
     if not models[0].shares_tokens:
@@ -150,7 +151,7 @@ KINDS = {"shared": "a policy with a value head", "separate": "a separate model"}
 
 
 def with_saved_critic(config: Config) -> Config:
-    """The configuration with the kind of the critic that `ppo.critic_init` names.
+    """Return the configuration with the kind of critic that `ppo.critic_init` names.
 
     Raises:
         ModelError: The model does not exist.
@@ -174,7 +175,7 @@ def with_saved_critic(config: Config) -> Config:
 def load_saved_critic(
     config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, bases: Bases | None = None
 ) -> ScalarModel:
-    """The separate critic that `ppo.critic_init` names.
+    """Load the separate critic that `ppo.critic_init` names.
 
     Raises:
         ModelError: It cannot be loaded, has no trained head, other tokens than the policy, or no value at every token.
@@ -203,12 +204,12 @@ def load_saved_head(config: Config, run: Run, policy: LanguageModel, tokenizer: 
     """Load the value head that `ppo.critic_init` names into a policy that has the weights it was fitted to.
 
     Raises:
-        ModelError: The weights beside it are not the policy's, or it is not a head of this width.
+        ModelError: The model saved with the head is not the policy, or the head has another width.
     """
     source = config.ppo.critic_init
     assert policy.value_head is not None
     is_other = find_model(source) != find_model(str(config.model))
-    # The first rank has the weights.
+    # Only the first rank has the weights.
     if is_other and not run.ranks.first(lambda: _same_weights(config, policy, tokenizer)):
         raise ModelError(
             f"ppo.critic_init={source} is a value head on other weights than those of model={config.model}; start from "
@@ -220,7 +221,7 @@ def load_saved_head(config: Config, run: Run, policy: LanguageModel, tokenizer: 
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """Errors of loading name the field: a run loads several models."""
+    """Prefix errors of loading with the field's name: a run loads several models."""
     try:
         yield
     except ModelError as error:
@@ -233,7 +234,7 @@ def _kind(source: str) -> Literal["shared", "separate"]:
 
 @torch.no_grad()
 def _same_weights(config: Config, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """True if the model beside the value head is the policy, weight for weight."""
+    """True if the model saved with the value head has the same weights as the policy."""
     source = config.ppo.critic_init
     trusted = config.runtime.trust_remote_code
     theirs = load_language_model(source, tokenizer=tokenizer, trust_remote_code=trusted).causal.state_dict()

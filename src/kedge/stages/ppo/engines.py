@@ -30,7 +30,7 @@ from kedge_base.run_folder.output import VLLM_LOG
 
 MEMORY_FOLDER = Path("/dev/shm")
 COPIES = 3
-"""Copies of the weights for which the folder in memory must have room: the last version, the next, and one spare."""
+"""Number of copies of the weights that must fit into the folder in memory: the last version, the next, and a spare."""
 FIND_SECONDS = 60.0
 
 
@@ -38,7 +38,7 @@ def check_engine(config: Config) -> None:
     """Check the engine's settings before any model is loaded.
 
     Raises:
-        ConfigError: The environment has no vLLM, or a server does not answer.
+        ConfigError: vLLM is not installed, or a server does not answer.
     """
     if config.rollout.engine != "vllm":
         return
@@ -52,7 +52,7 @@ def check_engine(config: Config) -> None:
 
 
 def choose_engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: StopTokens, *, pad_id: int) -> Engine:
-    """The configured engine. Servers are started by the first `publish`.
+    """Create the configured engine. Servers are started by the first `publish`.
 
     Args:
         config: The resolved configuration.
@@ -82,7 +82,9 @@ def choose_engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: 
 
 
 def _adaptive(run: Run) -> AdaptiveTokens | None:
-    """The budget that halves the responses sampled at once when memory runs out; sharded weights rule out a retry."""
+    """The budget that halves the number of responses sampled at once when memory runs out; None with sharded weights,
+    which rule out a retry.
+    """
     budget = run.micro_batch_tokens
     return budget if isinstance(budget, AdaptiveTokens) and not run.ranks.is_sharded else None
 
@@ -147,7 +149,7 @@ def _vllm_engine(
 
 
 def _scratch(config: Config, run: Run, policy: LanguageModel) -> Path:
-    """A new folder for the servers' files: in memory if there is room, for remote servers in the run's folder."""
+    """Create a folder for the servers' files: in memory if there is room, in the run's folder for remote servers."""
     settings = config.rollout.vllm
     if settings.folder is not None:
         base = Path(os.path.expanduser(settings.folder)).resolve()

@@ -1,4 +1,4 @@
-"""Batches of a caller's loop: their prompts and responses, and those that were sampled elsewhere as a rollout."""
+"""Batches of a custom loop: reads their prompts, and converts responses that were sampled elsewhere to a rollout."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Batch:
     Attributes:
         prompts: The prompts as text; conversations as the chat template renders them.
         responses: The responses as text, without the stop token.
-        columns: The other fields of the prompts' rows, each a list.
+        columns: The other columns of the prompts' rows, each a list.
         prompt_ids: The prompts in tokens.
         response_ids: The responses in tokens, the stop token included.
         masks: For each token of the response, True if the policy chose it and is trained on it.
-        logprobs: For each token its log probability (nats) when it was sampled; 0 where the mask is False.
-        values: For each token the critic's value of the state before it; None unless the sampler computes values, which
-            it does with a shared critic.
+        logprobs: The log probability (nats) of each token when it was sampled; 0 where the mask is False.
+        values: The critic's value of the state before each token; None unless the sampler computes values, as it does
+            with a shared critic.
         stopped: True if the response ended with a stop token, False if it was cut off.
-        groups: The number of the response's prompt.
+        groups: The number of each response's prompt.
         rollout: The same as padded tensors.
     """
 
@@ -68,14 +68,14 @@ class Batch:
         owner: object,
         is_exact: bool,
     ) -> Batch:
-        """The batch of a rollout.
+        """Make the batch of a rollout.
 
         Args:
             rollout: The responses.
             rows: The prompts, by group.
             tokenizer: The policy's.
-            owner: The trainer that takes it.
-            is_exact: The weights that sampled it give exactly its log probabilities and values.
+            owner: The trainer that the batch belongs to.
+            is_exact: Its log probabilities and values are exactly those of the weights that sampled it.
         """
         texts = describe_responses(rollout, [rows[group] for group in rollout.group.tolist()], tokenizer)
         lengths = [len(ids) for ids in texts.response_ids]
@@ -113,10 +113,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the prompts of a caller's loop, and responses that were sampled elsewhere.
+    """Reads the prompts of a custom loop, and responses that were sampled elsewhere.
 
     Attributes:
-        trainer: Its policy is trained on them.
+        trainer: The trainer of the policy.
         room: Longest prompt that the context allows.
         say: Prints a line to the user.
     """
@@ -126,7 +126,7 @@ class Reader:
     say: Callable[[str], None]
 
     def prompts(self, prompts: Sequence[Any]) -> tuple[list[Prompt], list[list[int]]]:
-        """The prompts, and their tokens.
+        """Read prompts, and encode them.
 
         Args:
             prompts: Texts, rows, conversations or token ids.
@@ -155,7 +155,7 @@ class Reader:
         return rows, encoded
 
     def prompts_to_sample(self, prompts: Sequence[Any]) -> tuple[list[Prompt], list[list[int]]]:
-        """The same of prompts that responses are to be sampled to; an environment cannot open an episode with ids."""
+        """Read prompts to sample responses to, like `prompts`; an environment cannot start an episode from ids."""
         if (player := self.trainer.roles.player) is not None:
             for place, prompt in enumerate(prompts):
                 if is_ids(prompt):
@@ -181,16 +181,17 @@ class Reader:
         groups: Sequence[int] | None = None,
         policy_version: int | None = None,
     ) -> tuple[Rollout, list[Prompt]]:
-        """Responses from elsewhere as padded tensors, and the prompt of each group; see `PpoTrainer.batch`.
+        """Convert responses that were sampled elsewhere to a rollout; also return each group's prompt. See
+        `PpoTrainer.batch`.
 
         Args:
             prompts: One per response.
             responses: Texts, token ids, or parts.
-            done: Updates that the policy has completed.
-            logprobs: See `PpoTrainer.batch`, like the next three.
-            stopped: See `logprobs`.
-            groups: See `logprobs`.
-            policy_version: See `logprobs`.
+            done: Number of updates that the policy has completed.
+            logprobs: See `PpoTrainer.batch`.
+            stopped: See `PpoTrainer.batch`.
+            groups: See `PpoTrainer.batch`.
+            policy_version: See `PpoTrainer.batch`.
 
         Raises:
             DataError: A prompt or response cannot be used.
@@ -220,7 +221,7 @@ class Reader:
                 table.logprobs[place, table.own[place]] = _logprobs(place, logprobs[place], sum(response.own))
         request = Request([*prompt_ids], seeds=(), groups=numbers, policy_version=version)
         rollout = table.rollout(request, stop_tokens=trainer.roles.stop_tokens.ids, device=trainer.run.device)
-        # As the caller says, whatever its last token is.
+        # The caller decides, regardless of the last token.
         ended = torch.tensor([response.stopped for response in encoded], device=trainer.run.device)
         rollout = replace(rollout, stopped=ended)
         if logprobs is None:
@@ -235,7 +236,7 @@ class Reader:
 def _groups(
     rows: Sequence[Prompt], prompt_ids: Sequence[Sequence[int]], groups: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
-    """Each response's group, numbered in the order of appearance, and the first response of each."""
+    """Return each response's group, numbered in order of appearance, and each group's first response."""
     if groups is None:
         keys = [tuple(ids) for ids in prompt_ids]
     else:  # the entries of a tensor are never equal as keys
@@ -259,14 +260,14 @@ class _Response:
     """A response in tokens.
 
     Args:
-        trainer: Its tokenizer encodes texts.
+        trainer: Has the tokenizer that encodes texts.
         place: Number of the response, for errors.
         given: A text, token ids, or parts.
-        stopped: Whether it ended with a stop token; None to tell by itself.
+        stopped: Whether it ended with a stop token; None to infer this.
 
     Attributes:
         ids: Its tokens.
-        own: For each token, True if the policy chose it.
+        own: True for each token that the policy chose.
         stopped: It ended with a stop token.
     """
 
@@ -308,7 +309,7 @@ def is_ids(value: Any) -> bool:
 
 
 def _parts(given: Any, name: str) -> list[tuple[Any, bool]]:
-    """The parts of a response of several turns."""
+    """Split a response of several turns into its parts."""
     expected = "expected a text, token ids, or a list of pairs (text or ids, own)"
     if not isinstance(given, (list, tuple)):
         raise DataError(f"{name} is a {type(given).__name__}; {expected}")
@@ -322,7 +323,7 @@ def _parts(given: Any, name: str) -> list[tuple[Any, bool]]:
 
 
 def _checked(trainer: Trainer, ids: Any, name: str) -> list[int]:
-    """Token ids of the policy's vocabulary."""
+    """Check that token ids are in the policy's vocabulary."""
     found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     size = len(trainer.roles.tokenizer)
     for token in found:
@@ -336,7 +337,7 @@ def _checked(trainer: Trainer, ids: Any, name: str) -> list[int]:
 
 
 def _logprobs(place: int, given: Sequence[float], count: int) -> torch.Tensor:
-    """The log probabilities of a response's own tokens."""
+    """Check the log probabilities of the tokens that the policy chose."""
     if not isinstance(given, Iterable):
         raise DataError(f"the log probabilities of response {place} are a {type(given).__name__}; expected a list")
     numbers: Any = given.tolist() if hasattr(given, "tolist") else list(given)  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""The guard of a run: its settings, the incidents that it writes, and the weights that it searches."""
+"""Creates the guard of a run: with its settings, its log of incidents, and its search for bad weights."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from kedge.training.guard import (
 )
 
 SPIKE_HISTORY = 40
-"""Optimizer steps of the recent median that spikes are compared with: ten updates of four steps."""
+"""Number of recent optimizer steps whose median spikes are compared with: ten updates of four steps."""
 
 
 def new_guard(run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[[str], None]) -> Guard:
-    """The configured guard of a run; resumed with it."""
+    """Create the configured guard of a run; it is resumed with the run."""
     options = run.config.ppo
     modules: dict[str, nn.Module | None] = {
         "policy and critic": roles.actor_critic,
@@ -60,7 +60,7 @@ def new_guard(run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[
 
 
 def _find_bad_weight(modules: Mapping[str, nn.Module], ranks: Ranks) -> str | None:
-    """A description of a non-finite weight, the same on every rank."""
+    """Describe a non-finite weight, if there is one; the result is the same on every rank."""
     found = find_bad_weight(modules)
     if not ranks.is_sharded or not ranks.largest(int(found is not None)):
         return found
@@ -68,7 +68,7 @@ def _find_bad_weight(modules: Mapping[str, nn.Module], ranks: Ranks) -> str | No
 
 
 def _row(incident: Incident, roles: Roles) -> dict[str, object]:
-    """An incident as a row of `incidents.jsonl`, with the response concerned."""
+    """Format an incident as a row of `incidents.jsonl`, with the affected response."""
     row = {name: value for name, value in vars(incident).items() if name != "evidence"}
     if incident.row is not None and (evidence := incident.evidence) is not None:
         row |= describe_row(evidence, incident.row, roles.tokenizer)

@@ -1,4 +1,4 @@
-"""The logs of a PPO run: the metrics of an update, details and samples in files, FLOPs, progress on the terminal."""
+"""Logs a PPO run: metrics, details and samples of each update in files, FLOPs, and progress on the terminal."""
 
 from __future__ import annotations
 
@@ -59,20 +59,20 @@ SHOWN = {
 """The metrics of the progress display, by their displayed name."""
 
 MAX_REFERENCE_ERROR = 0.01
-"""Nats per token; over a response of 100 tokens the usual KL is a few nats."""
+"""Threshold of the warning, in nats per token; the usual KL of a response of 100 tokens is a few nats."""
 
 
 class Doctor(Protocol):
     """Diagnoses a run in progress."""
 
     def see(self, update: int, metrics: Mapping[str, float]) -> None:
-        """Read the row of an update, and say what is wrong."""
+        """Read the row of an update, and report what is wrong."""
         ...
 
 
 @dataclass(frozen=True)
 class Event:
-    """The end of an update, which was made, or dropped by the guard.
+    """The end of an update that was either made or dropped by the guard.
 
     Attributes:
         update: The update's number, from 1.
@@ -112,7 +112,7 @@ class PpoLog:
         progress: The progress display.
         doctor: Prints serious findings as they appear.
         frozen_dtype: Number format of the frozen models.
-        says_missing_eos: Print the score of a missing stop token with the next update, whose scores set it.
+        says_missing_eos: Print the score of a missing stop token after the next update, whose scores determine it.
     """
 
     trainer: Trainer
@@ -127,11 +127,11 @@ class PpoLog:
     says_missing_eos: bool = False
 
     def describe(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
-        """The metrics of the current update's experience, scores, optimizer steps, settings and memory.
+        """Compute the metrics of the current update's experience, scores, optimizer steps, settings and memory.
 
         Args:
             batch: The sampled responses.
-            experience: Of the responses that could be trained on, before any is masked.
+            experience: The experience of all trainable responses, before any of them is masked.
             result: The result of the epochs.
         """
         trainer = self.trainer
@@ -169,7 +169,7 @@ class PpoLog:
         return without_scores(metrics) if trainer.roles.reward.is_empty else metrics
 
     def after_update(self, event: Event) -> None:
-        """Write an update to all logs; one that was dropped has a row of metrics alone."""
+        """Write an update to all logs; a dropped update only has a row of metrics."""
         self.metrics.write(event.update, event.metrics)
         if not self.trainer.run.ranks.is_first:  # only the first rank writes logs
             return
@@ -210,7 +210,7 @@ class PpoLog:
         self.samples.write(event.update, samples)
 
     def _say_missing_eos(self, score: float) -> None:
-        """Print the score that `rollout.missing_eos_score=auto` has become."""
+        """Print the score that `rollout.missing_eos_score=auto` resolved to."""
         subtracts = self.trainer.settings.rollout.subtracts_missing_eos
         effect = f"loses {-score:.4g}" if subtracts else f"scores {score:.4g}"
         self.progress.say(f"A response without a stop token {effect} (rollout.missing_eos_score=auto).")
@@ -225,10 +225,10 @@ class PpoLog:
             )
 
     def _flops(self, batch: SampledBatch, result: UpdateResult) -> dict[str, float]:
-        """The FLOPs of the current update's phases."""
+        """Compute the FLOPs of the current update's phases."""
         trainer = self.trainer
         rollout = batch.trained.rollout
-        # An update that lost responses can have fewer of them than minibatches.
+        # An update that lost responses can have fewer responses than minibatches.
         steps_per_pass = min(trainer.settings.ppo.num_minibatches, rollout.num_responses)
         after_last = trainer.settings.estimation.value_after_last
         models = trainer.models
@@ -251,7 +251,7 @@ class PpoLog:
 
 
 def _reward_error(reward: WeightedReward) -> dict[str, float]:
-    """`reward/rounding_error`: how much number formats change the models' scores, times their weights."""
+    """Compute `reward/rounding_error`: the weighted change of the models' scores through number formats."""
     weights = dict(zip(reward.names, reward.weights, strict=True))
     errors = {name: each.model.rounding_error for name, each in reward.weighted_models.items()}
     known = [abs(weights[name]) * error for name, error in errors.items() if error is not None]
@@ -307,10 +307,10 @@ class ForwardCost:
     A backward pass costs as much for the gradient of the inputs, and again for that of the weights that are trained.
 
     Attributes:
-        per_token: Weights used for every token: all except the embeddings, which are looked up.
-        per_action: Weights of the output layer, which is only computed at actions.
-        frozen_per_token: The part of `per_token` that no training changes, under an adapter.
-        frozen_per_action: The same of the output layer.
+        per_token: Number of weights used for every token: all except the embeddings, which are looked up.
+        per_action: Number of weights of the output layer, which is only computed at actions.
+        frozen_per_token: The part of `per_token` that is frozen under an adapter.
+        frozen_per_action: The frozen part of `per_action`.
 
     Source: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1.
     """
@@ -353,7 +353,8 @@ class Costs:
         reference: The reference.
         rewards: The sum of the reward models.
         recomputes: Activations are recomputed in the backward pass.
-        judges: The sum of the reward models of weight 0; not part of the update's cost. None without one.
+        judges: The sum of the reward models with weight 0, which are not part of the update's cost; None if there are
+            none.
     """
 
     policy: ForwardCost
@@ -387,17 +388,18 @@ class Costs:
         num_readings: int = 0,
         shares_prompts: bool = False,
     ) -> dict[str, float]:
-        """`flops/PHASE`, their sum in steps of supervised fine-tuning on the same tokens, and the judges' FLOPs.
+        """Compute `flops/PHASE`, their sum in steps of supervised fine-tuning on the same tokens, and the judges'
+        FLOPs.
 
         Args:
-            rollout: The responses that the update trains on: a `Rollout`, or what a plan has of one.
-            sampled: Everything that was sampled and scored; empty for the same responses.
+            rollout: The responses that the update trains on: a `Rollout`, or a plan's stand-in for one.
+            sampled: Everything that was sampled and scored; empty if that is `rollout`.
             evaluated: The models that needed a separate forward pass for old log probabilities and values.
-            num_passes: Epochs of gradients of the total loss; can be a fraction.
+            num_passes: Number of epochs with gradients of the total loss; can be a fraction.
             train_policy: False if only the critic was trained.
-            num_critic_passes: Further epochs of the critic alone; can be a fraction. For a shared head they are forward
-                passes through the trunk.
-            num_readings: Forward passes after the epochs.
+            num_critic_passes: Number of further epochs of the critic alone; can be a fraction. For a shared head they
+                are forward passes through the trunk.
+            num_readings: Number of forward passes after the epochs.
             shares_prompts: Policy, critic and reference read what rows begin with once.
         """
         sampled = sampled or (rollout,)

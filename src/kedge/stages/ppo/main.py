@@ -65,8 +65,8 @@ def run_ppo(
         environment: A class instead of `config.environment.source`.
         resume: Resume the run in the output folder; start a new one otherwise.
         callback: Called after each update.
-        on_update: The same with the update's number, from 1, and all models of the run.
-        planned: Memory that it should hold, to be compared with the measured peak.
+        on_update: Like `callback`, but called with the update's number, from 1, and all models of the run.
+        planned: The planned memory, which is compared with the measured peak.
         advantage: An estimator instead of `ppo.advantage`; see `OwnAdvantage`.
         surrogate: A function instead of `ppo.policy_loss`; see `own_policy_loss`.
 
@@ -108,15 +108,15 @@ def opened_updates(
     on_update: Callable[[int, Roles], None] | None = None,
     planned: PlannedMemory | None = None,
 ) -> Iterator[Updates]:
-    """Load a run's models, start it, and end it after the block.
+    """Load a run's models, start the run, and end it after the block.
 
     Args:
         run: The run, opened.
         has_prompts: False for a run that gets its prompts later.
         stop: Set by signals that the caller listens to; None to listen here.
-        callback: See `run_ppo`, like the next two.
-        on_update: See `callback`.
-        planned: See `callback`.
+        callback: See `run_ppo`.
+        on_update: See `run_ppo`.
+        planned: See `run_ppo`.
     """
     config = run.config
     check_ahead(config, run)
@@ -145,7 +145,7 @@ class Updates:
         guard: Watches every update.
         log: Describes and writes them.
         measurements: Measures policy and critic on other prompts.
-        loop: Counts them, and keeps the best one.
+        loop: Counts the updates, and keeps the best one.
         observers: Called after each update, in order.
     """
 
@@ -157,7 +157,7 @@ class Updates:
     observers: Sequence[Callable[[Event], object]]
 
     def steps(self) -> Iterator[int]:
-        """Restore a resumed run, and yield the numbers of the updates that are still to be made, from 1."""
+        """Restore a resumed run, and yield the numbers of the remaining updates, counted from 1."""
         roles = self.trainer.roles
         self.loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer))
         write_roles(self.trainer.run, roles)
@@ -170,7 +170,7 @@ class Updates:
 
         Args:
             update: Its number, from 1.
-            sample: Gives its prompts, responses and scores.
+            sample: Returns its prompts, responses and scores.
             clock: Times it.
         """
         trainer = self.trainer

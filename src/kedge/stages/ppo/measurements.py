@@ -1,4 +1,4 @@
-"""Measurements during a run, on prompts that it does not train on: fixed prompts, held-out prompts, the critic.
+"""Measures a run on fixed prompts and on held-out prompts, and checks its critic.
 
 held-out prompts ─▶ rollout ─▶ scores, KL, length ─▶ eval/… in metrics.jsonl and evaluations.jsonl
                         └─▶ judge: better than the start's response? ─▶ eval/win_rate
@@ -48,13 +48,13 @@ FIGURES = {
     "eval/length": "response/length",
     "eval/eos_rate": "response/eos_rate",
 }
-"""The metrics of an evaluation, and the corresponding metrics of a training batch."""
+"""Metrics of an evaluation, with the corresponding metrics of a training batch."""
 
 TIMES = 10
 """Number of times the fixed prompts are sampled in a run, not counting the start."""
 
 MIN_INTERVAL = 5
-"""Minimum number of updates in between, because sampling a few rows takes as long as sampling many."""
+"""Minimum number of updates between two samplings, because sampling a few rows takes as long as sampling many."""
 
 
 class Measurements:
@@ -120,7 +120,7 @@ class Measurements:
             self._sample_fixed(event.update)
 
     def at_end(self, update: int) -> None:
-        """Measure the end of a run that ends early, after this update, unless it was measured there.
+        """Measure a run that ends early after this update, unless it has been measured there.
 
         Raises:
             RewardError: A reward or the judge failed.
@@ -134,11 +134,11 @@ class Measurements:
             self._sample_fixed(update)
 
     def state_dict(self) -> dict[str, Any]:
-        """The start's responses to the held-out prompts and their scores, which later ones are compared with."""
+        """The initial policy's responses to held-out prompts and their scores, to compare later ones with."""
         return {"start": self._start, "scores": self._start_scores, "compared": self._compared}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`, without what is of other prompts, another judge or another reward."""
+        """Restore a `state_dict`, except for entries from other prompts, another judge or another reward."""
         known = state["compared"]
         changed = {name for name, value in self._compared.items() if known[name] != value}
         wins_changed = changed - {"reward"}
@@ -154,7 +154,7 @@ class Measurements:
                 best.start_again()
 
     def _sample_fixed(self, update: int) -> None:
-        """Sample a few fixed prompts, and log the responses, which show what changes."""
+        """Sample responses to a few fixed prompts, and log them, to show how the policy changes."""
         prompts = self._fixed
         if not prompts:
             return
@@ -174,7 +174,7 @@ class Measurements:
         return bool(every) and (update % every == 0 or update == self._last)
 
     def _evaluated(self, update: int) -> dict[str, float]:
-        """The metrics on held-out prompts."""
+        """Evaluate on held-out prompts, and return the metrics."""
         if not self._is_due(update, self._config.eval_every):
             return {}
         with _measuring("time/evaluation") as took:
@@ -183,7 +183,7 @@ class Measurements:
         return {name: result for name, result in results.items() if name != "responses"} | took
 
     def _evaluate(self, update: int) -> dict[str, Any]:
-        """The metrics, and `responses` with their scores."""
+        """Evaluate, and return the metrics and the `responses` with their scores."""
         self._trainer.publish(update)
         trainer = self._trainer.unscheduled()
         prompts = self._held_out
@@ -198,7 +198,7 @@ class Measurements:
         experience = trainer.evaluate(scored)
         has_scores = not trainer.roles.reward.is_empty
         found = describe_experience(experience)
-        # The KL has the same price in every evaluation, and is the same estimate wherever training charges for it.
+        # The KL has the same coefficient and estimator in every evaluation, wherever training penalizes it.
         cost = trainer.settings.ppo.kl_coef * found.get("objective/kl", 0.0)
         metrics["eval/total"] = found["reward/score_mean"] - cost
         found = found if has_scores else without_scores(found)
@@ -218,7 +218,7 @@ class Measurements:
         return {**metrics, **terms, "responses": responses}
 
     def _compare(self, update: int, name: str, scores: list[list[float]]) -> None:
-        """Say how the scores, or what stands for them, at the end compare to those at the start, which are kept."""
+        """Store the scores, or the metric in their place, at the start; at the end, print both."""
         if update == 0:
             self._start_scores = scores
         elif update == self._last and scores and self._start_scores:
@@ -226,7 +226,7 @@ class Measurements:
             self._log.progress.say(f"held-out prompts: {name} {start} at the start, {end} at the end")
 
     def _win_rate(self, judge: Judge, rollout: Rollout) -> dict[str, float]:
-        """The share of prompts with a response better than the start's; ties count half."""
+        """Compute the share of prompts with a better response than the initial policy's; ties count half."""
         settings = self._trainer.run_settings
         responses: Responses = describe_responses(
             rollout,
@@ -247,7 +247,7 @@ class Measurements:
         return {"eval/win_rate": sum(decided) / len(decided)} if decided else {}
 
     def _checked(self, update: int) -> dict[str, float]:
-        """The metrics of the critic."""
+        """Check the critic, and return its metrics."""
         if not self._is_due(update, self._config.critic_check):
             return {}
         with _measuring("time/critic_check") as took:
@@ -275,7 +275,7 @@ class Measurements:
 
 
 def _described(trainer: Trainer, scored: ScoredRollout, experience: Experience) -> list[Sample]:
-    """All responses that have a score, with their values per token."""
+    """Describe the responses that have a score, with their values per token."""
     return describe_samples(
         experience,
         scored.prompts,
@@ -288,7 +288,7 @@ def _described(trainer: Trainer, scored: ScoredRollout, experience: Experience) 
 
 @contextmanager
 def _measuring(name: str) -> Iterator[dict[str, float]]:
-    """Context that restores the global generators; it yields a metric with the seconds that it took."""
+    """Restore the global random generators afterwards; yields a metric that receives the elapsed seconds."""
     took: dict[str, float] = {}
     started = time.perf_counter()
     generators = random_state()
@@ -306,8 +306,8 @@ class PrefixSample:
     Attributes:
         prompts: Number of each prefix's prompt.
         tokens: Length of each prefix.
-        lengths: Length of the response that it was cut from.
-        values: The critic's value of the state after the prefix.
+        lengths: Length of the response that each prefix was cut from.
+        values: The critic's value of the state after each prefix.
         returns: Return to go of each continuation; NaN where it has no score.
         prompt_returns: Mean return of other responses to the prompt.
     """
@@ -321,16 +321,16 @@ class PrefixSample:
 
     @property
     def num(self) -> int:
-        """Number of prefixes."""
+        """The number of prefixes."""
         return len(self.values)
 
     @classmethod
     def joined(cls, parts: Sequence[PrefixSample]) -> PrefixSample:
-        """Samples of different prompts as one."""
+        """Join samples of different prompts."""
         return cls(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(cls)))
 
     def test(self) -> PrefixTest:
-        """The figures; see `prefix_test`.
+        """Compute the figures of `prefix_test`.
 
         Raises:
             UnscoredError: No prefix has enough scored continuations.
@@ -340,7 +340,7 @@ class PrefixSample:
         return prefix_test(self.values, self.returns, self.prompt_returns, self.prompts)
 
     def listed(self) -> list[dict[str, float]]:
-        """The prefixes one by one, with the mean returns of their continuations."""
+        """List the prefixes, with the mean returns of their continuations."""
         columns = {
             "prompt": self.prompts, "tokens": self.tokens, "of": self.lengths, "value": self.values,
             "returns": self.returns.nanmean(-1), "prompt_return": self.prompt_returns,
@@ -359,17 +359,18 @@ def sample_prefixes(
     policy_version: int = 0,
     first_prompt: int = 0,
 ) -> PrefixSample:
-    """Cut responses at random tokens, continue each prefix, and compute what PPO's critic is to predict there.
+    """Cut responses at random tokens, continue each prefix, and compute the return to go that PPO's critic should
+    predict.
 
-    That is the return to go by the run's own rewards: scores, the penalty for a missing stop token, the KL of the
-    tokens after the prefix if it is part of the reward, and γ. The random numbers depend on the run's seed only.
+    The return to go uses the run's rewards: scores, the penalty for a missing stop token, the KL of the tokens after
+    the prefix if it is part of the reward, and γ. The random numbers depend on the run's seed only.
 
     Args:
         trainer: Samples, scores and evaluates as in training.
         prompts: The prompts.
-        num_prefixes: Prefixes per prompt; a response of one token gets no prefix.
-        num_continuations: Continuations per prefix, and further responses per prompt.
-        policy_version: Updates that the policy has completed.
+        num_prefixes: Number of prefixes per prompt; a response of one token gets no prefix.
+        num_continuations: Number of continuations per prefix, and of further responses per prompt.
+        policy_version: Number of updates that the policy has completed.
         first_prompt: Number of the first prompt, for prompts that are sampled in several parts.
 
     Raises:
@@ -384,7 +385,7 @@ def sample_prefixes(
     draws = torch.rand(len(groups), generator=stream(settings.seed, *name, "cuts"), dtype=torch.float64)
     cuts = 1 + (draws * (lengths - 1)).long()
     cut_rows = (lengths > 1).nonzero().squeeze(1)
-    # The further responses of a prompt are continuations of nothing; they come first.
+    # The further responses of a prompt continue an empty prefix; they come first.
     rows = torch.cat([torch.arange(len(prompts)) * num_prefixes, cut_rows]).repeat_interleave(num_continuations)
     starts = torch.cat([torch.zeros(len(prompts), dtype=torch.long), cuts[cut_rows]]).repeat_interleave(
         num_continuations
@@ -417,7 +418,7 @@ def sample_prefixes(
 def _returns_and_values(
     trainer: Trainer, rollout: Rollout, prompts: Sequence[Prompt]
 ) -> tuple[Float[Tensor, "rows time"], Float[Tensor, "rows time"]]:
-    """Return to go and value at each token, on the CPU; NaN in rows without a score."""
+    """Compute the return to go and the value at each token, on the CPU; NaN in rows without a score."""
     scored = trainer.score(rollout, prompts, "critic check", "reward")
     experience = trainer.evaluate(scored, advantage=RewardToGo(trainer.settings.ppo.gamma))
     assert experience.values is not None, "a run without a critic is refused"

@@ -1,4 +1,4 @@
-"""What follows an update of PPO, in order."""
+"""Lists the functions that are called after each PPO update, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PPO in a loop of the caller's own: sample, score, update.
+"""PPO in a custom training loop: sample, score, update.
 
     with kedge.PpoTrainer(model="path/or/hub-id", out="runs/mine", num_prompts=32) as trainer:
         for prompts in batches:
@@ -59,26 +59,27 @@ NO_SCORES = "scores are missing: pass one per response, or give the trainer rewa
 
 
 class PpoTrainer:
-    """PPO on a loop of your own. Takes the arguments and settings of `kedge.ppo`; rewards and prompts are optional.
+    """PPO in a training loop of your own. Takes the arguments and settings of `kedge.ppo`; rewards and prompts are
+    optional.
 
-    With `prompts`, `sample()` draws from them as `kedge.ppo` does; with `reward`, `update(batch)` scores with it. What
-    cannot act in such a loop is refused: sampling ahead (`rollout.max_staleness`), further rounds of sampling
-    (`ppo.constant_groups=resample`), and measurements on held-out prompts without `prompts` and `reward`.
+    With `prompts`, `sample()` draws from them as `kedge.ppo` does; with `reward`, `update(batch)` scores with it.
+    Settings that cannot take effect in such a loop are rejected: sampling ahead (`rollout.max_staleness`), further
+    rounds of sampling (`ppo.constant_groups=resample`), and measurements on held-out prompts without `prompts` and
+    `reward`.
 
-    The trainer saves checkpoints as `checkpoint` says. It is closed at the end of the `with` block, by `close()`, or
-    when the process ends or nothing refers to it any more, not even a callback; then it saves the model, the last
-    state, and the report.
+    The trainer saves checkpoints as `checkpoint` says. It is closed at the end of the `with` block, by `close()`, when
+    the process ends, or when it is garbage-collected; it then saves the model, the last state, and the report.
 
     Args:
         model: Folder, hub id or `LoadedModel` of the policy to start from.
         out: The run's folder; must be empty unless its run is resumed.
         reward: Reward models and functions, for `update` without scores.
-        environment: What `sample` plays episodes with; it may pay the reward. See `kedge.ppo`.
+        environment: The environment that `sample` plays episodes in; it may give the reward. See `kedge.ppo`.
         prompts: Prompts for `sample` without prompts.
         eval_prompts: Prompts for `eval_every` and `critic_check`.
-        critic: As in `kedge.ppo`, like the next two.
-        advantage: See `critic`.
-        surrogate: See `critic`.
+        critic: As in `kedge.ppo`.
+        advantage: As in `kedge.ppo`.
+        surrogate: As in `kedge.ppo`.
         resume: Resume the run in `out`, if there is one: weights, optimizer, controllers, random streams, and the
             number of the update. A list of fields or sections lets these differ.
         on_update: Called with an `Update` after each update.
@@ -89,7 +90,7 @@ class PpoTrainer:
         roles: The models: `actor_critic`, `reference`, `reward`, with tokenizer, optimizer and engine.
 
     Raises:
-        KedgeError: An invalid input, or a setting that cannot act here.
+        KedgeError: An input is invalid, or a setting cannot take effect in a custom loop.
     """
 
     config: Config
@@ -116,7 +117,7 @@ class PpoTrainer:
         how, out = resumed(resume, out, "ppo")
         named = {"model": model, "out": out, "reward": reward, "prompts": prompts, "eval_prompts": eval_prompts}
         named |= {"advantage": advantage, "surrogate": surrogate, "environment": environment, "critic": critic}
-        # None of a setting, unlike that of an argument, is a value.
+        # None is a value for a setting, unlike for an argument.
         given = {**settings, **{name: value for name, value in named.items() if value is not None}}
         variables = copy_context()
         contexts = variables.run(self._open, given, how, on_update)
@@ -186,12 +187,12 @@ class PpoTrainer:
 
     @property
     def done(self) -> int:
-        """Updates made so far, those before a resume included."""
+        """Number of updates made so far, including those before a resume."""
         return self._loop.done
 
     @property
     def num_updates(self) -> int:
-        """Updates of the whole run (`ppo.num_updates`), over which schedules and learning rate are planned."""
+        """Number of updates in the whole run (`ppo.num_updates`), which schedules and learning rate span."""
         return self.config.ppo.num_updates
 
     @property
@@ -210,9 +211,9 @@ class PpoTrainer:
         return self.roles.tokenizer
 
     def updates(self) -> Iterator[int]:
-        """The numbers of the updates that are still to be made, from 1; a resumed run starts where it was.
+        """The numbers of the remaining updates, counted from 1; a resumed run continues where it was.
 
-        Each number is given until its update has been made.
+        Each number is repeated until its update has been made.
         """
         while self._next is not None:
             yield self._next
@@ -246,7 +247,7 @@ class PpoTrainer:
                 prompt_ids = None
             else:
                 rows, prompt_ids = self._reader.prompts_to_sample(list(prompts))
-            # A second batch of the same update gets other random numbers.
+            # A second batch for the same update uses other random numbers.
             again = ("again", self._num_sampled) if self._num_sampled else ()
             self._published = self._trainer.publish(number - 1)
             with self._clock.phase("rollout"):
@@ -273,7 +274,7 @@ class PpoTrainer:
         groups: Sequence[int] | None = None,
         policy_version: int | None = None,
     ) -> Batch:
-        """A batch of responses that were sampled elsewhere: by an agent, a game, a server, or from a file.
+        """Make a batch from responses that were sampled elsewhere: by an agent, a game or a server, or from a file.
 
         A response is a text, a list of token ids, or a list of pairs (text or ids, own) for several turns: the policy
         is trained on the parts with `own=True` and only reads the others, such as a tool's output. Ids are exact; a
@@ -282,15 +283,17 @@ class PpoTrainer:
         Args:
             prompts: One per response: texts, rows, conversations or token ids.
             responses: The responses.
-            logprobs: For each response the log probability (nats) of each own token when it was sampled, the stop token
-                included. None: they are computed with the current weights, as if these had sampled the responses.
-            stopped: True if the response ended with a stop token, which is added to a text. By default True for texts;
-                for ids, whether the last of them is one.
-            groups: The number of each response's prompt; by default equal prompts are one group.
-            policy_version: Updates that the policy had completed when it sampled them; by default all so far.
+            logprobs: For each response, the log probability (nats) of each token with `own=True` when it was sampled,
+                including the stop token. None computes them with the current weights, as if those had sampled the
+                responses.
+            stopped: True if the response ended with a stop token, which is added to a text. By default, True for texts;
+                for ids, True if the last one is a stop token.
+            groups: The number of each response's prompt; by default, equal prompts form a group.
+            policy_version: Number of updates that the policy had completed when it sampled them; by default, all so
+                far.
 
         Raises:
-            DataError: A prompt or response cannot be used; the line says which and why.
+            DataError: A prompt or response cannot be used; the message says which and why.
         """
         options = {"logprobs": logprobs, "stopped": stopped, "groups": groups, "policy_version": policy_version}
         options = self._run.ranks.first(lambda: options)
@@ -304,8 +307,8 @@ class PpoTrainer:
 
         Args:
             batch: The responses. Each batch is trained on once.
-            scores: For each response a number, a list with a number for each of its tokens, or None to leave it out.
-                None instead of a list scores with the run's `reward`.
+            scores: For each response, a number, a list with a number per token, or None to leave it out. None instead
+                of a list scores with the run's `reward`.
 
         Raises:
             RewardError: The scores do not fit the batch.
@@ -330,18 +333,18 @@ class PpoTrainer:
 
     @session_call
     def evaluate(self, batch: Batch, scores: Iterable[Any] | None = None) -> Mapping[str, float]:
-        """Score, KL, length and more of a batch, without training on it; arguments and errors as in `update`."""
+        """Compute score, KL, length and more, without training on the batch; arguments and errors as in `update`."""
         listed = self._checked(batch, scores, "evaluate")
         trainer = self._trainer.measuring(exact=batch._is_of(self.done))
         return describe_experience(trainer.evaluate(trainer.score(batch.rollout, batch._rows, scores=listed)))
 
     @session_call
     def generate(self, prompts: Iterable[Any], *, greedy: bool = False) -> list[str]:
-        """One response to each prompt, as text. Training is not affected by it.
+        """Sample one response to each prompt, as text. Training is not affected.
 
         Args:
             prompts: Texts, rows, conversations or token ids.
-            greedy: Take the most likely tokens, instead of drawing them.
+            greedy: Take the most likely tokens instead of sampling.
         """
         rows, prompt_ids = self._reader.prompts_to_sample(list(prompts))
         self._trainer.publish(self.done)
@@ -362,7 +365,7 @@ class PpoTrainer:
         return self.folder / "model"
 
     def close(self) -> None:
-        """Save, write the report, print what the doctor finds, and end the processes of the trainer."""
+        """Save, write the report, print the doctor's findings, and end the trainer's processes."""
         self._session.close()
 
     def __enter__(self) -> PpoTrainer:
@@ -378,7 +381,7 @@ class PpoTrainer:
         return f"<PpoTrainer in {self.folder}: update {self.done} of {self.num_updates}, {state}>"
 
     def _scored(self, given: Batch, scores: Sequence[Any] | None, update: int, clock: Stopwatch) -> SampledBatch:
-        """The batch that the caller gives to `update`, scored."""
+        """Score the batch that the caller passed to `update`."""
         if not given._is_of(update - 1):
             self._trainer.settings = self._trainer.settings.inexact()
         batch = self._sampling.given(given.rollout, given._rows, clock, scores=scores)
@@ -386,7 +389,7 @@ class PpoTrainer:
         return replace(batch, costs=self._published)
 
     def _begin(self) -> int:
-        """Begin the next update, unless it has begun; returns its number."""
+        """Start the next update unless it has been started; return its number."""
         if self._next is None:
             more = f"; num_updates={2 * self.num_updates} and resume=True would make more" if not self.ended else ""
             why = self.ended or f"it has made its {self.num_updates} updates (ppo.num_updates)"
@@ -410,7 +413,7 @@ class PpoTrainer:
         return listed
 
     def _checked(self, batch: Batch, scores: Iterable[Any] | None, call: str) -> list[Any] | None:
-        """The scores as a list, after checking that a batch can be used with them."""
+        """Check that a batch can be used with these scores, and return them as a list."""
         if not isinstance(batch, Batch):
             raise ConfigError(f"{call} takes a batch from sample() or batch(), not a {type(batch).__name__}")
         if batch._owner is not self:
@@ -425,9 +428,9 @@ class PpoTrainer:
 
 
 def _own_prompts() -> None:
-    """Stands for prompts that the caller's loop has."""
+    """Placeholder for prompts that the custom loop supplies."""
 
 
 def _given_scores(completions: list[str]) -> list[Any]:
-    """Stands for scores that the caller's loop has; the configurations of runs have its name."""
+    """Placeholder for scores that the custom loop supplies; its name is written to the run's configuration."""
     raise RewardError(NO_SCORES)

@@ -1,4 +1,4 @@
-"""The result of a PPO run, also of an interrupted one."""
+"""The result of a PPO run, which may have been interrupted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HELD_OUT = {
     "eval/length": "length, tokens",
     "eval/eos_rate": "share that ends with a stop token",
 }
-"""The figures of an evaluation in the model card."""
+"""The evaluation figures that the model card shows."""
 
 
 @shows_its_run
@@ -63,8 +63,9 @@ def save_result(run: Run, roles: Roles, *, interrupted: bool, model: bool = True
     Args:
         run: The run.
         roles: Its models.
-        interrupted: The run did not reach its end.
-        model: Save the policy; False where memory ran out, perhaps between two steps: the checkpoint has a whole one.
+        interrupted: The run did not finish.
+        model: Save the policy; False if memory ran out, possibly in the middle of a step: the checkpoint has a
+            consistent one.
     """
     run.sync()
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
@@ -104,7 +105,7 @@ def _facts(config: Config, roles: Roles, num_updates: int) -> dict[str, object]:
 
 
 def _num_responses(config: Config, num_updates: int) -> object:
-    """The number of responses sampled in the given updates."""
+    """Count the responses sampled in these updates."""
     least = num_updates * config.responses_per_update
     return f"at least {least}" if config.ppo.constant_groups.name == "resample" else least
 
@@ -119,7 +120,7 @@ def _held_out(metrics: Sequence[Mapping[str, Any]]) -> dict[str, object]:
 
 
 def checkpoint_model(run: Run, roles: Roles) -> CheckpointModel:
-    """The policy as it is saved in every checkpoint."""
+    """How every checkpoint saves the policy."""
 
     def save(folder: Path, update: int, weights: dict[str, Tensor] | None) -> Path:
         return _save_policy(run, roles, folder, _facts(run.config, roles, update), update, weights)

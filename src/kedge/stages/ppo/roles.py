@@ -63,7 +63,7 @@ class Roles:
         prompts: The run's prompts.
         engine: Samples from the policy.
         actor_critic: Policy and critic, if any, trained.
-        reference: The initial policy or `ppo.reference`, frozen; None if no KL is charged or logged.
+        reference: The initial policy or `ppo.reference`, frozen; None if no KL is penalized or logged.
         reward: Scores responses.
         missing_eos: The penalty for responses without a stop token; None for no penalty.
         optimizer: The optimizer of policy and critic.
@@ -87,7 +87,7 @@ class Roles:
 
 
 def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
-    """Load policy, reference, reward, critic and prompts, from the configuration or the run's objects.
+    """Load policy, reference, reward, critic and prompts, from the configuration or from Python objects.
 
     Args:
         config: The resolved configuration.
@@ -146,7 +146,7 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
 
 
 def load_own_code(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> tuple[OwnFunctions, Player | None]:
-    """Load the user's functions and environment, and check engine and teacher: all that needs no model.
+    """Load the user's functions and environment, and check engine and teacher, which needs no model.
 
     Errors as in `load_roles`.
     """
@@ -160,7 +160,8 @@ def load_own_code(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) 
 
 
 def check_roles(config: Config, run: Run, policy: Policy, rewards: WeightedReward, prompts: list[Prompt]) -> None:
-    """Load what `load_roles` will load, except for models that are not trained yet, and keep nothing.
+    """Check that `load_roles` will succeed by loading everything except models that are not trained yet, then discard
+    it.
 
     Args:
         config: The configuration of PPO, without the models that are not trained yet.
@@ -189,7 +190,7 @@ def check_roles(config: Config, run: Run, policy: Policy, rewards: WeightedRewar
 def _check_teacher(source: str, tokenizer: PreTrainedTokenizerBase, *, trust_remote_code: bool) -> None:
     """Check that the model of `ppo.reference` reads the policy's own tokens (`ModelError` if not).
 
-    It may have more: it rates the policy's tokens as if its others could not be sampled.
+    It may have more tokens: they are excluded from its distribution.
     """
     known = load_tokenizer(source, trust_remote_code=trust_remote_code).get_vocab()
     own = tokenizer.get_vocab().items()
@@ -218,7 +219,9 @@ def _reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, bas
 def _checked_judge(
     config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, rewards: WeightedReward, records: RunPrompts
 ) -> Judge | None:
-    """The judge, if the run compares responses; it and the rewards find the columns that they need in all prompts."""
+    """Load the judge, if the run compares responses; check that all prompts have the columns that it and the rewards
+    need.
+    """
     judges = config.ppo.eval_every is not None and config.evaluate.judge is not None
     judge = load_judge(config, run, tokenizer) if judges else None
     for part in filter(None, (records.train, records.held_out)):
@@ -229,7 +232,7 @@ def _checked_judge(
 
 
 def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueHead | None) -> Optimizer:
-    """The optimizer of policy and critic, with a separate learning rate for the critic's new head."""
+    """Create the optimizer of policy and critic, with a separate learning rate for the critic's new head."""
     settings = config.optimization.of("ppo").arguments
     layer = actor_critic.value_head
     return build_optimizer(
@@ -248,14 +251,14 @@ def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueH
 
 
 def longest_prompt(config: Config, actor_critic: ActorCritic, models: Mapping[str, ModelReward]) -> int | None:
-    """Maximum prompt length in tokens, so that prompt and response fit into every model that reads both."""
+    """Return the maximum prompt length in tokens, so that prompt and response fit into every model that reads both."""
     critic = actor_critic.critic
     limits = {"the policy": actor_critic.policy.sampling_length}
     limits |= {f"reward model {name!r}": model.max_tokens for name, model in models.items() if model.shares_tokens}
     if (teacher := config.ppo.reference) is not None:
         found = load_config(base_source(teacher), trust_remote_code=config.runtime.trust_remote_code)
         limits[f"ppo.reference={teacher}"] = configured_length(found)
-    # The last one: it often is a copy of the policy or of a reward model, which is then the one to name.
+    # The critic comes last: it is often a copy of the policy or a reward model, and errors should name the original.
     limits["the critic"] = None if critic is None else critic.context_length
     return room_for_prompt(limits, config.rollout.max_new_tokens)
 
@@ -301,8 +304,8 @@ class RunPrompts:
 
     Attributes:
         train: Prompts to train on.
-        held_out: Prompts that policy and critic are tested on; empty for a run that tests neither.
-        mixture: In which shares the first are drawn from their sources; None for every prompt once per pass.
+        held_out: Prompts to evaluate policy and critic on; empty if neither is evaluated.
+        mixture: The shares in which training prompts are drawn from their sources; None for every prompt once per pass.
         judge: Compares responses with the starting model's; None for no comparison.
     """
 
@@ -320,7 +323,7 @@ def hold_out_prompts(
     *,
     room: int | None,
 ) -> RunPrompts:
-    """Hold some of the prompts out if the run evaluates, unless it has separate prompts for that, which are read.
+    """Hold out some of the prompts if the run evaluates, or read its separate evaluation prompts.
 
     Args:
         config: Names the data and its limits.
@@ -352,7 +355,7 @@ def hold_out_prompts(
 
 
 def _say_if_trained_on(held_out: Sequence[Prompt], trained: Sequence[Prompt]) -> None:
-    """Say if held-out prompts are trained on as well, as happens with doubles in the data."""
+    """Print a message if held-out prompts are also trained on, as happens with duplicates in the data."""
     known = {prompt.text for prompt in trained} if held_out else set()
     if count := sum(prompt.text in known for prompt in held_out):
         say(

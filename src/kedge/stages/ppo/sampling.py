@@ -1,4 +1,4 @@
-"""The sampling of an update: prompts, responses and their scores, in several rounds if groups have no spread.
+"""Samples an update's prompts, responses and scores, in several rounds if groups have no spread.
 
     prompts ─▶ rollout ─▶ scores ─▶ groups with spread ─▶ enough? ─▶ batch
        ▲                                                    │ no
@@ -30,15 +30,15 @@ class SampledBatch:
     """The responses of an update.
 
     Attributes:
-        prompts: The prompts that were drawn; the groups are numbered by their places.
+        prompts: The prompts that were drawn; groups are indices into them.
         rollouts: Everything that was sampled, greedy responses included.
-        num_sampled: Responses that were sampled, without the greedy ones.
-        scored: The responses that have a score and, if it is needed, a greedy response that has one.
+        num_sampled: Number of responses that were sampled, without the greedy ones.
+        scored: The responses that have a score and, if needed, a scored greedy response to the same prompt.
         trained: The responses that the update trains on, or only evaluates if it `is_flat` or all are masked.
-        is_flat: Groups without spread were to be left out, and no other group was found: no step is taken.
-        num_rounds: Rounds of sampling.
-        num_masked: Responses that were cut off and are left out of the steps; None if they are not to be.
-        masked_share: Their share of those that the update would train on otherwise.
+        is_flat: Groups without spread are excluded, and no other group was found: no step is taken.
+        num_rounds: Number of sampling rounds.
+        num_masked: Number of cut-off responses excluded from the steps; None if they are not excluded.
+        masked_share: Their share of the responses that the update would otherwise train on.
         takes_steps: False if no response is left to train on.
         costs: Metrics that the update's clock lacks: sending the weights to the engine, resting prompts, and with
             sampling ahead the seconds of its phases.
@@ -78,10 +78,10 @@ class SampledBatch:
         return group_scores(self.scored.total_scores, self.scored.rollout.group)
 
     def masked(self, experience: Experience) -> tuple[SampledBatch, Experience]:
-        """The same without the responses that were cut off: their scores are in the baselines, but no step is taken.
+        """Exclude the responses that were cut off: their scores remain in the baselines, but no step is taken on them.
 
         Args:
-            experience: Of `trained`; the advantages were estimated with all responses.
+            experience: The experience of `trained`; the advantages were estimated with all responses.
 
         Source: DAPO (arXiv 2503.14476) §3.4, overlong filtering.
         """
@@ -257,7 +257,7 @@ class Sampling:
             scored = trainer.score(sampled[0], prompts, *names, scores=scores)
         if not trainer.settings.needs_baseline:
             return scored
-        # Prompts of given responses may have other tokens than their texts, and the responses another limit.
+        # The caller's prompts may have been encoded differently, and its responses may have another length limit.
         given: dict[str, Any] = sampling_of(sampled[0], len(prompts)) if is_given else {}
         with clock.phase("rollout"):
             sampled.append(trainer.sample(prompts, *streams, groups=range(len(prompts)), greedy=True, **given))
@@ -271,7 +271,7 @@ class Sampling:
         return scored.compared_with(greedy)
 
     def _with_spread(self, batch: SampledBatch, wanted: int, update: int) -> SampledBatch:
-        """The same responses; the update trains on the first `wanted` groups with spread."""
+        """Restrict training to the first `wanted` groups with spread; the responses are unchanged."""
         groups = batch.groups
         found = groups.group[groups.has_spread][:wanted]
         is_flat = len(found) == 0
@@ -307,7 +307,7 @@ class Sampling:
 
 
 def next_round_size(wanted: int, drawn: int, found: int) -> int:
-    """Prompts of the next round: as many as the share of groups with spread so far makes enough, at most `wanted`.
+    """Estimate how many prompts the next round needs from the share of groups with spread so far; at most `wanted`.
 
     Args:
         wanted: Groups with spread that the update needs, more than `found`.

@@ -38,9 +38,9 @@ from kedge_base.importing import find_named
 IMPORTANCE_CAP = 2.0
 """`ppo.importance_cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
 N_STEPS = 5
-"""Tokens of reward before the value in `ppo.advantage=n_step`, as in A3C."""
+"""Number of tokens whose rewards precede the bootstrapped value in `ppo.advantage=n_step`, as in A3C."""
 LENGTH_ADAPTIVE_ALPHA = 0.05
-"""VAPO's α, the share of a response over which GAE looks ahead."""
+"""VAPO's α, the share of a response that GAE looks ahead."""
 SURROGATE_KL_TARGET = 0.01
 """KL to the sampling policy in nats per token for `policy_loss=kl_penalty_adaptive`: the best adaptive value of PPO."""
 GOOD_SCORE = 1.0
@@ -52,7 +52,7 @@ less; the standard deviation of scores that are almost all equal would multiply 
 
 @dataclass(frozen=True)
 class OwnFunctions:
-    """The user's own parts of the algorithm; None for kedge's.
+    """The parts of the algorithm that the user supplies; None for kedge's.
 
     Attributes:
         advantage: Estimates advantages and returns; see `OwnAdvantage`.
@@ -64,17 +64,17 @@ class OwnFunctions:
 
     @classmethod
     def of(cls, config: Config, objects: Mapping[str, Any]) -> OwnFunctions:
-        """The functions that were passed from Python, by their fields, and those that a configuration names.
+        """Collect the functions that were passed from Python, by field, and load those that a configuration names.
 
         Raises:
-            ConfigError: One that is named cannot be loaded.
+            ConfigError: A named function cannot be loaded.
         """
         fields = {"ppo.advantage": config.ppo.advantage, "ppo.policy_loss": config.ppo.policy_loss}
         return cls(*(objects.get(field) or _loaded(field, value) for field, value in fields.items()))
 
 
 def _loaded(field: str, name: object) -> Callable[..., object] | None:
-    """The function that a field names; None if it has another value."""
+    """Load the function that a field names; None if the field names no function."""
     if not isinstance(name, str) or ":" not in name:
         return None
     return find_named(name, word=field, error=ConfigError)
@@ -84,8 +84,8 @@ def _loaded(field: str, name: object) -> Callable[..., object] | None:
 class PpoSettings:
     """The settings of an update; `at` returns another update's.
 
-    Values that are used as configured are read from `ppo` and `rollout`. The others are resolved once, so that no code
-    of the configuration is on the way of an update.
+    Values that are used as configured are read from `ppo` and `rollout`. The others are resolved once, so that updates
+    run no configuration code.
 
     Attributes:
         config: The run's configuration, with the update's values of the scheduled fields.
@@ -94,7 +94,7 @@ class PpoSettings:
         seed: The run's seed, from which every random stream is derived.
         scheduled: The scheduled fields with their values in this update.
         exact: The engine's log probabilities equal the trainer's.
-        own: The user's own parts of the algorithm.
+        own: The parts of the algorithm that the user supplies.
         estimation: Settings that turn scores into advantages.
         loss: The total loss, given the current coefficients and the unit of the returns.
         surrogate: The policy loss, given the coefficient of its KL penalty.
@@ -102,7 +102,7 @@ class PpoSettings:
         masks_truncated: No step is taken on responses without a stop token.
         max_grad_norm: Largest gradient norm; None or 0 for no clipping.
         warmup_fraction: Share of the updates during which the learning rate rises.
-        learns_in_returns_std: The unit of the value loss is the standard deviation of the returns.
+        learns_in_returns_std: The value loss is measured in standard deviations of the returns.
         num_steps: Optimizer steps of a complete update.
         measures_distance: A controller needs the distance that each update moves the policy.
         needs_baseline: The advantages need the score of a greedy response to each prompt.
@@ -136,13 +136,13 @@ class PpoSettings:
         scheduled: Mapping[str, float] | None = None,
         own: OwnFunctions | None = None,
     ) -> PpoSettings:
-        """The settings of a configuration.
+        """Resolve the settings of a configuration.
 
         Args:
             config: The configuration, with an update's values of the scheduled fields.
             exact: The engine's log probabilities equal the trainer's.
             scheduled: The scheduled fields' values.
-            own: The user's own parts of the algorithm; None for those that the configuration names.
+            own: The parts of the algorithm that the user supplies; None for those that the configuration names.
         """
         ppo = config.ppo
         own = OwnFunctions.of(config, {}) if own is None else own
@@ -173,14 +173,14 @@ class PpoSettings:
         )
 
     def at(self, update: int) -> PpoSettings:
-        """The settings of an update, derived from the run's; the same without schedules."""
+        """Return the settings of an update, which differ from the run's only if settings are scheduled."""
         if not self.config.schedules:
             return self
         values = scheduled_values(self.config, update)
         return PpoSettings.of(config_at(self.config, update), exact=self.exact, scheduled=values, own=self.own)
 
     def inexact(self) -> PpoSettings:
-        """The same settings for responses whose log probabilities are not the trainer's."""
+        """Return these settings for responses whose log probabilities are not the trainer's."""
         if not self.exact:
             return self
         return PpoSettings.of(self.config, exact=False, scheduled=self.scheduled, own=self.own)
@@ -190,7 +190,7 @@ class PpoSettings:
         return 0.0 if self.ppo.kl_in.name == "loss" else coefficients.kl_coef
 
     def objective(self, experience: Experience, coefficients: Coefficients, *, train_policy: bool = True) -> Objective:
-        """The total loss of an update.
+        """Build the total loss of an update.
 
         Args:
             experience: The update's experience; the unit of the value loss can be the spread of its returns.
@@ -206,9 +206,9 @@ class PpoSettings:
         )
 
     def learning_rates(self, update: int, *, warmup_updates: int = 0, train_policy: bool = True) -> dict[str, float]:
-        """The learning rates of an update's steps, by argument of `set_learning_rate`.
+        """Compute the learning rates of an update's steps, as arguments of `set_learning_rate`.
 
-        The schedule covers the updates of the policy. The critic warms up at the peak rate, after a separate rise.
+        The schedule covers the updates of the policy. The critic's warm-up uses the peak rate, after a separate ramp.
 
         Args:
             update: Its number, from 1.
@@ -233,7 +233,7 @@ class PpoSettings:
 
 
 def advantage_of(config: Config) -> Advantage:
-    """The estimator selected by `ppo.advantage`."""
+    """Return the estimator that `ppo.advantage` selects."""
     use = config.ppo
     gae_lambda = use.gae_lambda
     if isinstance(gae_lambda, Choice):
@@ -261,7 +261,7 @@ def advantage_of(config: Config) -> Advantage:
 
 
 def coefficients_of(config: Config) -> Coefficients:
-    """The first update's coefficients and their controllers."""
+    """Create the first update's coefficients and their controllers."""
     ppo = config.ppo
     adaptive = ppo.loss_name == "kl_penalty_adaptive"
     controllers = Controllers(
@@ -278,7 +278,7 @@ def coefficients_of(config: Config) -> Coefficients:
 
 
 def value_warmup_of(config: Config) -> ValueWarmup | None:
-    """The critic's warm-up, at its start; None for no warm-up."""
+    """Create the critic's warm-up; None for no warm-up."""
     value = config.ppo
     if not value.value_warmup_updates:
         return None
@@ -288,13 +288,13 @@ def value_warmup_of(config: Config) -> ValueWarmup | None:
 
 
 def learns_in_returns_std(config: Config) -> bool:
-    """True if start, loss and steps of the critic are in standard deviations of the returns (`ppo.value_unit`)."""
+    """True if the critic's start, loss and steps are in standard deviations of the returns (`ppo.value_unit`)."""
     value = config.ppo
     return value.value_unit == "returns_std" and value.value_bins is None
 
 
 def value_bins_of(config: Config) -> Bins | None:
-    """The bins of the critic's histogram; None if its output is a scalar."""
+    """Return the bins of the critic's histogram; None if its output is a scalar."""
     bins = config.ppo.value_bins
     return None if bins is None else Bins(*bins)
 
@@ -338,7 +338,7 @@ def _loss_of(config: Config) -> partial[Objective]:
 
 
 def _returns_unit(experience: Experience) -> float:
-    """The spread of the returns, at least `MIN_SHARE_OF_ERROR` of the RMS of R − V; 1 where both are 0.
+    """The standard deviation of the returns, at least `MIN_SHARE_OF_ERROR` of the RMS of R − V; 1 if both are 0.
 
     It scales with the reward.
     """
@@ -350,7 +350,7 @@ def _returns_unit(experience: Experience) -> float:
 
 
 def check_own_loop(config: Config, *, has_prompts: bool, has_reward: bool) -> None:
-    """Refuse what cannot act in a loop that is not kedge's.
+    """Reject settings that cannot take effect in a custom loop.
 
     Raises:
         ConfigError: One line with the setting and the reason.

@@ -1,4 +1,4 @@
-"""The trainer: samples, scores, estimates advantages, and improves policy and critic."""
+"""The trainer of PPO: samples, scores, estimates advantages, and improves policy and critic."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Trainer:
         warmup: The critic's warm-up; None for no warm-up.
         guard: Checks experience and steps; None checks nothing.
         update: The current update, from 1.
-        staleness: Updates between the sampling weights and the trained ones.
+        staleness: Number of updates between the sampling weights and the trained ones.
     """
 
     run: Run
@@ -71,12 +71,12 @@ class Trainer:
 
     @classmethod
     def of(cls, config: Config, run: Run, roles: Roles) -> Trainer:
-        """The trainer at the start of a run."""
+        """Create the trainer at the start of a run."""
         settings = PpoSettings.of(config, exact=roles.engine.is_exact, own=roles.own)
         return cls(run, roles, settings, settings, coefficients_of(config), value_warmup_of(config))
 
     def register(self, loop: CheckpointedLoop) -> None:
-        """Save and resume with a loop the coefficients, and what a run finds out instead of being configured with."""
+        """Register the coefficients and everything else that a run determines itself for saving with a loop."""
         loop.register("coefficients", self.coefficients)
         if (missing_eos := self.roles.missing_eos) is not None and not missing_eos.is_known:
             loop.register("missing EOS", missing_eos, optional=True)
@@ -84,7 +84,7 @@ class Trainer:
             loop.register("value warm-up", self.warmup, optional=True)
 
     def begin(self, update: int) -> None:
-        """Start an update: scheduled settings and coefficients take their values."""
+        """Start an update: set its scheduled settings and coefficients."""
         self.update = update
         self.settings = self.run_settings.at(update)
         if self.warmup is not None:
@@ -107,12 +107,12 @@ class Trainer:
         return cast(int, self.roles.tokenizer.pad_token_id)
 
     def publish(self, version: int) -> dict[str, float]:
-        """Send the policy's weights to an engine that has its own copy, unless it has these already.
+        """Send the policy's weights to an engine that has its own copy, unless it already has them.
 
-        A callback or the loop around the trainer may have changed them since.
+        A callback or the surrounding loop may have changed them.
 
         Args:
-            version: Updates that the policy has completed.
+            version: Number of updates that the policy has completed.
 
         Returns:
             Metrics, such as seconds.
@@ -145,10 +145,10 @@ class Trainer:
             prompts: The prompts.
             names: The name of the random streams; by default the current update's.
             groups: For each response, the index of its prompt; by default `rollout.num_responses` for each prompt.
-            policy_version: Updates that the policy has completed; by default all before this one.
-            greedy: Take the most likely tokens, instead of drawing them.
+            policy_version: Number of updates that the policy has completed; by default, all before this one.
+            greedy: Take the most likely tokens instead of sampling.
             prompt_ids: The prompts in tokens; None encodes their texts.
-            max_new_tokens: Limit of the length; None for that of the settings.
+            max_new_tokens: Limit of the length; None uses the settings' limit.
         """
         settings = self.settings
         if groups is None:
@@ -162,7 +162,7 @@ class Trainer:
         )
         seeds = stream_seeds(settings.seed, *names, count=len(groups))
         if self.roles.player is not None:
-            # The episodes of a group start alike.
+            # The episodes of a group start in the same state.
             starts = stream_seeds(settings.seed, "environment", *names, count=len(prompts))
             dialogue = self.roles.player.episodes(
                 self.roles.tokenizer,
@@ -191,7 +191,7 @@ class Trainer:
             rollout: The responses.
             prompts: The prompts, indexed by the rollout's groups.
             names: The name of the random stream of the rewards; by default the current update's.
-            scores: One per response, in place of the rewards'.
+            scores: One per response, instead of those from the rewards.
 
         Raises:
             RewardError: A reward failed, or scores are invalid.
@@ -230,11 +230,10 @@ class Trainer:
         return experience
 
     def evaluate(self, scored: ScoredRollout, *, advantage: Advantage | None = None) -> Experience:
-        """Compute the same for responses that are not trained on.
+        """Compute the same quantities as `estimate` for responses that are not trained on.
 
         Args:
-            scored: The responses with their scores. They need no baseline: theirs is 0, and their advantages are the
-                returns.
+            scored: The responses with their scores. The baseline is 0, so the advantages are the returns.
             advantage: The estimator to use instead of `ppo.advantage`.
         """
         return self._estimated(scored, self._evaluated(scored.rollout), advantage)
@@ -244,8 +243,8 @@ class Trainer:
 
         Args:
             experience: The experience.
-            takes_steps: False for groups without spread: Adam would scale even the small gradient that is left, of the
-                KL or the entropy, to full size.
+            takes_steps: False for groups without spread: Adam would scale up even the small remaining gradient of the
+                KL or the entropy to full size.
         """
         learner = self._learner
         settings = self.settings
@@ -261,17 +260,17 @@ class Trainer:
 
     @property
     def learning_rates(self) -> dict[str, float]:
-        """The learning rates of the current update, by argument of `set_learning_rate`."""
+        """The learning rates of the current update, as arguments of `set_learning_rate`."""
         warmup_updates = 0 if self.warmup is None else self.warmup.num_updates
         return self.settings.learning_rates(self.update, warmup_updates=warmup_updates, train_policy=self.trains_policy)
 
     def behind(self, update: int, version: int, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Trainer:
-        """A trainer that samples an update's responses ahead of it, in another thread.
+        """Return a trainer that samples an update's responses ahead of time, in another thread.
 
         Args:
             update: The update's number.
-            version: Updates that the policy that samples has completed.
-            engine: Samples in that thread.
+            version: Number of updates that the sampling policy has completed.
+            engine: The engine of that thread.
             tokenizer: A copy for that thread: tokenizers are not safe to use from two.
         """
         roles = replace(self.roles, engine=engine, tokenizer=tokenizer)
@@ -279,10 +278,12 @@ class Trainer:
         return replace(self, roles=roles, settings=settings, guard=None, update=update, staleness=update - 1 - version)
 
     def measuring(self, *, exact: bool) -> Trainer:
-        """A trainer for figures of responses that are not trained on; it sets nothing that training uses.
+        """Return a trainer for measurements on responses that are not trained on; it changes no state that training
+        uses.
 
         Args:
-            exact: The current weights sampled them, so log probabilities and values of sampling are theirs.
+            exact: The responses were sampled with the current weights, so their log probabilities and values are
+                current.
         """
         roles = replace(self.roles, missing_eos=copy(self.roles.missing_eos))
         settings = self.run_settings.at(self.update)
@@ -296,7 +297,7 @@ class Trainer:
         return found
 
     def unscheduled(self) -> Trainer:
-        """A trainer with the run's settings in every update, for measurements that are to be comparable."""
+        """Return a trainer with the run's settings in every update, so that measurements are comparable."""
         return replace(self, settings=self.run_settings, guard=None)
 
     @property
@@ -334,7 +335,7 @@ class Trainer:
         return evaluate_rollout(rollout, self.models, value_after_last=after_last, first_pass=first_pass)
 
     def _with_started_values(self, scored: ScoredRollout, outputs: RolloutOutputs) -> RolloutOutputs:
-        """Start a new critic's values from the first returns, and replace those that the outputs have."""
+        """Start a new critic's values from the first returns, and correct the values in these outputs."""
         first = self._estimated(scored, outputs, RewardToGo(self.settings.ppo.gamma))
         assert first.values is not None, "only a critic has values to start"
         cut_off = scored.rollout.cut_off  # what such an episode paid so far is not its return

@@ -80,7 +80,7 @@ def record_file(path: Path) -> FileRecord:
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
-    """The records of all files of a folder and its subfolders, by relative path; errors as in `record_file`."""
+    """Compute the records of all files in a folder and its subfolders, by relative path; errors as in `record_file`."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): record_file(path) for path in paths}
 
@@ -88,10 +88,10 @@ def record_files(folder: Path) -> dict[str, FileRecord]:
 def tensor_pieces(
     tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> Iterator[bytes | memoryview]:
-    """A safetensors file of these tensors, in pieces; one tensor at a time is copied from its device.
+    """Yield a safetensors file of these tensors in pieces, copying one tensor at a time from its device.
 
     The library's own writer copies all tensors of a GPU to the host's memory before it writes the first one, and
-    refuses tensors that share memory or are not contiguous. Here each of these is written in full.
+    refuses tensors that share memory or are not contiguous. Here, each such tensor is written in full.
 
     Args:
         tensors: The tensors, by name.
@@ -133,7 +133,7 @@ class Manifest:
         kedge_version: The version of kedge that wrote it.
         files: Records of all other files, by path relative to the checkpoint.
         held: Tensors that are stored in the checkpoint's model instead of in the file of their group; see `SavedModel`.
-        shards: By group of tensors that each rank wrote its part of: the number of files.
+        shards: Number of files of each group of tensors to which every rank wrote its shard.
     """
 
     update: int
@@ -179,7 +179,7 @@ def check_files(folder: Path, files: Mapping[str, FileRecord], ranks: Ranks = AL
     Args:
         folder: The checkpoint.
         files: The records of all files but the manifest.
-        ranks: Share the hashing out; this rank computes the hashes of its files alone.
+        ranks: The ranks that share the hashing; each hashes only some of the files.
 
     Raises:
         DataError: Names the first file that is missing, unexpected or damaged.

@@ -66,11 +66,13 @@ class CheckpointedLoop:
         self.saves_start = False
 
     def sync_before_saving(self, *logs: Log) -> None:
-        """Flush these logs before each save, so that a checkpoint never refers to rows that are not on the disk."""
+        """Flush these logs before each save, so that a checkpoint never refers to rows that are not on disk."""
         self._run_state.logs = logs
 
     def when_restored(self, *do: Callable[[], object]) -> None:
-        """Call these once the run is restored: until then it can be refused, and nothing in its folder may change."""
+        """Call these functions once the run is restored: before that it can be rejected, and its folder must not
+        change.
+        """
         self._when_restored += do
 
     def register(self, name: str, part: Stateful, *, optional: bool = False) -> None:
@@ -84,7 +86,7 @@ class CheckpointedLoop:
         (self._run_state.optional if optional else self._run_state.parts)[name] = part
 
     def register_ahead(self, ahead: Deferred) -> None:
-        """Save work for later steps that is under way with every checkpoint; `restore` restores it."""
+        """Save work for later steps with every checkpoint; `restore` restores it."""
         self._run_state.ahead = ahead
 
     def restore(self, state: TrainingState) -> None:
@@ -153,7 +155,7 @@ class CheckpointedLoop:
         self._asked_to_end = reason
 
     def on_first_rank(self, do: Callable[[], object]) -> None:
-        """Let the first rank do something that may end the run, and let all others follow."""
+        """Let the first rank do something that may end the run; the run then ends on all ranks."""
 
         def done() -> str | None:
             do()
@@ -183,7 +185,7 @@ class CheckpointedLoop:
         """Mark the start of the weight changes: if the run stops before the end of the step, the step is discarded.
 
         As late as possible, right before the optimizer's first step: until then the state after the last complete step
-        is whole, so a requested stop takes place here, unless this is the first step and there is nothing to save.
+        is intact, so a requested stop takes place here, unless this is the first step and there is nothing to save.
 
         Raises:
             KeyboardInterrupt, Terminated: The run was interrupted; the state after the last complete step is saved.
@@ -207,7 +209,7 @@ class CheckpointedLoop:
     def can_save(self) -> bool:
         """True if the state can be saved after an exception.
 
-        Sharded weights can be gathered only if all ranks are here: after a stop that all agreed on.
+        Sharded weights can be gathered only if all ranks are here, that is, after an agreed stop.
         """
         return not self._run_state.ranks.is_sharded or self._stop.was_agreed
 
@@ -227,7 +229,7 @@ class CheckpointedLoop:
     ) -> None:
         """After any exception, save the state after the last complete step if it can be saved.
 
-        If memory ran out, what the failed step holds is freed first, so that there is room to save.
+        If memory ran out, the failed step's tensors are freed first, to make room for saving.
         """
         if is_out_of_memory(error):
             release(error)
@@ -293,5 +295,5 @@ class SaveSchedule:
         return by_count or (self.every_minutes is not None and minutes >= self.every_minutes)
 
     def saved(self) -> None:
-        """Restart the minutes after a save."""
+        """Restart the timer after a save."""
         self._saved_at = self.clock()

@@ -1,4 +1,4 @@
-"""The model in a checkpoint: a loadable folder; the checkpoint does not store its weights a second time."""
+"""The model in a checkpoint: a loadable folder, whose weights are not stored a second time."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class SavedModel:
     """The parts of a checkpoint's model.
 
     Attributes:
-        held: By group of tensors and tensor: the name in the model's files under which they hold the same bits.
+        held: For each group and tensor, the name under which the model's files contain the same bits.
         files: Records of the files written so far, by path relative to the checkpoint.
-        weights: The content of `WEIGHTS_FILE`, if it is not written yet; otherwise empty.
+        weights: The content of `WEIGHTS_FILE` if it has not been written yet; otherwise empty.
     """
 
     held: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class CheckpointModel:
     """The model that every checkpoint of a run contains.
 
     Some architectures are converted when they are saved, so the first save compares the files with the weights. If they
-    are bit-identical, in one file, later saves leave the weights to the checkpoint, which hashes as it writes.
+    are bit-identical, in one file, later saves let the checkpoint write the weights, which it hashes while writing.
 
     Args:
         module: The trained transformers model.
@@ -55,10 +55,11 @@ class CheckpointModel:
     _is_plain = False
 
     def try_saving(self, folder: Path) -> None:
-        """Save everything but the weights, and delete it: a model that cannot be saved must be found before training.
+        """Save everything but the weights, then delete it, so that a model that cannot be saved is detected before
+        training.
 
         Raises:
-            ModelError: transformers refuses, such as for settings in `config.json` that exclude each other.
+            ModelError: transformers refuses to save it, for example because of incompatible settings in `config.json`.
             OutputError: The folder cannot be written.
         """
         trial = temporary_name(folder / MODEL_FOLDER)
@@ -89,10 +90,10 @@ class CheckpointModel:
         Args:
             folder: The model's folder, which does not exist yet.
             update: The update just finished.
-            groups: The tensors that the checkpoint must restore, whole.
-            gathered: The whole weights of those that are in parts; see `gather`.
-            shards: Tensors in the checkpoint's shards. If there are any, the model has no weights, but a file that
-                says where in the shards they are.
+            groups: The unsharded tensors that the checkpoint must restore.
+            gathered: The full weights of sharded modules; see `gather`.
+            shards: Tensors in the checkpoint's shards. If there are any, the model's folder has no weights, but a file
+                with their locations in the shards.
 
         Raises:
             OSError: A file cannot be written.
@@ -136,5 +137,5 @@ def _same_bits(saved: Tensor, tensor: Tensor) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a saved model's weights, without a value head's."""
+    """The weight files of a saved model, without those of a value head."""
     return sorted(folder.glob("model*.safetensors"))

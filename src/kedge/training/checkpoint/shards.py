@@ -1,4 +1,4 @@
-"""The files of a checkpoint to which every rank writes its own part of weights and moments."""
+"""Files of a checkpoint to which each rank writes its shards of weights and moments."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kedge.training.checkpoint.files import FileRecord, tensor_pieces, write_fil
 def write_shards(part: Path, groups: Mapping[str, Mapping[str, Tensor]], ranks: Ranks) -> dict[str, FileRecord]:
     """Write a file per group and rank; all ranks call this, and get the records of all files.
 
-    Each rank hashes what it writes, so that no one reads the files of others. If one of them cannot write, all raise
+    Each rank hashes what it writes, so that no rank reads the files of others. If one of them cannot write, all raise
     the same error; if one is killed, the others lose contact.
 
     Args:
         part: A folder that all ranks see, with a folder for each group.
-        groups: Groups of tensors, in parts or not; of the latter the first rank's are written.
+        groups: Groups of tensors; unsharded tensors are written by the first rank.
         ranks: The ranks.
 
     Raises:

@@ -25,7 +25,7 @@ from kedge_base.generators import random_state, restore_random_state
 from kedge_base.run_folder.output import BEST_FILE, replace_file
 
 AHEAD = "ahead"
-"""The name of the work under way in a checkpoint."""
+"""The name in a checkpoint of work for later steps."""
 
 
 class Stateful(Protocol):
@@ -41,18 +41,18 @@ class Stateful(Protocol):
 
 
 class Deferred(Protocol):
-    """Work under way that later steps need, which is finished before it is saved."""
+    """Work for later steps that is under way, and is finished before it is saved."""
 
     def mark(self) -> Any:
-        """The work that is under way now; nothing is waited for."""
+        """Return the work that is under way now, without waiting for it."""
         ...
 
     def saved(self, mark: Any, /) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The results of a mark, as tensors by name and JSON types, once they are finished."""
+        """Wait for the results of a mark, and return them as tensors by name and JSON types."""
         ...
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], /) -> object:
-        """Restore what `saved` returned; all parts are restored already."""
+        """Restore what `saved` returned; all parts have been restored before."""
         ...
 
 
@@ -60,7 +60,7 @@ class Log(Protocol):
     """An append-only log file."""
 
     def sync(self) -> None:
-        """Flush all rows to the disk."""
+        """Flush all rows to disk."""
         ...
 
 
@@ -89,7 +89,7 @@ class BestUpdate:
         is_kept: The checkpoint of the best update is kept.
         update: The update with the best value; None before the first value.
         value: The best value.
-        num_since: Values since the best one, none of them better.
+        num_since: Number of values since the best one.
     """
 
     metric: str
@@ -114,7 +114,7 @@ class BestUpdate:
         return True
 
     def start_again(self) -> None:
-        """Forget the values so far, which later ones cannot be compared with."""
+        """Forget the values so far, because later ones cannot be compared with them."""
         self.update = self.value = None
         self.num_since = 0
 
@@ -127,7 +127,7 @@ class BestUpdate:
         return {**self.summary(), "num_since": self.num_since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`; another metric's is ignored, since its values cannot be compared."""
+        """Restore a `state_dict`; one of another metric is ignored, since its values cannot be compared."""
         if state["metric"] == self.metric:
             self.update = state["update"]
             self.value = state["value"]
@@ -136,7 +136,7 @@ class BestUpdate:
 
 @dataclass(frozen=True)
 class _Boundary:
-    """State that changes before the weights do, as it was between two steps."""
+    """A copy, made between two steps, of state that changes before the weights do."""
 
     progress: dict[str, Any]
     streams: Mapping[str, Tensor]
@@ -154,17 +154,17 @@ class RunState:
         fingerprint: Hashes of the run's inputs; see `Manifest`.
         keep: Number of checkpoints to keep.
         found: The checkpoint to restore from; None starts a new run.
-        model: The model that each checkpoint contains; None for none.
-        best: Tells which update is the best so far; its checkpoint is kept in any case.
+        model: The model that each checkpoint contains; None for no model.
+        best: Tracks the best update so far, whose checkpoint is always kept.
         ranks: The ranks of the run; the first one writes.
-        sharded_above: Number of parameters above which each rank writes its own part of sharded weights and moments;
-            None for never.
+        sharded_above: Number of parameters above which each rank writes its own shards of weights and moments; None for
+            no limit.
 
     Attributes:
         parts: Registered parts of the run by name: data streams, coefficients, the guard's history.
         optional: Further parts, which a checkpoint may lack: runs with other settings do not have them.
-        ahead: Work for later steps that is under way; None for none.
-        logs: Flushed before each save, so that a checkpoint never refers to rows that are not on the disk.
+        ahead: Work for later steps that is under way, if any.
+        logs: Flushed before each save, so that a checkpoint never refers to rows that are not on disk.
     """
 
     folder: Path
@@ -237,7 +237,7 @@ class RunState:
             self._state.optimizer.zero_grad(set_to_none=True)
 
     def remember(self) -> None:
-        """Copy the state that changes before the weights do: a discarded step is repeated from here."""
+        """Copy the state that changes before the weights do; a discarded step is repeated from this state."""
         assert self._state is not None, "restore first"
         progress = {name: part.state_dict() for name, part in {**self.parts, **self.optional}.items()}
         if self.best is not None:
@@ -246,7 +246,7 @@ class RunState:
         self._boundary = _Boundary(progress, *random_state(), mark)
 
     def save(self, update: int) -> bool:
-        """Save the state last remembered, as that after this update; False if there is none or it is already saved.
+        """Save the last remembered state as the state after this update; False if it is missing or already saved.
 
         Raises:
             OutputError: The checkpoint cannot be written.
@@ -337,11 +337,11 @@ class RunState:
 
     @property
     def kept(self) -> int | None:
-        """The update of the checkpoint that is kept as the best."""
+        """The update of the checkpoint that is kept as the best one."""
         return self.best.update if self.best is not None and self.best.is_kept else None
 
     def release(self) -> None:
-        """Free the models now: the owner of the loop may keep a reference to it. Nothing is saved from here on."""
+        """Free the models now, because the loop's owner may keep a reference to it. Nothing is saved afterwards."""
         self._state = self.model = self.ahead = None
         self.parts.clear()
         self.optional.clear()
@@ -357,7 +357,7 @@ MOVING = ("lr", "tf1_step")
 
 
 def module_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers of a module by name; shared ones appear once, those under an adapter not at all."""
+    """Return parameters and buffers by name; shared ones appear once, those under an adapter are left out."""
     weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {name: weight for name, weight in weights.items() if not is_frozen(weight)}
 
@@ -384,10 +384,11 @@ def restore_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def optimizer_state(
     optimizer: Optimizer, *, gathered: bool = True, keep: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's state: tensors by `PARAMETER.KEY`, and the entries of its parameter groups that steps change.
+    """Return an optimizer's state: tensors by `PARAMETER.KEY`, and the entries of its parameter groups that steps
+    change.
 
-    Parameters are numbered across groups, as in torch's state dict. A parameter without a step has no state. Counts
-    that are plain numbers become tensors. Sharded tensors are gathered in the memory of the host: all ranks call
+    Parameters are numbered across groups, as in torch's state dict. A parameter that has taken no step has no state.
+    Counts that are plain numbers become tensors. Sharded tensors are gathered in host memory, so all ranks must call
     this.
 
     Args:
@@ -413,7 +414,7 @@ def optimizer_state(
 
 
 def _kind_of(optimizer: Optimizer) -> str:
-    """The optimizer's kind and form of Adam's ε, on which the entries of its state depend."""
+    """Return the optimizer's kind and form of Adam's ε, which determine the entries of its state."""
     own = unwrapped(optimizer)
     parts = own.parts if isinstance(own, OptimizersAsOne) else [own]
     form = " with tf1" if any("tf1_step" in group for group in own.param_groups) else ""
@@ -460,7 +461,7 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state
 
 
 def _undo_casts(optimizer: Optimizer, restored: Mapping[int, Mapping[str, Any]]) -> None:
-    """Restore the number format of moments, which torch casts to the parameter's and some libraries keep different."""
+    """Restore the dtype of moments: torch casts them to the parameter's, but some libraries use another."""
     kept = optimizer.state
     for index, parameter in enumerate(all_parameters(optimizer)):
         for key, value in restored.get(index, {}).items():
@@ -478,7 +479,7 @@ def _check_same_kind(name: str, tensors: Mapping[str, Tensor], own: Tensor) -> N
 
 
 def _kind(tensors: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], torch.dtype]:
-    """A tensor's shape and number format; a stored one is not read for that."""
+    """Return a tensor's shape and dtype, without reading a stored tensor."""
     if isinstance(tensors, StoredTensors):
         return tensors.shape(name), tensors.dtype(name)
     return tuple(tensors[name].shape), tensors[name].dtype

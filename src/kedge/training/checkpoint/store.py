@@ -87,7 +87,7 @@ class Checkpoint:
         return dict(self.stored(group))
 
     def stored(self, group: str) -> StoredTensors:
-        """The same, read on access, whole or only some rows."""
+        """The same tensors, read on access, in full or only some rows."""
         count = self.manifest.shards.get(group)
         names = [_tensor_file(group)] if count is None else [shard_name(group, each, count) for each in range(count)]
         for name in names:
@@ -127,13 +127,13 @@ def save_checkpoint(
         state: Everything else, as JSON values; see `check_state`.
         keep: Number of checkpoints to keep, ≥ 1.
         model: The model to save with it; weights that it contains are not stored again.
-        gathered: The whole weights of the model's sharded modules; see `gather`.
-        shards: Further groups, which become a folder with a file per rank; the model gets no weights.
-        ranks: Those that write the shards, and see the folder; all of them call this. The first one does the rest.
-        protected: Updates whose checkpoints are kept in any case.
+        gathered: The full weights of the model's sharded modules; see `gather`.
+        shards: Further groups; each becomes a folder with a file per rank, and the model gets no weights.
+        ranks: The ranks that write the shards; all of them call this and share the folder. The first one does the rest.
+        protected: Updates whose checkpoints are always kept.
 
     Raises:
-        OutputError: The system refuses a write (disk full, for example), on every rank. Existing checkpoints are
+        OutputError: A write fails, for example because the disk is full; raised on every rank. Existing checkpoints are
             unchanged.
         NumericsError: A number in the state is not finite; nothing is written.
     """
@@ -201,7 +201,7 @@ def newest_valid(folder: Path, *, on_rejected: Callable[[str], None], ranks: Ran
     Args:
         folder: The run's checkpoint folder; it need not exist and is not modified.
         on_rejected: Receives one line for each newer invalid checkpoint: the file and its fault.
-        ranks: Share the checks out: all of them call this, and get the same.
+        ranks: Share the checks: all of them call this and get the same result.
     """
     for _, path in reversed(checkpoints_in(folder)):
         try:
@@ -216,10 +216,10 @@ def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
 
     Args:
         path: Its folder.
-        ranks: Share the checks out: all of them call this.
+        ranks: Share the checks: all of them call this.
 
     Raises:
-        DataError: A file is missing, damaged or unexpected; the message names it. On every rank.
+        DataError: A file is missing, damaged or unexpected; the message names it. Raised on every rank.
     """
     found = None
     problem = None
@@ -271,10 +271,10 @@ def _tensor_file(group: str) -> str:
 
 @contextmanager
 def _output_errors(folder: Path, *, update: int, needed: int) -> Iterator[None]:
-    """Convert the system's errors into an OutputError that says how much space the checkpoint needs.
+    """Convert OS errors into an OutputError that says how much space the checkpoint needs.
 
     Raises:
-        OutputError: The system refused something in the block.
+        OutputError: A system call in the block failed.
     """
     try:
         yield

@@ -46,7 +46,7 @@ Example_contra = TypeVar("Example_contra", contravariant=True)
 
 
 class Passes(TypedDict, total=False):
-    """Arguments of forward passes: tokens of each, and the ranks that share the examples."""
+    """Arguments of forward passes: tokens per pass, and the ranks that share the examples."""
 
     micro_batch_tokens: PassTokens
     ranks: Ranks
@@ -98,28 +98,28 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of a supervised training.
+    """Settings of supervised training.
 
     Attributes:
         learning_rate: Peak learning rate.
         batch_size: Examples per optimizer step.
         num_epochs: Passes over the examples, > 0; can be a fraction.
-        micro_batch_tokens: Tokens per forward pass; None for the whole batch. Limits memory; does not change results.
+        micro_batch_tokens: Tokens per forward pass; None for the whole batch. Limits memory without changing results.
         schedule: Learning rate schedule.
         warmup_fraction: Share of the steps, in [0, 1), with a rising learning rate.
         max_grad_norm: Gradients are clipped to this norm; None or 0 for no clipping.
         optimizer: The kind; see `build_optimizer`, as for the next four.
-        offload_optimizer: Keep its state in the host's memory between steps.
+        offload_optimizer: Keep its state in host memory between steps.
         weight_decay: Decay of the weights.
         adam_eps: Adam's ε.
         adam_eps_mode: Where ε is added.
         num_evaluations: Evaluations on the held-out examples, evenly spaced, the last one after the last step.
         precision: Number format of the matrix products.
-        seed: Of the order of the examples.
-        order: The examples of a pass, by its number from 0, as many as there are; None shuffles all of them.
+        seed: The seed of the order of the examples.
+        order: Returns the examples of a pass, given its number from 0; None shuffles all examples.
         on_step: Called with the number of each step, from 1, and its metrics.
         loop: Counts the steps, saves and resumes the run.
-        ranks: They share the examples of a batch, which all of them have.
+        ranks: The ranks that share the examples of a batch; each has all of them.
     """
 
     learning_rate: float
@@ -163,8 +163,8 @@ def train_supervised(
     """Minimize an objective over shuffled batches.
 
     On Ctrl-C or SIGTERM it returns early: the outcome has the interruption, and the caller saves the model so far. If
-    the weights are in parts and the ranks did not stop in the same place, nothing can be saved, and it is raised.
-    (Over 60 lines only because of its arguments; the loop is kept in one piece.)
+    the weights are sharded and the ranks did not stop in the same place, nothing can be saved, and the exception is
+    raised. (Over 60 lines only because of its arguments; the loop is kept in one piece.)
 
     Args:
         objective: The loss to minimize.
@@ -172,10 +172,10 @@ def train_supervised(
         examples: The training examples, at least one.
         settings: The settings.
         held_out: Examples for evaluation only.
-        inner_matrices: The matrices of layers; see `build_optimizer`.
+        inner_matrices: The layers' matrices; see `build_optimizer`.
         head_parameters: The output layer whose outputs have the unit `value_unit`; see `set_learning_rate`.
         value_unit: That unit.
-        parts: Parts saved and restored besides weights, optimizer and the last evaluation, by name.
+        parts: Further parts to save and restore, by name.
 
     Raises:
         NumericsError: A loss or gradient is not finite; names the example. The weights are those before the step.
@@ -234,14 +234,14 @@ def train_supervised(
 def evaluate_held_out(
     objective: SupervisedLoss[Example], held_out: Sequence[Example], outcome: Outcome, settings: TrainingSettings
 ) -> dict[str, float]:
-    """The metrics on the held-out examples, with `eval/` before their names; the outcome keeps them."""
+    """Evaluate on the held-out examples; metrics get the prefix `eval/` and are stored in the outcome."""
     with in_phase("evaluation"):
         outcome.evaluation = evaluate(objective, held_out, **settings.passes)
     return {f"eval/{name}": value for name, value in outcome.evaluation.items()}
 
 
 def count_steps(num_examples: int, *, num_epochs: float, batch_size: int) -> int:
-    """Optimizer steps of a run: ⌈examples · epochs / batch size⌉, at least 1.
+    """Compute the optimizer steps of a run: ⌈examples · epochs / batch size⌉, at least 1.
 
     Raises:
         ConfigError: The examples are empty.
@@ -279,7 +279,7 @@ def accumulate_gradients(
         batch: The examples, which all ranks have.
         micro_batch_tokens: Tokens per pass.
         ranks: They share the examples.
-        begin: Called first, and again before all passes are repeated in smaller ones: clears the gradients.
+        begin: Clears the gradients; called first, and again before the passes are repeated with smaller parts.
 
     Source: spec §6.30.
     """
@@ -306,7 +306,7 @@ def accumulate_gradients(
 def evaluate(
     objective: SupervisedLoss[Example], examples: Sequence[Example], **passes: Unpack[Passes]
 ) -> dict[str, float]:
-    """The objective's means over the examples, without gradient."""
+    """Compute the objective's means over the examples, without gradients."""
     return accumulate_gradients(objective, examples, **passes)
 
 

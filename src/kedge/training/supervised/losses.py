@@ -36,15 +36,17 @@ class CompletionLoss:
     precision: Precision = "fp32"
 
     def weight(self, example: EncodedExample) -> float:
-        """Counted tokens: the learned ones."""
+        """Number of counted tokens."""
         return len(example.learned())
 
     def length(self, example: EncodedExample) -> int:
-        """Tokens of prompt and completion."""
+        """Number of tokens in prompt and completion."""
         return len(example.prompt) + len(example.completion)
 
     def sums(self, examples: Sequence[EncodedExample]) -> Mapping[str, Tensor]:
-        """Sums over the counted tokens: `loss` in nats, and `token_accuracy`, tokens that are the model's argmax."""
+        """Sums over the counted tokens: `loss` in nats, and `token_accuracy`, the number of tokens that the model
+        predicts.
+        """
         device = self.model.device
         texts = [[*example.prompt, *example.completion] for example in examples]
         # A text's last token is only a target: the model need not read it.
@@ -73,7 +75,7 @@ class RankedResponses:
         rows: Prompt plus response, including EOS; best first.
         ranks: One per row, ascending; a smaller rank is better, equal ranks are ties. Not all are equal.
         lengths: Length of each response in characters, for the length baseline.
-        margin: Margin of a comparison: how far the chosen score should exceed the rejected one.
+        margin: Margin by which the chosen score should exceed the rejected one.
     """
 
     rows: tuple[list[int], ...]
@@ -119,7 +121,7 @@ class RankingLoss:
         return 1.0
 
     def length(self, example: RankedResponses) -> int:
-        """Tokens of all rows."""
+        """Number of tokens in all rows."""
         return sum(len(row) for row in example.rows)
 
     def sums(self, examples: Sequence[RankedResponses]) -> Mapping[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Fits a critic to returns: the examples, the loss, the least-squares start, the training, how much it explains."""
+"""Fits a critic to returns: a least-squares start, then training; measures the explained variance."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from kedge_base.errors import ModelError
 from kedge_base.machine.memory import in_phase
 
 NUM_PARTS = 3
-"""Parts of a response in which the explained variance is measured: a critic may know the end and not the start."""
+"""Parts of a response whose explained variance is measured: a critic may predict the end but not the start."""
 
 ROUNDING = 1e-12
-"""A variance is 0 if it is a smaller share of the mean square: a difference of two sums in float64 is then rounding."""
+"""A variance below this share of the mean square counts as 0, because it is then only float64 rounding."""
 
 FIT_TOKENS = 8192
-"""Tokens per forward pass where the run sets no limit."""
+"""Tokens per forward pass if the run sets no limit."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SampledReturns:
     Attributes:
         rollout: The responses, on the CPU.
         returns: G: the reward to go from each slot.
-        mask: The slots that count: the actions, and one more if the score is paid after the last one.
+        mask: The slots that count: the actions, and one more if the score comes after the last one.
     """
 
     rollout: Rollout
@@ -60,21 +60,21 @@ class SampledReturns:
 
     @property
     def std(self) -> float:
-        """The unit of the critic that learns them: see `spread_of_returns`; 1 where all are 0."""
+        """The unit of the critic's outputs; see `spread_of_returns`. 1 if all returns are 0."""
         return spread_of_returns(self.counted) or 1.0
 
     def select(self, rows: Sequence[int]) -> SampledReturns:
-        """A subset of the responses."""
+        """Select responses."""
         chosen = torch.tensor(rows, dtype=torch.long)
         return SampledReturns(self.rollout.select(chosen), self.returns[chosen], self.mask[chosen])
 
     def on(self, device: torch.device) -> SampledReturns:
-        """The same on a device."""
+        """Move the responses and returns to a device."""
         return SampledReturns(self.rollout.to(device), self.returns.to(device), self.mask.to(device))
 
     @classmethod
     def joined(cls, parts: Sequence[SampledReturns]) -> SampledReturns:
-        """Several parts in one; prompts are padded on the left, responses on the right."""
+        """Join several parts; prompts are padded on the left, responses on the right."""
         return cls(
             join_rollouts([part.rollout for part in parts], pad_id=0),
             join_rows([part.returns for part in parts]),
@@ -93,9 +93,9 @@ class ReturnsLoss:
     Args:
         actor_critic: Policy and critic.
         sampled: The responses, training and held-out ones.
-        center: The mean of the training returns: the sums of squares lose no digits to it.
+        center: The mean of the training returns, subtracted so that sums of squares lose no precision.
         unit: The standard deviation of the training returns.
-        value_after_last: The state after the last action has a value as well.
+        value_after_last: The state after the last action also has a value.
         precision: Number format of the matrix products.
 
     Source: S4, N+ (½); VAPO §4.1, after VC-PPO (Monte Carlo targets); spec §6.28.
@@ -109,11 +109,11 @@ class ReturnsLoss:
     precision: Precision = "fp32"
 
     def weight(self, example: int) -> float:
-        """Slots of the row."""
+        """Number of counted slots."""
         return float(self.sampled.mask[example].sum())
 
     def length(self, example: int) -> int:
-        """Tokens of the row that a model reads."""
+        """Number of tokens that a model reads."""
         rollout = self.sampled.rollout
         return int(rollout.prompt_mask[example].sum() + rollout.token_mask[example].sum())
 
@@ -136,7 +136,7 @@ class ReturnsLoss:
 
 
 def with_explained(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a step with `explained_variance` instead of the sums behind it; the same for `eval/`."""
+    """Replace the sums in a step's metrics by `explained_variance`; likewise for `eval/` metrics."""
     moments = {"error", "squared_error", "return", "squared_return"}
     found = {name: value for name, value in metrics.items() if name.removeprefix("eval/") not in moments}
     for prefix in ("", "eval/"):
@@ -155,16 +155,16 @@ def with_explained(metrics: Mapping[str, float]) -> dict[str, float]:
 def fit_head(
     loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: PassTokens = None, ranks: Ranks = ALONE
 ) -> float:
-    """Set the critic's head to the ridge regression of the returns on its trunk's states; return the penalty.
+    """Set the critic's head to a ridge regression of the returns on the trunk's states; return the penalty.
 
-    The trunk is left as it is. A critic that starts there is fine-tuned from states that already carry the returns,
-    instead of changing them to suit a head of zeros.
+    The trunk is unchanged. Fine-tuning then starts from a head that fits the trunk's states, instead of changing the
+    states to suit a head of zeros.
 
     Args:
         loss: Critic and responses.
         rows: The rows to fit to.
         micro_batch_tokens: Tokens per forward pass; None for 8,192.
-        ranks: They share the rows, which all of them have; all of them get the same head.
+        ranks: The ranks that share the rows; each has all of them and gets the same head.
 
     Raises:
         ModelError: The states are not finite.
@@ -205,8 +205,8 @@ def fit_head(
 class Head:
     """The last layer of a critic, and the shift added to its output.
 
-    A value head has that as its bias; a separate critic as its score shift, which is not one of its weights, so that a
-    checkpoint has to keep it.
+    In a value head, the shift is the bias. In a separate critic it is the score shift, which is not one of its weights,
+    so checkpoints have to store it.
     """
 
     actor_critic: ActorCritic
@@ -271,7 +271,7 @@ def train_critic(
             value_unit=loss.unit,
             parts={"head": Head(loss.actor_critic)},
         )
-    # The head is fitted: its only step reports it.
+    # The head has been fitted in closed form; report this as its only step.
     outcome = Outcome(1)
     optimizer = build_optimizer(weights, learning_rate=0.0)
     settings.loop.restore(TrainingState({"weights": weights}, optimizer, {"evaluation": outcome}))
@@ -289,10 +289,11 @@ def train_critic(
 def measure_explained(
     loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: PassTokens = None, ranks: Ranks = ALONE
 ) -> dict[str, Any]:
-    """The explained variance of the critic's values on some rows, such as the held-out ones, for `summary.json`.
+    """Measure the explained variance of the critic's values on some rows, such as the held-out ones, for
+    `summary.json`.
 
-    `explained_variance` is over all slots, with an interval over prompts. `explained_by_third` is over the first,
-    middle and last third of each response, relative to the variance there; None if no response has a slot there.
+    `explained_variance` covers all slots, with an interval over prompts. `explained_by_third` covers the first, middle
+    and last third of each response, relative to the variance there; None if no response has a slot there.
     """
     chosen = loss.sampled.select(rows)
 

@@ -25,7 +25,9 @@ Reference = Literal["demonstrations", "comparisons", "none"]
 """The texts on which the mean score is set to 0."""
 
 MOST_REFERENCES = 512
-"""Enough to know the mean score to a twentieth of its standard deviation; all of them may cost as much as training."""
+"""Enough to estimate the mean score to a twentieth of its standard deviation; scoring all texts may cost as much as
+training.
+"""
 
 NUM_QUANTILES = 21
 """Quantiles of the scores at 0, 5, …, 100 %."""
@@ -147,7 +149,7 @@ def train_reward_model(
 def _reference_rows(
     normalize: Reference | None, demonstrations: list[list[int]], train: Sequence[RankedResponses]
 ) -> list[list[int]]:
-    """The texts on which the mean score is set to 0: as many as tell it, evenly spread over those that there are."""
+    """Return the texts on which the mean score is set to 0: at most `MOST_REFERENCES`, evenly spread over all."""
     if normalize == "demonstrations" and not demonstrations:
         raise ConfigError(
             "normalize='demonstrations' needs demonstrations; add some, or choose 'comparisons' or 'none'"
@@ -181,7 +183,7 @@ def measure_agreement(
         examples: Prompts with ranked responses, at least one.
         precision: Number format of the matrix products.
         micro_batch_tokens: Tokens per forward pass; None uses a single pass.
-        ranks: They share the responses, which all of them have.
+        ranks: The ranks that share the responses; each has all of them.
 
     Source: spec §3, §11.
     """
@@ -197,7 +199,7 @@ def measure_agreement(
 
 
 def split_pairs(values: Tensor, ranks: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """The better and the worse response's value, for each pair of a prompt's responses that is not a tie."""
+    """Split the values of each untied pair of a prompt's responses into the better and the worse response's."""
     pairs = [(i, j) for i, better in enumerate(ranks) for j, worse in enumerate(ranks) if better < worse]
     better, worse = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).unbind(dim=1)
     return values[better], values[worse]

@@ -1,1 +1,1 @@
-"""`ppo` in parts: the fields of the PPO update by what they are about."""
+"""`ppo` in parts: the fields of the PPO update, by topic."""

@@ -1,4 +1,4 @@
-"""Settings of earlier versions, read for one more: run folders have them in `config.yaml`."""
+"""Settings of earlier versions, still accepted in this one: run folders have them in `config.yaml`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,17 +9,17 @@ FORMER = {
     "value_gradient": ("trunk", "ppo.critic=detached"),
     "freeze_critic": ("none", "ppo.critic=frozen_attention"),
 }
-"""Former settings of `ppo`: their defaults, which had no effect, and what to write instead."""
+"""Former settings of `ppo`, with their defaults, which had no effect, and their replacements."""
 
 ANSWERS = {**{name: now for name, (_, now) in FORMER.items()}, "rest": "data.draw={evenly: 3}"}
-"""What to write instead of a former setting, by its name without a section."""
+"""The replacement of each former setting, by name without the section."""
 
 
 def without_former(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of `ppo` with former ones as they are written now.
+    """Convert former settings of `ppo` to current ones.
 
     Raises:
-        ValueError: A former setting does not fit the one that it is now a part of.
+        ValueError: A former setting does not fit the current one that it is now a part of.
     """
     found = {name: value for name, value in settings.items() if name not in FORMER}
     for name in (name for name in FORMER if name in settings and settings[name] != FORMER[name][0]):
@@ -43,7 +43,7 @@ def _now(name: str, value: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_rest(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of `data` with the former `rest` as the parameter of `draw`."""
+    """Convert the former `rest` in the settings of `data` to the parameter of `draw`."""
     draw = settings.get("draw", "evenly")
     if "rest" not in settings or not isinstance(draw, str):
         return settings

@@ -23,8 +23,8 @@ class KlPenalty(Section):
     )
     measure_kl: bool = field(
         False,
-        meaning="Measure the KL to the reference even if it is not penalized (ppo.kl_coef=0). ppo.max_kl does so as "
-        "well.",
+        meaning="Measure the KL to the reference even if it is not penalized (ppo.kl_coef=0). ppo.max_kl also measures "
+        "it.",
         source="kedge: if off and ppo.kl_coef=0, no reference model is loaded",
     )
     reference: str | None = field(

@@ -1,4 +1,4 @@
-"""`ppo`: measurements during the run, and its early end."""
+"""`ppo`: measurements during the run, and early stopping."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from kedge.config.schema.section import Section
 
 
 class Measurements(Section):
-    """Evaluation on held-out prompts, checks of the critic, and early ends."""
+    """Evaluation on held-out prompts, checks of the critic, and early stopping."""
 
     eval_every: int | None = field(
         None,
