@@ -130,7 +130,7 @@ def train(name: str, problem: Problem, out: Path, kind: str, seed: int) -> tuple
         "ppo.value_warmup_updates": 2,
         "ppo.num_epochs": 2,
         "ppo.num_minibatches": 4,
-        "ppo.eval_num_prompts": len(problem.held_out),
+        "ppo.eval_every.num_prompts": len(problem.held_out),
         "runtime.precision": "fp32",
         "runtime.seed": seed,
     }

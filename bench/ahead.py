@@ -109,7 +109,7 @@ def learning(folder: Path) -> None:
                     model,
                     folder / f"learning-{staleness}-{cap}-{seed}",
                     max_staleness=staleness,
-                    importance_cap=cap,
+                    old_logprobs={"trainer": cap},
                     seed=seed,
                     num_threads=1,
                     num_updates=LEARNING_UPDATES,

@@ -244,7 +244,7 @@ def checked(run: Path, given: Problem, count: int) -> dict[str, float]:
         critic=run,
         prompts=given.held_out[:count],
         out=run / "check",
-        **{"ppo.critic_check_size": [count, 4, 8], "runtime.report": False, "runtime.num_threads": 1},
+        **{"ppo.critic_check.size": [count, 4, 8], "runtime.report": False, "runtime.num_threads": 1},
     ).test
     shares = {name: getattr(found, name) for name in ("pairs_across", "pairs_within", "explained_variance")}
     intervals = [bounds(f"critic/{name}", each) for name, each in shares.items() if each is not None]

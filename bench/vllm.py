@@ -45,7 +45,7 @@ def echo(prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[f
 
 def run(python: str | None, model: Path, out: Path, *, num_updates: int, **settings: Any) -> list[dict[str, Any]]:
     """The metrics of a PPO run; with the builtin engine where no Python is given."""
-    engine = {} if python is None else {"rollout.engine": "vllm", "rollout.vllm.servers": python}
+    engine = {} if python is None else {"rollout.engine": "vllm", "rollout.engine.servers": python}
     base: dict[str, Any] = {
         "rollout.num_prompts": 26,
         "rollout.num_responses": 4,
@@ -53,7 +53,7 @@ def run(python: str | None, model: Path, out: Path, *, num_updates: int, **setti
         "ppo.num_minibatches": 2,
         "ppo.learning_rate": 3e-3,
         "ppo.kl_coef": 0.0,
-        "rollout.vllm.memory": 0.1,
+        "rollout.engine.memory": 0.1,
         "runtime.num_threads": 1,
         "runtime.precision": "fp32",
         "runtime.report": False,

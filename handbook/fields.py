@@ -7,10 +7,18 @@ from collections.abc import Iterator, Mapping
 from pydantic.fields import FieldInfo
 
 from kedge.config import Config
-from kedge.config.explain.describe import CHANGED_FIRST, accepts, all_fields, groups_of, section_type, written
+from kedge.config.explain.describe import (
+    CHANGED_FIRST,
+    accepts,
+    all_fields,
+    groups_of,
+    section_type,
+    written,
+)
 from kedge.config.explain.explain import SOURCES, cited_works
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.rewards import RewardTermConfig
+from kedge.config.schema.section import parameters_of
 from kedge_base.stage import stages as all_stages
 
 HEAD = """\
@@ -89,7 +97,12 @@ def _entry(name: str, field: FieldInfo, first: Mapping[str, str]) -> str:
     if "Literal" in str(field.annotation):
         facts += f"; accepts {_escaped(choices)}"
     terms = _reward_terms() if name == "reward" else ""
-    return f"### `{name}`\n\n{_escaped(meaning)} {facts}.\n{terms}"
+    parts = "".join(
+        f"- `{part}`: {_escaped(field_doc(inner).meaning)} Default: {_term_default(inner)}.\n"
+        for part, inner in parameters_of(field.annotation).items()
+    )
+    listed = f"\n{parts}" if parts else ""
+    return f"### `{name}`\n\n{_escaped(meaning)} {facts}.\n{listed}{terms}"
 
 
 def _reward_terms() -> str:

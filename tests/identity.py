@@ -46,8 +46,7 @@ RENAMED: Mapping[str, str | None] = {"policy/optimiser_steps": "policy/optimizer
 RENAMED_SETTINGS: Mapping[str, str] = {
     'ppo.value_loss={"hl_gauss":[-2,1,101]}': "ppo.value_loss=hl_gauss ppo.value_min=-2 ppo.value_max=1",
     'ppo.advantage={"n_step":3}': "ppo.advantage=n_step ppo.advantage_steps=3",
-    "ppo.critic_check_size=[32,1,2]": "ppo.critic_check_prefixes=1 ppo.critic_check_continuations=2",
-    "ppo.critic_check_size=[64,2,3]": "evaluate.critic_prefixes=2 evaluate.critic_continuations=3",
+    "ppo.critic_check_size": "ppo.critic_check.size",
     "ppo.kl_in=score": "ppo.kl_scope=sequence",
 }
 """Earlier settings, `name` or `name=value`, with what replaces them in the commands below."""
@@ -108,7 +107,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "critic-epochs": (
         _ppo(
             f"{SEPARATE} ppo.num_critic_epochs=3 ppo.num_updates=2 ppo.eval_every=2 data.eval_fraction=0.2",
-            "ppo.critic_check=2 ppo.critic_check_size=[32,1,2]",
+            "ppo.critic_check=2 ppo.critic_check.size=[32,1,2]",
             f"checkpoint.keep_best=eval/score {FP32}",
             reward="reward_model",
         ),
@@ -150,7 +149,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "evaluate": (f"{EVALUATE} --against other --judge reward_model generate.max_new_tokens=8",),
     "check-critic": (
         f"{EVALUATE} --critic reward_model --reward reward.py:short ppo.critic=separate {SAMPLING} "
-        "ppo.critic_check_size=[64,2,3]",
+        "ppo.critic_check.size=[64,2,3]",
     ),
     "control": (
         "control --env CartPole-v1 control.num_steps=64 control.num_envs=2 control.num_minibatches=4 "

@@ -675,7 +675,7 @@ MUTATIONS = (
         "Trainer.register",
         "is not None and self.warmup.ends_by_result:",
         "is not None and False:",
-        "tests/stages/test_resume.py::test_ppo_goes_on_to_the_bit[value_warmup_until=0.01]",
+        "tests/stages/test_resume.py::test_ppo_goes_on_to_the_bit[ppo.value_warmup_updates.until=0.01]",
     ),
     Mutation(
         "extra-passes-train-the-trunk",

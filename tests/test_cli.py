@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from kedge.cli import main
-from kedge.config import PRESETS, Choice, Config, load_config, presets_of, resolved_yaml
+from kedge.config import PRESETS, Config, load_config, presets_of, resolved_yaml
 from kedge_base.errors import ConfigError, ModelError
 from kedge_base.packages import PACKAGES
 from kedge_base.stage import stages
@@ -103,7 +103,7 @@ def test_file_preset_overrides_and_flags_together(calls: list[Any], monkeypatch:
     assert kedge(monkeypatch, "ppo", *arguments) == 0
     [(_, config)] = calls
     assert (config.model, config.ppo.kl_coef, config.ppo.gamma) == ("from-flag", 0.3, 0.8)
-    assert config.ppo.kl_controller == Choice("ziegler", 10000)
+    assert config.ppo.kl_control.horizon == 10_000
 
 
 def test_several_presets_are_merged_and_their_conflicts_said(
@@ -287,7 +287,7 @@ def test_config_show_prints_what_config_reads(
     assert kedge(monkeypatch, "config", "show", "--preset", "ziegler", "ppo.learning_rate=3e-6") == 0
     shown = yaml.safe_load(capsys.readouterr().out)
     assert shown["ppo"]["learning_rate"] == 3e-6
-    assert shown["ppo"]["kl_target"] == 6
+    assert shown["ppo"]["kl_controller"]["ziegler"]["target"] == 6
     assert Config.model_validate(shown).preset == ["ziegler"]
 
 

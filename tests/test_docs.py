@@ -297,7 +297,7 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     small |= {"advantage": "rloo_critic", "critic": "separate", "critic_learning_rate": 1e-3, "num_critic_epochs": 2}
     small |= {"num_updates": 2, "value_warmup_updates": 1}
     small |= {"eval_every": 1, "evaluate.judge": str(tmp_path / "model")}
-    small |= {"critic_check": 1, "critic_check_size": [32, 4, 4]}
+    small |= {"critic_check": 1, "ppo.critic_check.size": [32, 4, 4]}
     config = settings("ppo", policy, tmp_path / "run", **small)
     run_ppo(config, prompts=["The boat"], eval_prompts=["A sailor", "The crew"], reward=[vowels, judge])
     found = measured(tmp_path / "run")

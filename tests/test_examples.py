@@ -65,7 +65,7 @@ def test_one_short_sentence(text, reason):
 def test_the_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     policy = save_tiny_policy(tmp_path / "policy", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
-    small = ["num_updates=2", "eval_every=1", "eval_num_prompts=3", "max_new_tokens=6"]
+    small = ["num_updates=2", "eval_every=1", "ppo.eval_every.num_prompts=3", "max_new_tokens=6"]
     flags = {"model": str(policy), "out": str(tmp_path / "run")}
     run_ppo(load_config(BRIEF / "run.yaml", small, flags, stage="ppo"))
     rows = read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)
@@ -77,7 +77,7 @@ def run_small(example: str, folder: Path, prompts: str, *settings: str):
     """Two updates by an example's `run.yaml`, on the files that its script has written."""
     data = [f"data.prompts={folder / prompts}", f"data.eval_prompts={folder / prompts}"]
     flags = {"model": str(folder / "start"), "out": str(folder / "run")}
-    small = ["num_updates=2", "num_prompts=8", "eval_num_prompts=8", *data, *settings]
+    small = ["num_updates=2", "num_prompts=8", "ppo.eval_every.num_prompts=8", *data, *settings]
     return run_ppo(load_config(Path(example) / "run.yaml", small, flags, stage="ppo"))
 
 
@@ -184,7 +184,7 @@ def test_learning_sums_runs(tmp_path, monkeypatch):
     pytest.importorskip("reasoning_gym")
     monkeypatch.chdir(ROOT)
     policy = save_tiny_policy(tmp_path / "policy", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
-    small = ["num_updates=2", "num_prompts=4", "num_responses=2", "eval_every=1", "eval_num_prompts=3"]
+    small = ["num_updates=2", "num_prompts=4", "num_responses=2", "eval_every=1", "ppo.eval_every.num_prompts=3"]
     flags = {"model": str(policy), "out": str(tmp_path / "run")}
     run_ppo(load_config(Path("examples/sums/run.yaml"), small, flags, stage="ppo"))
     rows = read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)

@@ -140,15 +140,15 @@ def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     yield lambda: run_critic(returns, prompts=PROMPTS, reward=length)
     (tmp_path / "texts.jsonl").write_text('{"text": "The crew hauled on the rope."}\n' * 4)
     adaptive = {"kl_controller": "ziegler", "entropy_coef": 0.01, "entropy_target": 4.0, "whiten_rewards": True}
-    mixed = {"ptx_coef": 0.1, "data.pretraining": [str(tmp_path / "texts.jsonl")], "importance_cap": 2.0}
+    mixed = {"ptx_coef": 0.1, "data.pretraining": [str(tmp_path / "texts.jsonl")], "ppo.old_logprobs.cap": 2.0}
     mixed |= {"importance_mask": "sequence"}
     lambdas = {"gae_lambda": {"length_adaptive": 0.3}, "value_gae_lambda": 1.0}
     penalized = [length, RewardTerm(too_long, settings={"window": 0.5})]
     yield ppo("shared", penalized, **adaptive, **mixed, **lambdas, on_spike={"skip": 9.0})
-    in_loss = {"kl_in": "loss", "kl_controller": "schulman", "score_at": "after_last", "kl_wait_fraction": 0}
+    in_loss = {"kl_in": "loss", "kl_controller": {"schulman": {"wait": 0}}, "score_at": "after_last"}
     in_separate = {"critic": "separate", "advantage": {"n_step": 2}, "value_loss": "hl_gauss"}
     in_separate |= {"num_critic_epochs": 2}
-    checked = {"critic_check": 2, "critic_check_size": [32, 1, 2]}
+    checked = {"critic_check": 2, "ppo.critic_check.size": [32, 1, 2]}
     checked |= {"data.eval_fraction": 0.4}
     yield ppo("separate", str(judge), **in_separate, **in_loss, **checked)
     yield ppo("to-go", length, advantage="to_go", kl_coef=0.0, num_minibatches=2, positive_nll_coef=0.1)

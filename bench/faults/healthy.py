@@ -18,7 +18,7 @@ HEALTHY: Final = (
     Case("KL in the loss", settings={"ppo.kl_in": "loss"}),
     Case("no reference", settings={"ppo.kl_coef": 0.0}),
     Case("whitened rewards", settings={"ppo.whiten_rewards": True}),
-    Case("Ziegler's controller", settings={"ppo.kl_controller": "ziegler", "ppo.kl_target": 3.0}),
+    Case("Ziegler's controller", settings={"ppo.kl_controller": {"ziegler": {"target": 3.0}}}),
     Case("programmatic reward", reward=function("tuneful")),
     Case(
         "gold judge as the reward",

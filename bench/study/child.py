@@ -73,7 +73,7 @@ def run_unit(
         **QUIET,
         **{
             **with_critic(unit.settings, critic),
-            "ppo.eval_num_prompts": len(problem.held_out),
+            "ppo.eval_every.num_prompts": len(problem.held_out),
             "runtime.seed": unit.seed,
         },
     )

@@ -67,12 +67,17 @@ def current_name(name: str) -> str:
     if old is None:
         return name
     new = MOVED[old[1]] + name[old.end(1) :]
+    warn_of_old(name, new)
+    return new
+
+
+def warn_of_old(name: str, new: str) -> None:
+    """Say once that something has another name now."""
     line = f"{name} is now {new}; the old name works until the next release"
     if is_command_line():
         _say_once(line)
     else:
-        warnings.warn(line, FutureWarning, stacklevel=3)
-    return new
+        warnings.warn(line, FutureWarning, stacklevel=4)
 
 
 @cache

@@ -120,7 +120,7 @@ class LiveDoctor:
         self._say = say
         self._reported = set[str]()
         self._advice = advice
-        self._last_first = NUM_FIRST + (self._run.setting("ppo.value_warmup_updates") or 0)
+        self._last_first = NUM_FIRST + self._run.setting("ppo.value_warmup_updates.at_most")
         self._next = (self._rows[-1]["update"] if self._rows else 0) + EVERY
 
     def see(self, update: int, metrics: Mapping[str, float]) -> None:

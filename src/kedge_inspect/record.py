@@ -51,6 +51,13 @@ JUDGING_SECONDS = 600.0
 """The same while a judge reads all responses at once, when nothing is written."""
 
 LARGEST = 1e300
+PARAMETERS: Mapping[str, tuple[str, float | None]] = {
+    "ppo.kl_controller.target": ("ppo.kl_target", 6.0),
+    "ppo.value_warmup_updates.at_most": ("ppo.value_warmup_updates", 0),
+    "ppo.value_warmup_updates.until": ("ppo.value_warmup_until", None),
+}
+"""Parameters of settings: where runs have them that have none there, and their default."""
+
 RESULTS = {"evaluate": JUDGMENTS_FILE, "generate": RESPONSES_FILE}
 """The stages without updates, and the file with their results."""
 
@@ -119,7 +126,13 @@ class RunRecord:
             return scheduled
         value: Any = self.config
         for part in name.split("."):
+            if isinstance(value, Mapping) and part not in value and len(value) == 1:
+                (value,) = value.values()  # as in `{ziegler: {target: 3}}`
             value = value.get(part) if isinstance(value, Mapping) else None
+        if value is None and name in PARAMETERS:
+            former, default = PARAMETERS[name]
+            value = self.setting(former)
+            return default if value is None else value
         return value
 
     def series(self, name: str) -> tuple[list[int], list[float]]:

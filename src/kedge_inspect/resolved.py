@@ -60,10 +60,10 @@ def weighs_scores(run: RunRecord) -> bool:
 def value_warmup_of(run: RunRecord) -> int:
     """The last update that trained only the critic; 0 for none.
 
-    With `ppo.value_warmup_until`, it is read from the metrics.
+    With `ppo.value_warmup_updates.until`, it is read from the metrics.
     """
-    if run.setting("ppo.value_warmup_until") is None:
-        return int(run.setting("ppo.value_warmup_updates") or 0)
+    if run.setting("ppo.value_warmup_updates.until") is None:
+        return int(run.setting("ppo.value_warmup_updates.at_most"))
     return max((update for update, alone in zip(*run.series("value/warmup"), strict=True) if alone), default=0)
 
 

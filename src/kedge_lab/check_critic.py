@@ -84,7 +84,7 @@ def run_check_critic(
     if not (config.reward or roles.missing_eos is None or roles.missing_eos.is_known):
         parts["missing EOS"] = roles.missing_eos  # its automatic score came from the run's own rewards
     found.restore(roles.actor_critic, parts)
-    num_prompts, num_prefixes, num_continuations = config.ppo.critic_check_size
+    num_prompts, num_prefixes, num_continuations = config.ppo.critic_check.size
     chosen = roles.prompts.train[: config.evaluate.num_prompts or num_prompts]
     run.data.add("prompts", used=len(chosen))
     # Whitening scales the rewards of all continuations together, so they cannot be split.

@@ -137,7 +137,7 @@ def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
     if config.ppo.reference is not None and config.ppo.needs_reference:
         found["reference"] = read(config.ppo.reference)
     judge = config.evaluate.judge
-    if stage == "ppo" and config.ppo.eval_every and judge is not None and not names_function(judge):
+    if stage == "ppo" and config.ppo.eval_every.updates and judge is not None and not names_function(judge):
         models["judge"] = read(judge)
     return {**found, **models}
 

@@ -57,7 +57,7 @@ def lengths_of(config: Config, stage: str) -> Lengths:
     role = {"sft": "demonstrations", "reward": "comparisons"}.get(stage, "prompts")
     if role != "prompts":
         return _lengths_of_answers(config, role, source)
-    ptx = _lengths_of_answers(config, "pretraining", source) if stage == "ppo" and config.ppo.ptx_coef else None
+    ptx = _lengths_of_answers(config, "pretraining", source) if stage == "ppo" and config.ppo.ptx_coef.coef else None
     table = _read(config, role, source)
     if table is None:
         longest = (config.data.max_prompt_tokens,)

@@ -166,7 +166,7 @@ def subject_of(
     rows = Rows(prompts, responses, budget, work.group(config), lengths.common)
     texts = None
     if (ptx := lengths.pretraining) is not None:
-        count = config.ppo.ptx_batch * config.responses_per_update // config.ppo.num_minibatches
+        count = config.ppo.ptx_coef.batch * config.responses_per_update // config.ppo.num_minibatches
         texts = Rows(quantiles(ptx.prompts, count), quantiles(ptx.completions, count), budget)
     return Subject(config, stage, blueprints_of(config, stage), lengths, rows, precision, accelerator, texts)
 
@@ -279,7 +279,7 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
         given = (subject.texts, actor_critic.policy, subject.precision, phases, steps)
         draw = SimpleNamespace(draw=lambda update: repeat(partial(_texts, *given, then=epochs * passes)))
     trainer = _trainer(subject, trial, actor_critic, reference, optimizer, draw)
-    trainer.begin(trial.ppo.value_warmup_updates + 1)
+    trainer.begin(trial.ppo.value_warmup_updates.at_most + 1)
     trained = filter(None, (actor_critic.policy, actor_critic.critic))
     with phases.stepping(*trained, times=steps):
         for weight in actor_critic.parameters():  # create the moments, as after an earlier update
@@ -346,7 +346,7 @@ def _cost(
 def _copied_ahead(config: Config, policy: LanguageModel) -> int:
     """Bytes of the policy copy that samples ahead, and of the weights queued for it; see `BackgroundEngine`."""
     waiting = config.rollout.max_staleness
-    has_own = config.rollout.engine == "vllm"
+    has_own = config.rollout.engine.name == "vllm"
     if not waiting:
         return 0
     each = sum(weight.nbytes for _, weight in PolicyWeights(policy, merged=has_own))
@@ -483,10 +483,10 @@ def _measurements(config: Config) -> Iterator[tuple[int, int]]:
     A check samples continuations together if their prefixes are about equally long, as in short responses.
     """
     ppo = config.ppo
-    if ppo.eval_every:
-        yield ppo.eval_num_prompts, 1
-    if ppo.critic_check:
-        prompts, prefixes, continuations = ppo.critic_check_size
+    if ppo.eval_every.updates:
+        yield ppo.eval_every.num_prompts, 1
+    if ppo.critic_check.every:
+        prompts, prefixes, continuations = ppo.critic_check.size
         yield prompts * (prefixes + 1) * continuations, continuations
 
 
@@ -553,7 +553,7 @@ def _trainer(
         stop_tokens=(0,),
         max_new_tokens=config.rollout.max_new_tokens,
         temperature=config.rollout.temperature,
-        precision="fp32" if config.rollout.engine == "builtin" else "bf16",  # decides whether the sampler is exact
+        precision="fp32" if config.rollout.engine.name == "builtin" else "bf16",  # decides whether the sampler is exact
     )
     sampler = replace(sampler, precision=subject.precision) if sampler.is_exact else sampler
     roles: Any = SimpleNamespace(

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kedge.config import Config, describe_presets, explain, load_config, schedule_in_words
-from kedge.config.explain.describe import CHANGED_FIRST, accepts, all_fields, section_type
+from kedge.config.explain.describe import CHANGED_FIRST, accepts, all_fields, find_field, section_type
 from kedge.config.explain.explain import SOURCES, cited_works
 from kedge.config.libraries import foreign_answer, foreign_names
 from kedge.config.presets import PRESETS
@@ -125,7 +125,7 @@ ASKED_FOR = {
     "peft_config": "adapter.kind",
     "use_vllm": "rollout.engine=vllm",
     "vllm_mode": "rollout.engine=vllm",
-    "vllm_server_host": "rollout.vllm.servers",
+    "vllm_server_host": "rollout.engine.servers",
     "max_steps": "ppo.num_updates",
     "ppo_epochs": "ppo.num_epochs",
     "steps": "ppo.num_updates",
@@ -139,7 +139,7 @@ ASKED_FOR = {
     "data.train_files": "data.prompts",
     "actor_rollout_ref.ref.fsdp_config.param_offload": "runtime.offload=frozen",
     "+actor_rollout_ref.actor.fsdp_config.reshard_after_forward": "runtime.parallel",
-    "vllm.num_engines": "rollout.vllm.servers",
+    "vllm.num_engines": "rollout.engine.servers",
     "--ds.lora.rank": "adapter.rank",
     "tools": "environment.source",
     "environment_factory": "environment.source",
@@ -200,12 +200,16 @@ def test_a_preset_is_explained_by_its_values() -> None:
 
 
 def test_every_counterpart_is_a_field_or_an_option() -> None:
-    known, bad = dict(all_fields()), []
+    bad = []
     for name, library, here in foreign_names():
-        fields = re.findall(r"`([a-z_]+\.[a-z_]+)(?:=[^`]*)?`", here)
+        fields = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?:=[^`]*)?`", here)
         lead = re.match(r"`([^`=:]+)", here)
-        bad += [(library, name, each) for each in fields if each not in known and not each.endswith((".jsonl", ".py"))]
-        bad += [(library, name, lead[1]) for _ in [0] if lead and lead[1] not in known and lead[1] != "--resume"]
+        bad += [
+            (library, name, each)
+            for each in fields
+            if find_field(each) is None and not each.endswith((".jsonl", ".py"))
+        ]
+        bad += [(library, name, lead[1]) for _ in [0] if lead and find_field(lead[1]) is None and lead[1] != "--resume"]
     assert bad == []
     assert len({name for name, *_ in foreign_names()}) > 400
 
@@ -274,7 +278,7 @@ def test_the_schedule_counts_the_steps_of_the_critic_alone() -> None:
     assert "200 optimizer steps.\nThe further passes of the critic take another 200 optimizer steps.\n" in text
     assert "After each pass the critic makes 1 more alone: another 1 optimizer step per update." in text
     assert "Only the critic is trained in the first 10 updates (20 optimizer steps)." in text
-    until = ["ppo.num_critic_epochs=3", "ppo.num_epochs=2", "ppo.value_warmup_until=0.5"]
+    until = ["ppo.num_critic_epochs=3", "ppo.num_epochs=2", "ppo.value_warmup_updates.until=0.5"]
     text = schedule_in_words(load_config(preset="sao", overrides=until))
     assert "take another 800 optimizer steps." in text
     assert "for at most 10 updates (60 optimizer steps)." in text
@@ -319,6 +323,6 @@ def test_the_schedule_does_not_count_resampled_responses_and_says_what_checks_co
     assert "The run makes 2 updates: 256 responses to train on," in text
     assert "32 optimizer steps; more responses are sampled in the additional rounds." in text
     small = ["ppo.num_updates=4", "rollout.num_prompts=16", "ppo.critic_check=2"]
-    sizes = ["ppo.critic_check_size=[8, 2, 4]"]
+    sizes = ["ppo.critic_check.size=[8, 2, 4]"]
     # 3 checks of 16 responses, 64 continuations and 32 further responses, for 4 updates of 16
     assert "336 responses (5.25 times those trained on)" in schedule_in_words(load_config(overrides=[*small, *sizes]))

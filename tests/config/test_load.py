@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.config import (
-    Choice,
     Config,
     config_from_settings,
     load_config,
@@ -43,7 +42,7 @@ def test_precedence_flags_overrides_file_preset_defaults(run_yaml: Path) -> None
 def test_a_further_preset_is_merged_over_that_of_the_file(run_yaml: Path) -> None:
     config = load_config(run_yaml, ["critic_init=policy"], preset="ziegler")
     assert config.preset == ["tldr-n+", "ziegler"]
-    assert config.ppo.kl_controller == Choice("ziegler", 10000)
+    assert config.ppo.kl_control.horizon == 10_000
     assert config.sft.batch_size == 128  # of tldr-n+ alone
     assert config.ppo.kl_coef == 0.1  # still the file's
     replaced = load_config(run_yaml, ["preset=null"], preset="ziegler")

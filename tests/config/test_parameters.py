@@ -36,7 +36,7 @@ def test_a_mistake_in_the_optimizer_of_one_stage_is_one_line(stages: dict[str, A
 def test_the_parameter_of_a_word_is_given_with_it() -> None:
     given = {"kl_controller": {"ziegler": 77}, "missing_eos_score": {"subtract": "auto"}, "offload": "frozen"}
     config = config_from_settings("ppo", given, {"num_responses": 2, "constant_groups": {"resample": 4}})
-    assert (config.ppo.kl_controller.name, config.ppo.kl_controller.parameter) == ("ziegler", 77)
+    assert (config.ppo.kl_controller.name, config.ppo.kl_control.horizon) == ("ziegler", 77)
     assert (config.ppo.max_resamples, Config().ppo.max_resamples) == (4, 9)
     assert config.rollout.subtracts_missing_eos
     assert config.rollout.eos_score(reward_model=True) == "auto"
@@ -62,17 +62,26 @@ def test_the_parameter_of_a_word_is_given_with_it() -> None:
         ("adam_eps={tf1: 0}", "a number > 0, or {tf1: a number > 0}; it is"),
         ("constant_groups={resample: 0}", "or {resample: a whole number ≥ 1}; it is"),
         ("constant_groups={resample: 1, drop: 2}", "or {resample: a whole number ≥ 1}; it is"),
-        ("kl_controller={}", "or {ziegler: a whole number > 0}; it is {}"),
+        ("kl_controller={}", "wait: a number ≥ 0 and < 1}}; it is {}"),
         ("gae_lambda={length_adaptive: 0}", "or {length_adaptive: a number > 0}; it is"),
         ("missing_eos_score={subtract: x}", "{subtract: a number or auto}, or null; it is"),
-        ("critic_check_size=[1, 2]", "such as [32, 4, 8]; at least 2 of the first and last"),
-        ("critic_check_size=[1, 2, 3]", "such as [32, 4, 8]; at least 2 of the first and last"),
+        ("ppo.critic_check.size=[1, 2]", "such as [32, 4, 8]; at least 2 of the first and last"),
+        ("ppo.critic_check.size=[1, 2, 3]", "such as [32, 4, 8]; at least 2 of the first and last"),
         ("offload=disk", "runtime.offload must be any of frozen, optimizer; it is disk"),
     ],
 )
 def test_a_mistake_in_a_parameter_is_one_line(setting: str, line: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(line)):
         load_config(overrides=[setting], stage="ppo")
+
+
+def test_a_parameter_has_a_name_of_its_own_also_without_the_section() -> None:
+    given = ["eval_every=5", "eval_every.num_prompts=8", "ppo.kl_controller.target=3", "engine.servers=a"]
+    config = load_config(overrides=given, stage="ppo")
+    assert (config.ppo.eval_every.updates, config.ppo.eval_every.num_prompts) == (5, 8)
+    assert (config.ppo.kl_controller.name, config.ppo.kl_control.target) == ("ziegler", 3)
+    assert (config.rollout.engine.name, config.rollout.vllm.servers) == ("vllm", ["a"])
+    assert load_config(overrides=["ppo.kl_controller.target=3"], preset="ziegler").ppo.kl_control.wait == 0
 
 
 def test_the_histogram_is_a_range_and_a_number() -> None:

@@ -117,9 +117,8 @@ ZIEGLER = {
     "ppo.entropy_coef": 0,  # train_policy.py:357
     "ppo.kl_coef": 0.15,  # launch.py:129, 142
     "ppo.kl_in": {"reward": "k1"},  # train_policy.py:150-153
-    "ppo.kl_controller": {"ziegler": 10_000},  # launch.py:130, train_policy.py:28
-    "ppo.kl_target": 6,  # launch.py:131
-    "ppo.kl_wait_fraction": 0,  # train_policy.py:305: after every step
+    # launch.py:130, 131, train_policy.py:28; train_policy.py:305: after every step
+    "ppo.kl_controller": {"ziegler": {"horizon": 10_000, "target": 6, "wait": 0}},
     "ppo.critic": "shared",  # policy.py:28 scalar_heads=['value']
     "ppo.value_head_rate": 1,  # train_policy.py:176-177 one optimizer
     "ppo.value_coef": 0.1,  # train_policy.py:53
@@ -173,7 +172,7 @@ def test_recipes(preset: str, field: str, value: object) -> None:
 
 def test_values_that_the_papers_give_outside_the_table() -> None:
     ziegler, instruct = load_config(preset="ziegler").ppo, load_config(preset="instructgpt")
-    assert (ziegler.kl_controller, ziegler.kl_target) == (Choice("ziegler", 10_000), 6)
+    assert (ziegler.kl_control.horizon, ziegler.kl_control.target) == (10_000, 6)
     assert (instruct.ppo.num_minibatches, instruct.responses_per_update // instruct.ppo.num_minibatches) == (
         8,
         64,

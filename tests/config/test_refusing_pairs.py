@@ -1,4 +1,4 @@
-"""The number of pairs of settings that refuse each other, found by trying values; it may only fall.
+"""The number of pairs of settings that refuse each other, found by trying values, and of settings; both may only fall.
 
 `python -m tests.config.test_refusing_pairs` lists them.
 """
@@ -20,12 +20,16 @@ from kedge.config.explain.describe import all_fields, section_type
 from kedge.config.schedules import check_schedules
 from kedge.config.schema.field import Choice, forms
 from kedge.config.schema.root import Config
-from kedge.config.schema.section import Section
+from kedge.config.schema.section import Section, parameters_of
 from kedge.config.stages import check_stage
 from kedge_base.errors import ConfigError
+from kedge_base.stage import find_stage
 
-MOST_PAIRS = 69
+MOST_PAIRS = 65
 """The bound. A change that refuses another pair finds one that can be written without a refusal."""
+
+MOST_SETTINGS = 110
+"""The bound on the settings of `kedge ppo`. What only one value of a setting needs can be a parameter of that value."""
 
 INPUTS = {"model": "m", "data.prompts": ["p"], "reward": ["r.py:f"], "data.demonstrations": ["d"]}
 STARTS: Sequence[tuple[str, Mapping[str, Any]]] = (
@@ -47,7 +51,7 @@ FURTHER: Mapping[str, Sequence[Any]] = {
     "data.mix": [[0.5, 0.5], {"p": 1, "q": 1}],
     "data.prompts": [["p", "q"]],
     "optimization.stages": [{"ppo": {"max_grad_norm": 2}}],
-    "ppo.critic_check_size": [[8, 2, 2]],
+    "size": [[8, 2, 2]],
     "ppo.importance_mask": [{"token": [0.5, 2]}],
     "ppo.num_minibatches": [3],
     "ppo.value_loss": [{"hl_gauss": [-1, 1, 11]}],
@@ -96,7 +100,15 @@ def values_of(annotation: Any, bounds: Sequence[Any] = ()) -> Iterator[Any]:
     elif origin is list:
         yield from ([], *([value] for value in values_of(arguments[0])))
     elif origin is dict and get_origin(arguments[0]) is Literal:
-        yield from ({name: value} for name in get_args(arguments[0]) for value in [*values_of(arguments[1])][-1:])
+        kept = slice(None) if parameters_of(arguments[1]) else slice(-1, None)
+        yield from ({name: value} for name in get_args(arguments[0]) for value in [*values_of(arguments[1])][kept])
+    elif parameters := parameters_of(annotation):
+        (first, field), *others = parameters.items()
+        tried = [*values_of(field.annotation, field.metadata)]
+        yield from tried
+        for name, other in others:
+            values = [*values_of(other.annotation, other.metadata), *FURTHER.get(name, ())]
+            yield from ({first: alone, name: value} for alone in tried for value in values)
 
 
 class Trials:
@@ -210,10 +222,25 @@ def refusing_pairs() -> dict[tuple[str, str], str]:
     return found
 
 
+def settings_of(stage: str) -> list[str]:
+    """The settings that a stage reads: those of its sections, and those at the top level."""
+    sections = {section for group in find_stage(stage).sections for section in group}
+    return [
+        name
+        for name, _ in all_fields()
+        if (name.partition(".")[0] in sections or "." not in name) and name not in find_stage(stage).unread
+    ]
+
+
+def test_ppo_has_no_further_settings() -> None:
+    assert len(settings_of("ppo")) <= MOST_SETTINGS
+
+
 def test_no_further_settings_refuse_each_other() -> None:
     assert len(refusing_pairs()) <= MOST_PAIRS
 
 
 if __name__ == "__main__":
+    print(f"{len(settings_of('ppo'))} settings of ppo")
     for number, ((one, other), refusal) in enumerate(sorted(refusing_pairs().items()), 1):
         print(f"{number:3} {one} {other}: {refusal[:160]}")

@@ -40,10 +40,10 @@ def test_a_file_may_nest_them_and_what_is_written_can_be_read(tmp_path) -> None:
 
 @pytest.mark.parametrize("field", SCHEDULABLE)
 def test_every_one_of_them_can_be_set(field: str) -> None:
-    section, name = field.split(".")
+    section, name, *part = field.split(".")
     value = 3 if field in ("ppo.num_epochs", "rollout.max_new_tokens") else 0.5
     then = config_at(load_config(overrides=[f"schedules.{field}={{1: {value}}}"]), 1)
-    assert yaml.safe_load(resolved_yaml(then))[section][name] == value
+    assert yaml.safe_load(resolved_yaml(then))[section][name] == ({"trainer": value} if part else value)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def ppo_section(**values: object) -> PpoConfig:
 
 PROMISED = {
     "ppo": "num_updates learning_rate num_epochs num_minibatches clip_range value_clip_range value_coef entropy_coef "
-    "kl_coef kl_controller kl_target early_stop_kl gamma gae_lambda critic",
+    "kl_coef kl_controller early_stop_kl gamma gae_lambda critic",
     "optimization": "max_grad_norm",
     "rollout": "num_prompts num_responses max_new_tokens temperature",
     "runtime": "precision seed",

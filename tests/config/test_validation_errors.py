@@ -35,7 +35,9 @@ def error_line(*overrides: str) -> str:
         ("ppo.early_stop_kl=low", "ppo.early_stop_kl must be a number > 0, or null; it is low"),
         (
             "ppo.kl_controller=zigler",
-            "ppo.kl_controller must be fixed, ziegler, schulman, or {ziegler: a whole number > 0}; it is zigler",
+            "ppo.kl_controller must be fixed, ziegler, schulman, or {ziegler or schulman: a whole number > 0 or "
+            "null or {horizon: a whole number > 0 or null, target: a number > 0, wait: a number ≥ 0 and < 1}}; "
+            "it is zigler",
         ),
         (
             "rollout.missing_eos_score=off",
@@ -140,7 +142,7 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["ppo.critic=separate", "ppo.critic_init=reward", "reward=f.py:g"], ["exactly one reward model", "has 0"]),
         (["ppo.policy_loss=unclipped", "ppo.dual_clip=3"], ["ppo.dual_clip=3 is now ppo.policy_loss={dual_clip: 3}"]),
         (["ppo.policy_loss={dual_clip: 1}"], ["ppo.policy_loss={dual_clip: 1} must be a ratio above 1"]),
-        (["ppo.old_logprobs=sampler", "ppo.importance_cap=2"], ["ppo.importance_cap=2 weighs", "remove one"]),
+        (["ppo.old_logprobs={sampler: 2}"], ["ppo.old_logprobs must be", 'it is {"sampler": 2}']),
         (
             ["ppo.importance_mask={token: [1.5, 2]}"],
             ["[1.5, 2]} must name the ends of a band around 1, such as [0.5, 2]"],
@@ -148,7 +150,7 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["ppo.importance_mask={sequence: [2, 0.5]}"], ["must name the ends of a band around 1"]),
         (["ppo.gae_lambda=length_adaptive", "ppo.advantage=td"], ["length_adaptive needs ppo.advantage=gae; it is td"]),
         (["ppo.advantage=grpo", "ppo.kl_in=reward"], ["ppo.advantage=grpo divides", "ppo.kl_in=loss", "ppo.kl_coef=0"]),
-        (["ppo.value_warmup_until=0.3"], ["ppo.value_warmup_updates=0 is none", "the most updates"]),
+        (["ppo.value_warmup_updates.until=0.3"], ["ppo.value_warmup_updates must be", 'it is {"until": 0.3}']),
         (
             ["ppo.num_critic_epochs=2", "ppo.advantage=to_go"],
             ["ppo.num_critic_epochs=2", "to_go has none"],
@@ -158,7 +160,7 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["ppo.critic_learning_rate=1e-5"], ["ppo.critic_learning_rate needs ppo.critic=separate", "value_head_rate"]),
         (["ppo.advantage=remax", "ppo.whiten_rewards=true"], ["ppo.whiten_rewards=true scales the rewards", "remax"]),
         (["ppo.advantage=remax", "ppo.gamma=0.9"], ["ppo.gamma=0.9 scales the rewards", "ppo.gamma=1"]),
-        (["ppo.eval_num_prompts=8"], ["ppo.eval_num_prompts=8 has no effect without ppo.eval_every"]),
+        (["ppo.eval_every.num_prompts=8"], ["ppo.eval_every must be", 'it is {"num_prompts": 8}']),
         (["data.pretraining=a.jsonl"], ["data.pretraining has no effect without ppo.ptx_coef"]),
         (["ppo.value_gae_lambda=1", "ppo.advantage=to_go"], ["ppo.value_gae_lambda has no effect", "remove it"]),
         (["ppo.gae_lambda=length_adaptive", "schedules.ppo.gae_lambda={1: 1}"], ["ppo.gae_lambda is also set by"]),
@@ -267,8 +269,8 @@ def test_a_setting_may_be_idle_where_what_it_belongs_to_is_switched_off(tmp_path
     """So that a file's settings stay when the command line switches it off, and a recorded configuration loads."""
     config = load_config(
         overrides=[
-            *("ppo.kl_target=3", "ppo.kl_controller=fixed", "ppo.surrogate_kl_coef=2", "ppo.policy_loss=clipped"),
-            *("ppo.eval_num_prompts=8", "ppo.eval_every=null", "data.pretraining=a.jsonl", "ppo.ptx_coef=0"),
+            *("ppo.surrogate_kl_coef=2", "ppo.policy_loss=clipped"),
+            *("ppo.eval_every={updates: null, num_prompts: 8}", "data.pretraining=a.jsonl", "ppo.ptx_coef=0"),
         ]
     )
     (tmp_path / "config.yaml").write_text(resolved_yaml(config))

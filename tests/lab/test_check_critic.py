@@ -23,7 +23,7 @@ from tests.stages.ppo.test_episodes import EPISODES
 from tests.stages.ppo.test_ppo import PROMPTS, configure
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
-CHECK = {"ppo.critic_check_size": [32, 2, 3], "runtime.report": False}
+CHECK = {"ppo.critic_check.size": [32, 2, 3], "runtime.report": False}
 
 
 def check(out: Path, **settings: Any) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def test_the_python_function_is_the_same_and_says_where_its_files_are(place, tmp
 
 
 def test_a_trained_critic_is_checked_as_at_the_start_of_ppo(place, tmp_path):
-    ours = {name: value for name, value in SETTINGS.items() if not name.startswith(("critic", "missing"))}
+    ours = {name: value for name, value in SETTINGS.items() if not name.startswith(("critic", "ppo.critic", "missing"))}
     settings = {f"ppo.{name}": value for name, value in ours.items()}
     settings |= {"rollout.max_new_tokens": 8, "rollout.missing_eos_score": -2.0, "model": str(place / "policy")}
     found = check(tmp_path / "check", critic=str(place / "critic"), **settings)

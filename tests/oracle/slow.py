@@ -505,7 +505,9 @@ class SlowPpo:
         """Ziegler §2.2."""
         use = self.use
         self.policy_updates += 1
-        waits = self.policy_updates <= use.kl_wait_fraction * (use.num_updates - use.value_warmup_updates)
-        if isinstance(use.kl_controller, dict) and not waits:
-            error = min(max(max(kl, 0.0) / use.kl_target - 1, -0.2), 0.2)
-            self.kl_coef *= 1 + error * number / use.kl_controller["ziegler"]
+        if not isinstance(use.kl_controller, dict):
+            return
+        control = use.kl_controller["ziegler"]
+        if self.policy_updates > control["wait"] * (use.num_updates - use.value_warmup_updates):
+            error = min(max(max(kl, 0.0) / control["target"] - 1, -0.2), 0.2)
+            self.kl_coef *= 1 + error * number / control["horizon"]

@@ -56,7 +56,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "tldr-n+": {"reward": "model"},
     "instructgpt": {"reward": "model", "num_minibatches": 2, "num_updates": 50, "max_kl": 1e-6},
     "stiennon": {"reward": "model"},
-    "ziegler": {"kl_controller": {"ziegler": 40}, "num_updates": 50, "max_kl": 1e-6},
+    "ziegler": {"kl_controller": {"ziegler": {"horizon": 40, "wait": 0.0}}, "num_updates": 50, "max_kl": 1e-6},
     "s2-defaults": {},
     "small-cpu": {},
     "small-instruct": {"learning_rate": 3e-4},  # the head takes thirty times as much
@@ -255,7 +255,7 @@ OTHERS: dict[str, Any] = {
     "ppo.num_minibatches": 1,
     "ppo.value_warmup_updates": 0,
     "ppo.kl_in": {"loss": "k2"},
-    "ppo.kl_controller": {"ziegler": 10},
+    "ppo.kl_controller": {"ziegler": {"horizon": 10, "wait": 0.0}},
     "ppo.critic_init": "policy",
     "ppo.value_clip_range": 1e-3,
     "ppo.clip_range_high": 1e-2,

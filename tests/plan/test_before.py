@@ -176,5 +176,5 @@ def test_what_may_take_less_in_the_end_is_no_reason_to_refuse(tmp_path: Path) ->
         config = load_config(None, given, {"model": str(tmp_path)}, None, stage="ppo")
         return _least(count_stage(config, "ppo", lengths=Lengths((8,))))
 
-    assert least("ppo.critic_check=1", "ppo.critic_check_size=[64, 4, 8]") == least()
+    assert least("ppo.critic_check=1", "ppo.critic_check.size=[64, 4, 8]") == least()
     assert least("rollout.max_staleness=3") == least("rollout.max_staleness=1") > least()

@@ -169,7 +169,7 @@ def test_a_check_of_the_critic_is_planned_as_sampled_at_once(tmp_path: Path) -> 
     The passes that read them have few tokens, so the peak is that of sampling.
     """
     shape = {"rollout.num_prompts": 9, "rollout.num_responses": 4, "rollout.max_new_tokens": 8}
-    check = {"ppo.critic_check": 1, "ppo.critic_check_size": [3, 2, 4], "runtime.micro_batch_tokens": 40}
+    check = {"ppo.critic_check": 1, "ppo.critic_check.size": [3, 2, 4], "runtime.micro_batch_tokens": 40}
     plan = count_stage(ppo_config(tmp_path, **shape, **check), "ppo", lengths=Lengths((12,))).plan()
     peaks = {phase.name: phase.bytes for phase in plan.phases}
     assert peaks["evaluation"] == peaks["rollout"]
@@ -208,7 +208,9 @@ def test_pretraining_texts_are_planned_as_a_phase(tmp_path: Path) -> None:
     assert plan.peak.name == "ptx"
     assert plan.peak.bytes == pytest.approx(measured, rel=0.05)
     flops = [
-        count_stage(ppo_config(tmp_path, **settings, **{"ppo.ptx_batch": batch}), "ppo").figures["work", "ptx", "flops"]
+        count_stage(ppo_config(tmp_path, **settings, **{"ppo.ptx_coef.batch": batch}), "ppo").figures[
+            "work", "ptx", "flops"
+        ]
         for batch in (1, 2)
     ]
     assert flops[1] == pytest.approx(2 * flops[0])

@@ -137,7 +137,7 @@ def check_critic(models: Path) -> dict[str, Any]:
         "reward": vowels_of_all,
         "ppo.critic": "separate",
         "ppo.kl_coef": 0.0,
-        "ppo.critic_check_size": [32, 2, 3],
+        "ppo.critic_check.size": [32, 2, 3],
         "rollout.max_new_tokens": 10,
         "rollout.missing_eos_score": None,
     }
@@ -193,7 +193,7 @@ def served(models: Path) -> dict[str, Any]:
         **ahead(models),
         "max_staleness": 1,
         "rollout.engine": "vllm",
-        "rollout.vllm.servers": os.environ["SERVER_URL"],
+        "rollout.engine.servers": os.environ["SERVER_URL"],
     }
 
 

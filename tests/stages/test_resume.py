@@ -94,9 +94,7 @@ def assert_same(resumed: Path, whole: Path) -> None:
         {
             "critic": "shared",
             "num_fixed_prompts": 3,
-            "kl_controller": {"ziegler": 20},
-            "kl_target": 0.5,
-            "kl_wait_fraction": 0.0,
+            "kl_controller": {"ziegler": {"horizon": 20, "target": 0.5, "wait": 0.0}},
         },
         {"critic": "separate", "adam_eps": {"tf1": 1e-5}, "value_loss": "hl_gauss", "num_critic_epochs": 2},
         {
@@ -109,7 +107,7 @@ def assert_same(resumed: Path, whole: Path) -> None:
             "value_loss": "hl_gauss",
         },
         # The second update explains 0.015: the warm-up ends after it.
-        {"value_warmup_until": 0.01, "value_warmup_updates": 4, "kl_controller": "schulman"},
+        {"ppo.value_warmup_updates.until": 0.01, "value_warmup_updates": 4, "kl_controller": "schulman"},
         {"kl_coef": 0.0, "precision": "bf16", "num_minibatches": 1},
         {
             "optimizer": MUON,
@@ -282,7 +280,7 @@ def resumed_with(policy: Path, out: Path, before: dict[str, Any], now: dict[str,
     [
         ({"max_kl": 1e-4}, "objective/kl", 3),  # the third update is the first one that the bound sees
         ({"rollout.missing_eos_score": -3.0}, "reward/missing_eos_score", [None, None, -3.0, -3.0]),
-        ({"value_warmup_updates": 3, "value_warmup_until": 0.99}, "value/warmup", [None, None, 1.0, 0.0]),
+        ({"value_warmup_updates": 3, "ppo.value_warmup_updates.until": 0.99}, "value/warmup", [None, None, 1.0, 0.0]),
     ],
 )
 def test_a_resumed_run_may_have_parts_that_its_checkpoint_lacks(tmp_path, policy, settings, metric, figures):
@@ -312,7 +310,7 @@ def test_a_resumed_run_takes_the_coefficients_that_it_was_given(tmp_path, policy
     assert [[row[name] for name in names] for row in rows] == [[0.05, 0.0, -1.0]] * 2 + [[0.5, 0.01, -3.0]] * 2
 
     # By hand: Schulman's controller halves β after every update whose KL is below two thirds of the target.
-    adapted = {"kl_coef": 0.05, "kl_controller": "schulman", "kl_target": 1e3}
+    adapted = {"kl_coef": 0.05, "kl_controller": {"schulman": {"target": 1e3}}}
     rows = resumed_with(policy, tmp_path / "adapted", adapted, {"kl_coef": 7.0})
     assert [row["objective/kl_coef"] for row in rows] == [0.05, 0.025, 0.0125, 0.00625]
 

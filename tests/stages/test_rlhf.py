@@ -200,7 +200,7 @@ def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
                 "rlhf.train_critic=true ppo.reference=/nowhere": "use ppo.kl_in=loss or ppo.kl_coef=0",
                 "rlhf.train_critic=true critic.base=/nowhere": "model '/nowhere': no such folder",
                 "environment.source=nowhere.py:Game": "environment file 'nowhere.py' does not exist",
-                "rollout.engine=vllm rollout.vllm.servers=http://localhost:1": "http://localhost:1 does not answer",
+                "rollout.engine=vllm rollout.engine.servers=http://localhost:1": "http://localhost:1 does not answer",
                 "ppo.eval_patience=2": "set ppo.eval_every",
                 "checkpoint.keep_best=eval/score": "is measured in evaluations: set ppo.eval_every",
                 "checkpoint.keep_best=eval/accuracy data.eval_fraction=0": "set data.eval_fraction above 0",

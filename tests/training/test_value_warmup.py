@@ -19,7 +19,7 @@ def test_it_ends_after_the_first_update_that_explains_enough():
     assert said[:2] == said[3:] == [None, None]
     assert said[2] == (
         "The critic's warm-up ends after update 3: its values explain 0.4 of the variance of the returns on new "
-        "responses (ppo.value_warmup_until=0.4)."
+        "responses (ppo.value_warmup_updates.until=0.4)."
     )
     assert (warmup.num_updates, warmup.num_policy_updates) == (3, 17)
     assert [warmup.trains_policy(update) for update in (3, 4)] == [False, True]
@@ -31,7 +31,7 @@ def test_it_ends_with_the_most_updates_if_it_does_not_get_there():
     [first, last, later] = watch(warmup, 0.1, 0.3, 0.3)
     assert (first, later, warmup.num_updates) == (None, None, 2)
     assert "explain 0.3 of" in str(last)
-    assert "less than ppo.value_warmup_until=0.4, but ppo.value_warmup_updates=2 is the most." in str(last)
+    assert "less than ppo.value_warmup_updates.until=0.4, but ppo.value_warmup_updates=2 is the most." in str(last)
 
 
 def test_a_length_that_is_known_is_kept_and_its_result_said():

@@ -19,7 +19,7 @@ SCHEDULABLE = (
     "ppo.entropy_coef",
     "ppo.gae_lambda",
     "ppo.gamma",
-    "ppo.importance_cap",
+    "ppo.old_logprobs.cap",
     "ppo.kl_coef",
     "ppo.learning_rate",
     "ppo.num_epochs",

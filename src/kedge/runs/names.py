@@ -85,7 +85,7 @@ def _read(config: Config, stage: Stage) -> set[str]:
         "rlhf.labeler": config.rlhf.num_rounds == 1,
         "critic.base": not config.critic.names_base or (is_chain and not config.rlhf.train_critic),
         "ppo.critic_init": is_chain or not config.ppo.names_critic,
-        "evaluate.judge": stage.makes_model and config.ppo.eval_every is None,
+        "evaluate.judge": stage.makes_model and config.ppo.eval_every.updates is None,
     }
     start = ["model"] if stage.starts_from else []
     return {field for field in (*stage.arguments.values(), *stage.inputs, *start) if not unread.get(field)}

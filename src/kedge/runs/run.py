@@ -562,7 +562,7 @@ def _say_without_effect(config: Config, stage: Stage, device: torch.device) -> N
     for line in repeated_rewards(config):
         say(line)
     judge = config.evaluate.judge
-    if judge is not None and stage.evaluations == "ppo.eval_every" and config.ppo.eval_every is None:
+    if judge is not None and stage.evaluations == "ppo.eval_every" and config.ppo.eval_every.updates is None:
         say(f"evaluate.judge={judge} has no effect here without ppo.eval_every")
 
 

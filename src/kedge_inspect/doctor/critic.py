@@ -248,7 +248,7 @@ def _rely_on_it_less(run: RunRecord) -> Iterator[Remedy]:
 
 def _warm_up(run: RunRecord) -> Iterator[Remedy]:
     is_too_short = run.setting("ppo.num_updates") in range(1, WARM_UP + 1)  # no update would train the policy
-    if not run.setting("ppo.value_warmup_updates") and not is_too_short:
+    if not run.setting("ppo.value_warmup_updates.at_most") and not is_too_short:
         yield set_to("ppo.value_warmup_updates", WARM_UP, why="to train the critic alone first")
 
 

@@ -40,7 +40,7 @@ OFF_TARGET = 3.0
 NEGLIGIBLE = 0.05
 """Cost of the KL, relative to the gain in score, at which it has no influence. The demo pays 0.15, N+ about as much."""
 
-LOWER_TARGET = scale("ppo.kl_target", 1 / 3)
+LOWER_TARGET = scale("ppo.kl_controller.target", 1 / 3)
 
 DRIFTED = 5.0
 """KL in nats per response from which a negligible cost matters."""
@@ -89,17 +89,17 @@ def kl_exploding(run: RunRecord, kl: Series, length: Series) -> Symptom | None:
     """Seen: `objective/kl` is high per response and per token, or far above its controller's target.
 
     Try: Lower `ppo.learning_rate` to a third if the KL jumped in the first updates; triple `ppo.kl_coef` if it crept
-    up, or lower the `ppo.kl_target` to which a controller holds it.
+    up, or lower the `ppo.kl_controller.target` to which a controller holds it.
 
     Threshold: Above 10 nats per response and 0.5 nats per token (short responses can be memorized within few nats), or
-    above 10 nats and three times `ppo.kl_target`. Serious above 20 nats and 1 nat per token, or if score minus KL cost
-    has fallen by a standard deviation of the scores. The demo ends at 0.08 nats per token, good story runs at 0.2 to
-    0.5, and broken ones at 1.2 or more.
+    above 10 nats and three times `ppo.kl_controller.target`. Serious above 20 nats and 1 nat per token, or if score
+    minus KL cost has fallen by a standard deviation of the scores. The demo ends at 0.08 nats per token, good story
+    runs at 0.2 to 0.5, and broken ones at 1.2 or more.
     """
     per_token = kl.late / max(length.late, 1.0)
     if run.setting("ppo.reference") is not None and kl.late <= kl.first:
         return None  # it does not start at the reference, and has not moved away from it
-    target = run.setting("ppo.kl_target") if _is_controlled(run) else None
+    target = run.setting("ppo.kl_controller.target") if _is_controlled(run) else None
     far = kl.late > FAR and per_token > FAR_PER_TOKEN
     off_target = target is not None and len(kl) >= MIN_TREND and kl.late > max(OFF_TARGET * target, FAR)
     if not (far or off_target):
@@ -171,7 +171,7 @@ def _net_loss(run: RunRecord) -> str:
 
 def _hold_back(run: RunRecord, kl: Series, per_token: float) -> tuple[Remedy, ...]:
     """Suggest smaller steps if the KL jumped, or a larger β if it crept up."""
-    target = run.setting("ppo.kl_target") if _is_controlled(run) else None
+    target = run.setting("ppo.kl_controller.target") if _is_controlled(run) else None
     # Far from its target, a controller needs another initial β; near it, it would undo the change.
     stronger = stronger_kl(run) if target is None or kl.late > OFF_TARGET * target else (LOWER_TARGET,)
     if kl.values[min(len(kl) - 1, 3)] <= kl.late / 2:
@@ -191,7 +191,7 @@ def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series)
     """Seen: `objective/kl` keeps rising, and β times the KL is negligible compared with the gain in score.
 
     Try: Set `ppo.kl_coef` to the suggested value, at which 5 nats cost a quarter of the gain, for GRPO with
-    `ppo.kl_in=loss`; with a KL controller, lower `ppo.kl_target` to a third.
+    `ppo.kl_in=loss`; with a KL controller, lower `ppo.kl_controller.target` to a third.
 
     Threshold: At least 5 nats per response at a cost of at most a twentieth of the gain (or of the scores' standard
     deviation, if that is larger); the demo and N+ pay about 0.15. A warning; serious above 10 nats per response and 0.5
@@ -240,7 +240,7 @@ def beta_too_large(run: RunRecord, score: Series, score_std: Series) -> Symptom 
     """Seen: Β (`objective/kl_coef`) is large compared with `reward/score_std`, and the score barely rises.
 
     Try: Set `ppo.kl_coef` to a tenth of the scores' standard deviation, as suggested; with a KL controller, triple
-    `ppo.kl_target`.
+    `ppo.kl_controller.target`.
 
     Threshold: Β above twice the standard deviation of the scores, and a gain below half of it; to first order the best
     policy gains the scores' variance divided by β. Serious. Not with the KL in the loss and whitened or GRPO's
@@ -258,7 +258,7 @@ def beta_too_large(run: RunRecord, score: Series, score_std: Series) -> Symptom 
         f"only about {fmt(spread**2 / beta.late)}; the mean score went from {fmt(score.first)} to "
         f"{fmt(score.late)} ({score.late_span})",
         (
-            scale("ppo.kl_target", 3.0)
+            scale("ppo.kl_controller.target", 3.0)
             if _is_controlled(run)
             # As in the demo, whose scores have a standard deviation of 1.
             else set_to("ppo.kl_coef", float(f"{spread / 10:.2g}"), "too_high"),

@@ -242,17 +242,18 @@ def sampler_ratios_wide(run: RunRecord, low: Series, high: Series) -> Symptom | 
     """Seen: Without `ppo.importance_mask`: the quantiles of the raw ratio of trainer to sampler, of tokens or of
     responses.
 
-    Try: `ppo.importance_cap=auto` if no weights are used; then `token` for `ppo.importance_mask` if it is single tokens
-    that differ, `sequence` if it is whole responses.
+    Try: `ppo.old_logprobs.cap=auto` if no weights are used; then `token` for `ppo.importance_mask` if it is single
+    tokens that differ, `sequence` if it is whole responses.
 
     Threshold: In the last quarter of the run, more than 1% of the tokens below 0.5 or above 2: a warning. More than 1%
     of the responses with a geometric mean below 0.99 or above 1.01, if they have 100 tokens or more and were sampled by
     the weights that are trained: a note.
     """
-    weighs = set_to("ppo.importance_cap", "auto", why="to weigh tokens by the ratio, truncated")
-    first = (
-        [weighs] if run.setting("ppo.importance_cap") is None and run.setting("ppo.old_logprobs") != "sampler" else []
-    )
+    weighs = set_to("ppo.old_logprobs.cap", "auto", why="to weigh tokens by the ratio, truncated")
+    old = run.setting("ppo.old_logprobs")
+    # Earlier runs have `importance_cap`.
+    was_off = old == "trainer" and run.config["ppo"].get("importance_cap", old) is None
+    first = [weighs] if was_off or old == {"trainer": None} else []
     if seen := _outside(run, "ratio", BAND):
         mask = set_to("ppo.importance_mask", "token", why="to leave out tokens outside 0.5 to 2")
         return Symptom("warning", f"the ratio of a token's probabilities is {seen}", (*first, mask))
@@ -285,7 +286,7 @@ def one_side_waits(run: RunRecord, training: Series, sampling: Series, total: Se
         return None
     if training.late > WAITING * total.late:
         builtin = run.setting("rollout.engine") == "builtin"
-        faster = set_to("rollout.engine", "vllm") if builtin else adjust("rollout.vllm.devices", "too_low")
+        faster = set_to("rollout.engine", "vllm") if builtin else adjust("rollout.engine.devices", "too_low")
         return Symptom(
             "note",
             f"training waits {fmt(training.late)} of {fmt(total.late)} seconds per update for responses "

@@ -401,7 +401,7 @@ CASES = [
         "warning",
         {"objective/kl": towards(0.0, 12.0)},
         {"objective/kl": towards(0.0, 9.5)},
-        settings={"ppo.kl_controller": "ziegler", "ppo.kl_target": 3.0},
+        settings={"ppo.kl_controller": {"ziegler": {"target": 3.0}}},
     ),
     metrics("teacher_not_approached", "warning", approached(0.95), approached(0.85), settings=TAUGHT),
     metrics("teacher_not_approached", "serious", approached(1.15), approached(0.5), settings=TAUGHT),

@@ -26,7 +26,7 @@ SERIOUS, WARNING, NOTE, SILENT = "serious", "warning", "note", ""
 MANY = {"rollout.num_prompts": 1024}
 SCORES = {"reward/score_std": [1.0] * 16}
 BONUS = {"ppo.entropy_coef": 0.01}
-CONTROLLED = {"ppo.kl_controller": "ziegler", "ppo.kl_target": 5.0}
+CONTROLLED = {"ppo.kl_controller": {"ziegler": {"target": 5.0}}}
 IN_SCORES = {"ppo.value_unit": "score"}
 HISTOGRAM = {
     "ppo.value_loss": {"hl_gauss": [-10.0, 10.0, 100]},

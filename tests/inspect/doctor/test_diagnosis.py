@@ -554,7 +554,7 @@ BY_SPREAD = {"ppo.advantage": "grpo", "ppo.kl_in": "reward", "ppo.kl_coef": 0.0}
         ),
         # Five nats cost a quarter of the score's gain of 1
         ("beta_too_small", DRIFTING, {"ppo.kl_coef": 0.001}, {"ppo.kl_coef": 0.05}),
-        ("beta_too_small", DRIFTING, {"ppo.kl_controller": "ziegler"}, {"ppo.kl_target": 2.0}),
+        ("beta_too_small", DRIFTING, {"ppo.kl_controller": "ziegler"}, {"ppo.kl_controller.target": 2.0}),
         ("beta_too_small", {**DRIFTING, "objective/kl_coef": 0.0}, {**GROUPS, **BY_SPREAD},
          {"ppo.kl_coef": 0.05, "ppo.kl_in": "loss"}),
         ("hacking_by_repetition", {"response/repetition": towards(0.02, 0.3)}, {**GROUPS, **BY_SPREAD},
@@ -564,13 +564,13 @@ BY_SPREAD = {"ppo.advantage": "grpo", "ppo.kl_in": "reward", "ppo.kl_coef": 0.0}
         (
             "kl_exploding",  # at a target of 30 nats, which the controller holds, and three times as far as 6
             {"objective/kl": towards(0.0, 30.0)},
-            {"ppo.kl_controller": "ziegler", "ppo.kl_target": 30.0},
-            {"ppo.learning_rate": 3.3e-6, "ppo.kl_target": 10.0},
+            {"ppo.kl_controller": {"ziegler": {"target": 30.0}}},
+            {"ppo.learning_rate": 3.3e-6, "ppo.kl_controller.target": 10.0},
         ),
         (
             "kl_exploding",
             {"objective/kl": towards(0.0, 30.0)},
-            {"ppo.kl_controller": "ziegler", "ppo.kl_target": 6.0},
+            {"ppo.kl_controller": {"ziegler": {"target": 6.0}}},
             {"ppo.learning_rate": 3.3e-6, "ppo.kl_coef": 0.15},
         ),
         ("entropy_rising", RANDOM, {"ppo.entropy_target": 0.5}, {"ppo.entropy_target": 0.2}),

@@ -16,7 +16,7 @@ NAMES = sorted({name.replace("NAME", "mine") for rule in ALL_RULES for name in r
 NUMBERS = st.one_of(
     st.none(), st.sampled_from([0.0, -1.0, 1.0, 1e-12, 1e30, -1e30, float("nan"), float("inf")]), st.floats(-100, 100)
 )
-FIELDS = ["learning_rate", "num_epochs", "kl_coef", "kl_target", "entropy_coef", "value_coef", "num_updates"]
+FIELDS = ["learning_rate", "num_epochs", "kl_coef", "kl_controller", "entropy_coef", "value_coef", "num_updates"]
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(0, 3), st.floats(0, 10), st.text(max_size=2))
 
 

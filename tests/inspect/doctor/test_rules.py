@@ -341,10 +341,11 @@ def test_a_healthy_run_has_no_findings(updates: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "fields"),
     [
-        ({"ppo.importance_cap": None}, ["ppo.importance_cap", "ppo.importance_mask"]),
-        ({"ppo.importance_cap": "auto"}, ["ppo.importance_mask"]),
+        ({"ppo.old_logprobs": {"trainer": None}}, ["ppo.old_logprobs.cap", "ppo.importance_mask"]),
+        ({"ppo.old_logprobs": "trainer", "ppo.importance_cap": None}, ["ppo.old_logprobs.cap", "ppo.importance_mask"]),
+        ({"ppo.old_logprobs": "trainer"}, ["ppo.importance_mask"]),
         ({"ppo.importance_cap": None, "ppo.old_logprobs": "sampler"}, ["ppo.importance_mask"]),
-        ({"ppo.importance_cap": None, "ppo.importance_mask": "token"}, []),
+        ({"ppo.old_logprobs": {"trainer": None}, "ppo.importance_mask": "token"}, []),
     ],
 )
 def test_wide_ratios_call_for_weights_and_then_for_a_mask(settings: dict[str, Any], fields: list[str]) -> None:

@@ -72,7 +72,7 @@ def server(policy: Path) -> Iterator[SimpleNamespace]:
 
 
 def settings(server: SimpleNamespace, **more: Any) -> dict[str, Any]:
-    return {"rollout.engine": "vllm", "rollout.vllm.servers": server.url, "temperature": 0.7, **more}
+    return {"rollout.engine": "vllm", "rollout.engine.servers": server.url, "temperature": 0.7, **more}
 
 
 def test_a_run_samples_on_the_server_and_sends_it_every_version_of_the_weights(tmp_path, policy, server):
@@ -176,7 +176,7 @@ def test_weights_that_a_callback_changes_are_sent_before_the_next_rollout(tmp_pa
 
 
 def test_everything_that_a_run_measures_is_sampled_on_the_server(tmp_path, policy, server):
-    measured = {"eval_every": 1, "critic_check": 1, "critic_check_size": [32, 4, 2], "num_fixed_prompts": 2}
+    measured = {"eval_every": 1, "critic_check": 1, "ppo.critic_check.size": [32, 4, 2], "num_fixed_prompts": 2}
     made = configure(policy, tmp_path / "run", num_updates=1, critic="shared", **settings(server, **measured))
     [row] = run_ppo(made, prompts=PROMPTS[:4], eval_prompts=PROMPTS[4:], reward=vowels).metrics
     assert {"eval/score", "time/evaluation", "time/critic_check"} <= row.keys()
@@ -189,19 +189,19 @@ def test_everything_that_a_run_measures_is_sampled_on_the_server(tmp_path, polic
     [("auto", True, None), ("auto", False, 2.0), (3.0, True, 3.0), (None, False, None)],
 )
 def test_importance_weights_are_the_default_where_the_engine_is_not_exact(policy, tmp_path, cap, is_exact, resolved):
-    made = configure(policy, tmp_path / "run", importance_cap=cap)
+    made = configure(policy, tmp_path / "run", **{"ppo.old_logprobs.cap": cap})
     assert PpoSettings.of(made, exact=is_exact).estimation.importance_cap == resolved
 
 
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
-        ({}, "needs rollout.vllm.servers"),
-        ({"rollout.vllm.servers": ["http://b", "a"]}, "a is not an address"),
-        ({"rollout.vllm.servers": "localhost:8000"}, "localhost:8000 cannot be run"),
-        ({"rollout.vllm.servers": "http://127.0.0.1:9"}, "http://127.0.0.1:9 does not answer"),
-        ({"rollout.vllm.servers": "/nowhere/python"}, "/nowhere/python cannot be run"),
-        ({"rollout.vllm.servers": "/bin/false"}, "/bin/false has no vLLM"),
+        ({}, "needs rollout.engine.servers"),
+        ({"rollout.engine.servers": ["http://b", "a"]}, "a is not an address"),
+        ({"rollout.engine.servers": "localhost:8000"}, "localhost:8000 cannot be run"),
+        ({"rollout.engine.servers": "http://127.0.0.1:9"}, "http://127.0.0.1:9 does not answer"),
+        ({"rollout.engine.servers": "/nowhere/python"}, "/nowhere/python cannot be run"),
+        ({"rollout.engine.servers": "/bin/false"}, "/bin/false has no vLLM"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_model_is_loaded(tmp_path, wrong, line):

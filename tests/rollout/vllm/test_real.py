@@ -44,7 +44,7 @@ def servers_of(folder: Path) -> list[int]:
 
 
 def run(model: Path, out: Path, num_updates: int, **settings: Any) -> list[dict[str, Any]]:
-    scratch = {"rollout.vllm.folder": str(out.parent / "weights")}
+    scratch = {"rollout.engine.folder": str(out.parent / "weights")}
     return bench.run(PYTHON, model, out, num_updates=num_updates, **{**scratch, **settings})
 
 
@@ -67,8 +67,8 @@ def test_episodes_of_several_turns_are_trained_on_the_tokens_that_were_sampled(t
     LlamaForCausalLM(LlamaConfig(**bench.SMALL, **special, max_position_embeddings=256)).save_pretrained(model)
     tokenizer.save_pretrained(model)
     settings = {"rollout.num_prompts": 2, "rollout.max_new_tokens": 60, "runtime.precision": "fp32"}
-    settings |= {"rollout.engine": "vllm", "rollout.vllm.servers": PYTHON, "rollout.vllm.memory": 0.1}
-    settings |= {"rollout.vllm.folder": str(tmp_path / "weights"), "environment.max_turns": 4}
+    settings |= {"rollout.engine": "vllm", "rollout.engine.servers": PYTHON, "rollout.engine.memory": 0.1}
+    settings |= {"rollout.engine.folder": str(tmp_path / "weights"), "environment.max_turns": 4}
     settings |= {"environment.max_turn_tokens": 6, "ppo.learning_rate": 3e-3, "runtime.report": False}
     rows = kedge.ppo(
         model=str(model),
@@ -107,7 +107,7 @@ def test_a_saved_model_with_a_value_head_is_served_as_it_is(tmp_path):
 def test_a_model_that_vllm_refuses_is_one_line(tmp_path):
     model = save_letters(tmp_path / "model", **bench.SMALL)
     with pytest.raises(EngineError, match=r"vLLM does not start: .*no-such-argument"):
-        run(model, tmp_path / "run", 1, **{"rollout.vllm.args": "--no-such-argument"})
+        run(model, tmp_path / "run", 1, **{"rollout.engine.args": "--no-such-argument"})
     assert not servers_of(tmp_path)
 
 
@@ -118,7 +118,7 @@ def test_the_server_ends_with_a_run_that_is_stopped_in_any_way(tmp_path, signum)
     program = (
         "import sys; from pathlib import Path; from bench import vllm\n"
         "vllm.run(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), num_updates=10_000,"
-        " **{'rollout.vllm.folder': sys.argv[4]})"
+        " **{'rollout.engine.folder': sys.argv[4]})"
     )
     arguments = [PYTHON, str(model), str(tmp_path / "run"), str(tmp_path / "weights")]
     process = subprocess.Popen(

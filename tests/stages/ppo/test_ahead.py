@@ -165,8 +165,13 @@ def test_prompts_of_a_batch_that_failed_are_drawn_again(tmp_path, policy):
         ({"on_nonfinite": "rollback"}, "ppo.on_nonfinite=rollback"),
         ({"on_spike": "rollback"}, "ppo.on_spike=rollback"),
         (
-            {"constant_groups": "drop", "num_responses": 2, "value_warmup_until": 0.5, "value_warmup_updates": 1},
-            "ppo.value_warmup_until",
+            {
+                "constant_groups": "drop",
+                "num_responses": 2,
+                "ppo.value_warmup_updates.until": 0.5,
+                "value_warmup_updates": 1,
+            },
+            "ppo.value_warmup_updates.until",
         ),
     ],
 )

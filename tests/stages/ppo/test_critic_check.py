@@ -25,7 +25,7 @@ HELD_OUT = ["The crew", "A rope", "Then the sun"]
 GAMMA, BETA = 0.9, 0.3
 SETTINGS: dict[str, Any] = {
     "critic_check": 2,
-    "critic_check_size": [32, 2, 3],
+    "ppo.critic_check.size": [32, 2, 3],
     "num_updates": 3,
     "gamma": GAMMA,
     "kl_coef": BETA,

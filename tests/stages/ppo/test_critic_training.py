@@ -67,13 +67,13 @@ def test_frozen_attention_gets_no_updates_and_no_optimizer_state(tmp_path, polic
 
 
 def test_a_warm_up_that_ends_by_its_result_is_one_of_that_length(tmp_path, policy, capsys):
-    settings = {"num_updates": 5, "kl_controller": "ziegler", "kl_target": 1.0, "kl_wait_fraction": 0.5}
+    settings = {"num_updates": 5, "kl_controller": {"ziegler": {"target": 1.0, "wait": 0.5}}}
     settings |= {"on_spike": {"skip": 9.0}, "num_epochs": 4, "value_gae_lambda": 1.0}
     settings |= {"num_prompts": 16, "reward": of_the_prompt}
     known = rows_of(policy, tmp_path / "known", value_warmup_updates=2, **settings)
     first, second = (row["value/explained_variance"] for row in known[:2])
     assert 0 <= first < second  # else this test shows nothing
-    settings |= {"value_warmup_updates": 4, "value_warmup_until": (first + second) / 2}
+    settings |= {"value_warmup_updates": 4, "ppo.value_warmup_updates.until": (first + second) / 2}
     found = rows_of(policy, tmp_path / "found", **settings)
     assert [row["value/warmup"] for row in found] == [1, 1, 0, 0, 0]
     assert [measured_apart(row) for row in found] == [measured_apart(row) for row in known]

@@ -18,7 +18,7 @@ def run(policy, tmp_path, reward=vowels, **settings):
 
 
 def test_the_coefficients_first_adapt_after_an_update_of_the_policy(tmp_path, policy):
-    settings = {"kl_controller": {"ziegler": 8}, "kl_target": 1.0, "kl_wait_fraction": 0.0}
+    settings = {"kl_controller": {"ziegler": {"horizon": 8, "target": 1.0, "wait": 0.0}}}
     bonus = {"entropy_coef": 0.01, "entropy_target": 3.0}
     rows = run(policy, tmp_path, num_updates=5, value_warmup_updates=3, **settings, **bonus).metrics
     # Update 4 is the policy's first. Its responses are the reference's, with a KL of 0, and n/horizon is ½.

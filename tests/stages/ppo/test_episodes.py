@@ -155,7 +155,7 @@ class Pays:
 
 
 def test_samples_have_both_sides_and_how_the_episode_ended(tmp_path, policy):
-    more = {"num_samples": 8, "num_fixed_prompts": 1, "eval_every": 1, "eval_num_prompts": 2}
+    more = {"num_samples": 8, "num_fixed_prompts": 1, "eval_every": 1, "ppo.eval_every.num_prompts": 2}
     settings = EPISODES | more | {"environment.max_turns": 2, "environment.max_turn_tokens": 3}
     run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES)
     samples = read_samples(tmp_path / "run")
@@ -344,7 +344,12 @@ def test_a_run_says_once_that_the_calls_of_the_template_are_not_read(tmp_path, c
     tokenizer = calling(UNREAD["like Python"]).tokenizer()
     policy = save_tiny_policy(tmp_path / "policy", tokenizer=tokenizer, extra_rows=20)
     rows = [{"prompt": [{"role": "user", "content": f"Game {number}"}]} for number in range(4)]
-    more = {"environment.source": f"{worlds.__file__}:Adder", "num_updates": 1, "eval_every": 1, "eval_num_prompts": 2}
+    more = {
+        "environment.source": f"{worlds.__file__}:Adder",
+        "num_updates": 1,
+        "eval_every": 1,
+        "ppo.eval_every.num_prompts": 2,
+    }
     run_ppo(configure(policy, tmp_path / "run", **EPISODES | more), prompts=rows)
     line = "Adder: the chat template shows tools, but writes no call that kedge reads; "
     assert capsys.readouterr().err.count(line) == 1

@@ -29,8 +29,8 @@ from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy
 
 HELD_OUT = ["The crew", "A rope", "Then the sun"]
-CHECK = {"critic_check": 2, "critic_check_size": [32, 2, 2]}
-EVAL = {**CHECK, "eval_every": 2, "num_updates": 5, "kl_controller": "ziegler", "kl_target": 0.5, "entropy_coef": 0.01}
+CHECK = {"critic_check": 2, "ppo.critic_check.size": [32, 2, 2]}
+EVAL = {**CHECK, "eval_every": 2, "num_updates": 5, "kl_controller": {"ziegler": {"target": 0.5}}, "entropy_coef": 0.01}
 JUDGE = """
 def longer(prompts, completions_a, completions_b, **_):
     return [float(len(a) > len(b)) if a != b else 0.5 for a, b in zip(completions_a, completions_b)]
@@ -86,7 +86,7 @@ def test_training_is_the_same_to_the_bit_without_evaluation(whole, policy, tmp_p
 @pytest.mark.parametrize("kl_in", [{"reward": "k2"}, {"reward": "k3"}, {"loss": "k3"}])
 def test_every_evaluation_charges_the_same_for_the_kl(policy, tmp_path, kl_in):
     """Whatever a controller and the estimator in the reward make of it."""
-    settings = {"kl_in": kl_in, "kl_controller": "schulman", "kl_target": 0.2, "kl_wait_fraction": 0.0, "kl_coef": 0.05}
+    settings = {"kl_in": kl_in, "kl_controller": {"schulman": {"target": 0.2, "wait": 0.0}}, "kl_coef": 0.05}
     settings |= {"num_updates": 4, "eval_every": 2, "learning_rate": 3e-3}
     run_ppo(configure(policy, tmp_path / "run", **settings), prompts=PROMPTS, eval_prompts=HELD_OUT, reward=vowels)
     rows = read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)
@@ -275,7 +275,7 @@ def test_patience_begins_when_the_critics_warm_up_has_ended(policy, tmp_path):
 
 def test_a_run_that_ends_early_is_measured_at_its_end(policy, tmp_path):
     settings = {"max_kl": 1e-4, "learning_rate": 1e-2, "num_updates": 9, "eval_every": 5, "num_fixed_prompts": 1}
-    settings |= {"critic_check": 2, "critic_check_size": [32, 2, 2]}
+    settings |= {"critic_check": 2, "ppo.critic_check.size": [32, 2, 2]}
     out = tmp_path / "run"
     run_ppo(configure(policy, out, **settings), prompts=PROMPTS, eval_prompts=HELD_OUT, reward=vowels)
     end = json.loads((out / "finished.json").read_text())["updates"]
@@ -320,7 +320,7 @@ def test_a_last_update_that_is_dropped_is_measured(policy, tmp_path):
 
 
 def test_prompts_are_held_out_where_there_are_none_of_their_own(policy, tmp_path):
-    config = configure(policy, tmp_path / "run", eval_every=1, num_updates=1, eval_num_prompts=2, **{
+    config = configure(policy, tmp_path / "run", eval_every={"updates": 1, "num_prompts": 2}, num_updates=1, **{
         "data.eval_fraction": 0.5, "checkpoint.keep_best": "none", "checkpoint.keep_last": False,
     })  # fmt: skip
     run_ppo(config, prompts=PROMPTS, reward=vowels)
@@ -330,7 +330,7 @@ def test_prompts_are_held_out_where_there_are_none_of_their_own(policy, tmp_path
 
 @pytest.mark.parametrize("eval_prompts", [[PROMPTS[0], "A new one", PROMPTS[1]], ["A new one"]])
 def test_held_out_prompts_that_are_trained_on_are_counted(policy, tmp_path, capsys, eval_prompts):
-    config = configure(policy, tmp_path / "run", eval_every=1, num_updates=1, eval_num_prompts=3)
+    config = configure(policy, tmp_path / "run", eval_every={"updates": 1, "num_prompts": 3}, num_updates=1)
     run_ppo(config, prompts=PROMPTS, eval_prompts=eval_prompts, reward=vowels)
     line = "2 of the 3 held-out prompts are also among those trained on"
     assert (line in "".join(capsys.readouterr())) == (len(eval_prompts) == 3)

@@ -33,7 +33,7 @@ SEPARATE = {"critic": "separate", "num_minibatches": 2, "value_warmup_updates": 
 GROUPS = {"preset": "grpo", "num_prompts": 2, "num_responses": 4}
 NUMBERED: Any = ([7, 3, 7], torch.tensor([7, 3, 7]), np.array([7, 3, 7]))
 DROPPED = {"preset": "grpo", "num_prompts": 2, "num_responses": 2, "constant_groups": "drop"}
-OFF: dict[str, Any] = {"value_clip_range": None, "importance_cap": None, "missing_eos_score": None}
+OFF: dict[str, Any] = {"value_clip_range": None, "ppo.old_logprobs.cap": None, "missing_eos_score": None}
 SCHEDULED = {"schedules": {"ppo.kl_coef": {"1": 0.1, "3": 0.01}}, "checkpoint": {"every": 1}}
 
 

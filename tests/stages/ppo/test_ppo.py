@@ -461,7 +461,9 @@ def test_a_step_reads_eight_pretraining_texts_per_response_if_asked(tmp_path, po
         return shares(self, batch)
 
     monkeypatch.setattr(PretrainingMix, "shares", counted)
-    config = configure(policy, tmp_path / "run", ptx_coef=1.0, ptx_batch=8, pretraining=str(texts), num_minibatches=2)
+    config = configure(
+        policy, tmp_path / "run", ptx_coef={"coef": 1.0, "batch": 8}, pretraining=str(texts), num_minibatches=2
+    )
     run_ppo(config, prompts=PROMPTS, reward=vowels)
     assert set(drawn) == {8 * config.responses_per_update // 2}
 

@@ -46,7 +46,7 @@ def test_a_fixed_coefficient_never_moves():
 
 
 def test_zieglers_controller_by_hand():
-    coefficients = start(kl_controller={"ziegler": 128}, kl_target=8, kl_wait_fraction=0)
+    coefficients = start(kl_controller={"ziegler": {"horizon": 128, "target": 8, "wait": 0}})
     # n/horizon = ½. The error is clipped at ±0.2, and a KL below 0 counts as 0.
     coefficients = adapt(coefficients, 24.0)
     assert coefficients.kl_coef == pytest.approx(0.05 * 1.1)
@@ -63,7 +63,7 @@ def test_the_automatic_horizon_is_a_thirtieth_of_the_run_and_never_over_zieglers
 
 
 def test_the_controller_sleeps_through_the_first_part_of_the_run():
-    coefficients = start(kl_controller="schulman", kl_target=6, num_updates=10, kl_wait_fraction=0.2)
+    coefficients = start(kl_controller={"schulman": {"wait": 0.2}}, num_updates=10)
     seen = []
     for _ in range(4):
         coefficients = adapt(coefficients, 0.0)
@@ -72,7 +72,7 @@ def test_the_controller_sleeps_through_the_first_part_of_the_run():
 
 
 def test_wait_and_horizon_are_shares_of_the_updates_that_train_the_policy():
-    settings = {"kl_controller": "ziegler", "kl_wait_fraction": 0.1, "num_updates": 100}
+    settings = {"kl_controller": {"ziegler": {"wait": 0.1}}, "num_updates": 100}
     after_warmup = start(value_warmup_updates=40, **settings).controllers
     assert (after_warmup.kl_wait_updates, after_warmup.kl_horizon) == (pytest.approx(6.0), 60 * 64 // 30)
     assert start(**settings).controllers.kl_wait_updates == pytest.approx(10.0)
@@ -149,9 +149,9 @@ def test_a_record_tells_the_last_update_of_a_warm_up_that_ended_by_its_result():
         return RunRecord(Path("runs/ppo"), config=config, metrics=rows)
 
     rows = [{"update": update, "value/warmup": float(update <= 2)} for update in (1, 2, 4)]
-    assert value_warmup_of(record(rows, value_warmup_until=0.3)) == 2
+    assert value_warmup_of(record(rows, **{"ppo.value_warmup_updates.until": 0.3})) == 2
     assert value_warmup_of(record(rows)) == 5
-    assert value_warmup_of(record([], value_warmup_until=0.3)) == 0
+    assert value_warmup_of(record([], **{"ppo.value_warmup_updates.until": 0.3})) == 0
 
 
 def test_the_lambdas_of_advantages_and_targets():

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from kedge.config.libraries import foreign_answer
 from kedge.config.schema.field import Choice, field_doc, forms
 from kedge.config.schema.root import Config
-from kedge.config.schema.section import Section
+from kedge.config.schema.section import Section, parameters_of
 from kedge_base.stage import registered_stages
 from kedge_base.texts import printable
 
@@ -98,13 +98,15 @@ def groups_of(section: type[Section]) -> dict[str, list[str]]:
 def _section(field: FieldInfo) -> type[Section] | None:
     """The section type of a field, or None."""
     kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+    return kind if isinstance(kind, type) and issubclass(kind, Section) and not parameters_of(kind) else None
 
 
 def find_field(dotted: str) -> FieldInfo | None:
-    """The field with this dotted name, or None."""
+    """The field, or the parameter of one's value, with this dotted name; None for another name."""
     # `data.columns.prompt` is an entry of a field.
-    return dict(all_fields()).get("data.columns" if dotted.startswith("data.columns.") else dotted)
+    fields, (name, _, part) = dict(all_fields()), dotted.rpartition(".")
+    found = fields.get("data.columns" if dotted.startswith("data.columns.") else dotted)
+    return parameters_of(fields[name].annotation).get(part) if found is None and name in fields else found
 
 
 def fields_named(name: str) -> list[str]:
@@ -169,6 +171,10 @@ def _kinds(annotation: Any) -> Iterator[str]:
         yield "a list of numbers"
     elif origin is list:
         yield _SOURCES
+    elif inner := parameters_of(annotation):
+        named = [(name, accepts(field).replace(", or ", " or ")) for name, field in inner.items()]
+        yield named[0][1]
+        yield f"{{{', '.join(f'{name}: {values}' for name, values in named)}}}"
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield "a section of fields"
     else:

@@ -24,7 +24,7 @@ from kedge.config.loading.names import full_name
 from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
-from kedge.config.schema.section import Section
+from kedge.config.schema.section import Section, parameters_of
 from kedge_base.errors import ConfigError
 from kedge_base.stage import find_stage
 from kedge_base.texts import read_table
@@ -129,6 +129,11 @@ def _page(dotted: str, field: FieldInfo) -> Iterator[str]:
     yield f"  default   {written(field.default)}"
     if doc.source:
         yield f"  source    {doc.source}"
+    for name, part in parameters_of(field.annotation).items():
+        own = field_doc(part)
+        effects = f"; too high: {own.too_high}; too low: {own.too_low}" if own.too_high else ""
+        default = "none" if part.is_required() else written(part.default)
+        yield f"  {name:9} {own.meaning} Default: {default} ({own.source}{effects})"
     if doc.too_high:
         yield f"  too high  {doc.too_high}"
     if doc.too_low:

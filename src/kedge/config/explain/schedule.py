@@ -81,7 +81,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
     ]
     if extra := _critic_steps(config, updates):
         lines.append(f"The further passes of the critic take another {_count(extra, 'optimizer step')}.")
-    if warmup := loop.value_warmup_updates:
+    if warmup := loop.value_warmup_updates.at_most:
         lines.append(_warmup(config, warmup))
     if loop.resolved_critic == "separate":
         lines.append(_critic_cost(config))
@@ -132,7 +132,7 @@ def _critic_cost(config: Config) -> str:
     critic = 1 / 3 + ppo.num_epochs * ppo.num_critic_epochs
     others = (1 + ppo.needs_reference) / 3 + ppo.num_epochs
     advice = [
-        *([] if ppo.critic_check else ["ppo.critic_check measures what it sees"]),
+        *([] if ppo.critic_check.every else ["ppo.critic_check measures what it sees"]),
         *([] if ppo.names_critic else ["one that kedge critic has trained before PPO sees more"]),
     ]
     further = f": {', and '.join(advice)}" if advice else ""
@@ -145,7 +145,7 @@ def _critic_cost(config: Config) -> str:
 
 def _warmup(config: Config, warmup: int) -> str:
     ppo = config.ppo
-    until, others = ppo.value_warmup_until, _count(ppo.num_policy_updates, "update")
+    until, others = ppo.value_warmup_updates.until, _count(ppo.num_policy_updates, "update")
     steps = count_epochs(config, warmup) * ppo.num_minibatches + _critic_steps(config, warmup)
     first = f"{_count(warmup, 'update')} ({_count(steps, 'optimizer step')})"
     if until is None:
@@ -162,34 +162,34 @@ def _warmup(config: Config, warmup: int) -> str:
 
 def _evaluation(config: Config, num_held_out: int | None) -> list[str]:
     """Describe the evaluations on held-out prompts, and their cost."""
-    evaluation, updates = config.ppo, config.ppo.num_updates
-    if evaluation.eval_every is None:
+    evaluation, updates = config.ppo.eval_every, config.ppo.num_updates
+    if evaluation.updates is None:
         return []
-    number = 1 + -(-updates // evaluation.eval_every)
-    prompts = min(evaluation.eval_num_prompts, num_held_out or evaluation.eval_num_prompts)
+    number = 1 + -(-updates // evaluation.updates)
+    prompts = min(evaluation.num_prompts, num_held_out or evaluation.num_prompts)
     responses, most = number * prompts, "at most " if num_held_out is None else ""
     share = responses / max(1, updates * config.responses_per_update)
     judged = "scored and compared with the start's by the judge" if config.evaluate.judge else "scored"
     return [
         f"{most.capitalize()}{_count(prompts, 'held-out prompt')} are answered before the first update, every "
-        f"{_count(evaluation.eval_every, 'update')} and at the end, and the responses are {judged}: "
+        f"{_count(evaluation.updates, 'update')} and at the end, and the responses are {judged}: "
         f"{_count(number, 'evaluation')}, {most}{_count(responses, 'response')} ({_share(share)} those trained on)."
     ]
 
 
 def _critic_checks(config: Config, num_held_out: int | None) -> list[str]:
     """Describe the checks of the critic, and their cost."""
-    check, updates = config.ppo, config.ppo.num_updates
-    if check.critic_check is None:
+    check, updates = config.ppo.critic_check, config.ppo.num_updates
+    if check.every is None:
         return []
-    number = 1 + -(-updates // check.critic_check)
-    most, per_prompt, continuations = check.critic_check_size
+    number = 1 + -(-updates // check.every)
+    most, per_prompt, continuations = check.size
     prompts = min(most, num_held_out or most)
     prefixes = prompts * per_prompt
     responses = number * (prefixes + (prefixes + prompts) * continuations)
     share = responses / max(1, updates * config.responses_per_update)
     return [
-        f"The critic is checked before the first update, every {_count(check.critic_check, 'update')} and at the end: "
+        f"The critic is checked before the first update, every {_count(check.every, 'update')} and at the end: "
         f"up to {_count(prefixes, 'prefix')} of responses to {_count(prompts, 'held-out prompt')}, "
         f"{_count(continuations, 'continuation')} of each: {_count(number, 'check')}, at most "
         f"{_count(responses, 'response')} ({_share(share)} those trained on)."

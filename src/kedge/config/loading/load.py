@@ -17,6 +17,7 @@ from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schedules import check_schedules
 from kedge.config.schema.rewards import RewardTermConfig
 from kedge.config.schema.root import Config
+from kedge.config.schema.section import parameters_of
 from kedge_base.errors import ConfigError
 from kedge_base.packages import current_names
 from kedge_base.stage import find_stage
@@ -263,9 +264,13 @@ def validated(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
 
 def _one_line(error: ValidationError, places: Mapping[str, str]) -> str:
     errors = error.errors(include_url=False)
-    first = errors[0]
-    name = _dotted(first)
-    others = list(dict.fromkeys(written(_dotted(error)) for error in errors))[1:]
+    named = [(_dotted(error), error) for error in errors]
+    field = named[0][0]
+    # A mistake in a parameter says more than that no form of the value fits.
+    name, first = max(
+        named, key=lambda each: each[0].startswith(f"{field}.") or (each[0], each[1]["type"]) == (field, "value_error")
+    )
+    others = [written(each) for each in dict(named) if each not in (name, field)]
     unnamed = f" and {len(others) - MAX_NAMES} more" if len(others) > MAX_NAMES else ""
     more = f" (also wrong: {', '.join(others[:MAX_NAMES])}{unnamed})" if others else ""
     combination = first["type"] == "value_error" and find_field(name) is None
@@ -282,7 +287,11 @@ def _dotted(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden" and depth == 1 and isinstance(error["input"], dict):
         inside = cast("dict[object, object]", error["input"])
         return ".".join([*parts, *(str(field) for field in list(inside)[:1])])  # gives a better suggestion
-    return ".".join(parts[:depth])
+    name = ".".join(parts[:depth])
+    named = [*parameters_of(getattr(find_field(name), "annotation", None))][1:]
+    if named and error["type"] == "extra_forbidden":
+        named += parts[-1:]
+    return ".".join([name, *(part for part in parts[depth:] if part in named)])
 
 
 def _message(error: ErrorDetails, name: str) -> str:
@@ -300,7 +309,8 @@ def _message(error: ErrorDetails, name: str) -> str:
         )
     if find_field(name) is None and section_type(name) is None:
         sections = [] if "." in name else [part for part in Config.model_fields if section_type(part)]
-        known = [*dict(all_fields()), *sections]
+        inner = (f"{dotted}.{part}" for dotted, field in all_fields() for part in parameters_of(field.annotation))
+        known = [*dict(all_fields()), *inner, *sections]
         return unknown(name, known)
     field = find_field(name)
     expected = accepts(field) if field else "a section of fields"
@@ -325,7 +335,6 @@ FREE = (
     "runtime.loggers",
     "runtime.num_samples",
     "runtime.strict",
-    "rollout.vllm",
     "runtime.parallel",
     "checkpoint",
     "push",
@@ -374,13 +383,15 @@ def effective_settings(*configs: Config) -> list[dict[str, Any]]:
     every = [config.model_dump(mode="json") for config in configs]
     same = [name for name, value in every[0]["ppo"].items() if all(each["ppo"][name] == value for each in every)]
     for config, settings in zip(configs, every, strict=True):
-        exact = config.rollout.engine == "builtin" and not config.rollout.max_staleness
-        cap = settings["ppo"]["importance_cap"]
+        exact = config.rollout.engine.name == "builtin" and not config.rollout.max_staleness
         values = {
             "critic": config.ppo.resolved_critic if config.ppo.critic == "auto" else config.ppo.critic,
             "whiten_advantages": config.ppo.whitens_advantages,
-            "importance_cap": None if exact and cap == "auto" else cap,
+            "old_logprobs": {"trainer": None}
+            if exact and config.ppo.importance_cap == "auto"
+            else settings["ppo"]["old_logprobs"],
         }
+        settings["rollout"]["engine"] = config.rollout.engine.name
         settings["ppo"] |= {name: value for name, value in values.items() if name not in same}
     return every
 

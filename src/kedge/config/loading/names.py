@@ -7,8 +7,9 @@ from typing import Literal, get_args, get_origin
 from kedge.config.explain.describe import USUAL, all_fields, fields_named, find_field, section_type, unknown
 from kedge.config.libraries import foreign_answer
 from kedge.config.schema.root import Config
-from kedge.config.schema.update.former import ANSWERS
+from kedge.config.schema.update.former import ANSWERS, PARTS
 from kedge_base.errors import ConfigError
+from kedge_base.packages import warn_of_old
 from kedge_base.stage import find_stage, registered_stages
 
 
@@ -44,11 +45,17 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
     Raises:
         ConfigError: The bare name is unknown or ambiguous, or the stage does not exist.
     """
+    groups = _ALL_SECTIONS if stage is None else find_stage(stage).sections
+    former = name if "." in name else f"ppo.{name}"
+    if former in PARTS and ("." in name or any("ppo" in group for group in groups)):
+        warn_of_old(name, PARTS[former])
+        return former
     if "." in name or find_field(name) is not None:
-        return name
+        head, _, part = name.partition(".")
+        owners = _owners(head, groups) if part and section_type(head) is None else []
+        return f"{owners[0]}.{part}" if len(owners) == 1 and "." in owners[0] else name
     if section_type(name) is not None and (isinstance(value, Mapping) or name not in _SHADOWED):
         return name
-    groups = _ALL_SECTIONS if stage is None else find_stage(stage).sections
     unread = () if stage is None else find_stage(stage).unread
     owners = [dotted for dotted in _owners(name, groups) if dotted not in unread]
     if len(owners) > 1:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, cast, get_args
 
 from annotated_types import Len
-from pydantic import Field, GetCoreSchemaHandler
+from pydantic import BaseModel, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
@@ -71,7 +71,7 @@ class Choice(Generic[Name, WithParameter, Parameter]):
 
     def __eq__(self, other: object) -> bool:
         """Compare with another choice, or with the written form of one, since defaults are in written form."""
-        return bool(_written(self) == _written(other))
+        return bool(plain(self) == plain(other))
 
     def __hash__(self) -> int:
         return hash(self.name if self.parameter is None else (self.name, self.parameter))
@@ -87,8 +87,8 @@ class Choice(Generic[Name, WithParameter, Parameter]):
         written = core_schema.union_schema([handler.generate_schema(form) for form in forms(source)])
         return core_schema.no_info_after_validator_function(
             _read,
-            core_schema.no_info_before_validator_function(_written, written),
-            serialization=core_schema.plain_serializer_function_ser_schema(_written),
+            core_schema.no_info_before_validator_function(plain, written),
+            serialization=core_schema.plain_serializer_function_ser_schema(plain),
         )
 
 
@@ -99,14 +99,17 @@ def forms(annotation: Any) -> tuple[Any, Any]:
 
 
 def _read(written: Any) -> Choice[Any, Any, Any]:
-    return (
-        Choice(*next(iter(cast("dict[str, Any]", written).items()))) if isinstance(written, dict) else Choice(written)
-    )
+    if not isinstance(written, dict):
+        return Choice(written)
+    [(name, parameter)] = cast("dict[str, Any]", written).items()
+    is_default = isinstance(parameter, BaseModel) and parameter == type(parameter)()
+    return Choice(name, None if is_default else parameter)
 
 
-def _written(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return the written form of a choice; other values, which pydantic has yet to validate, are unchanged."""
     if not isinstance(value, Choice):
         return value
     choice = cast("Choice[Any, Any, Any]", value)
-    return choice.name if choice.parameter is None else {choice.name: choice.parameter}
+    parameter = choice.parameter.model_dump() if isinstance(choice.parameter, BaseModel) else choice.parameter
+    return choice.name if choice.parameter is None else {choice.name: parameter}

@@ -9,12 +9,12 @@ from kedge.config.schema.field import Choice
 from kedge.config.schema.section import check
 from kedge.config.schema.update.advantages import Advantages
 from kedge.config.schema.update.critic import CriticTraining
-from kedge.config.schema.update.former import without_former
+from kedge.config.schema.update.former import with_parts, without_former
 from kedge.config.schema.update.guard import Guard
-from kedge.config.schema.update.kl import KlPenalty
+from kedge.config.schema.update.kl import KlControl, KlPenalty
 from kedge.config.schema.update.loop import Loop
 from kedge.config.schema.update.measurements import Measurements
-from kedge.config.schema.update.policy_loss import PolicyLoss, RatioOf
+from kedge.config.schema.update.policy_loss import ImportanceWeights, PolicyLoss, RatioOf
 from kedge_base.estimators import NEED_GROUPS, NEED_VALUES, UNWHITENED, may_need_critic
 
 CLIPPED = ("clipped", "dual_clip", "cispo", "double_sided")
@@ -32,16 +32,16 @@ KINDS: Mapping[str, Literal["shared", "separate", "none"]] = {
 }
 """The kind of critic that each value of `critic` stands for."""
 
-IMPLIED = {
-    "kl_target": ("kl_controller", "ziegler"),
-    "kl_wait_fraction": ("kl_controller", "ziegler"),
-}
-"""Settings whose non-default values imply another setting that they belong to, unless it is set."""
-
 
 # pydantic orders the fields by the bases from the last to the first.
 class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, PolicyLoss, Loop):
     """The PPO update: loop, policy loss, KL to the reference, critic, advantages, groups, guard, evaluation."""
+
+    @property
+    def importance_cap(self) -> float | Literal["auto"] | None:
+        """Cap of the importance weights; None for none, as with the sampler's log probabilities."""
+        weights = self.old_logprobs.parameter or ImportanceWeights()
+        return weights.cap if self.old_logprobs.name == "trainer" else None
 
     @property
     def importance_band(self) -> tuple[RatioOf, float, float] | None:
@@ -62,6 +62,11 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
         loss.
         """
         return self.kl_in.parameter or ("k2" if self.kl_in.name == "loss" else "k1")
+
+    @property
+    def kl_control(self) -> KlControl:
+        """The parameters of the controller of β."""
+        return self.kl_controller.parameter or KlControl()
 
     @property
     def value_bins(self) -> tuple[float, float, int] | None:
@@ -137,18 +142,18 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
     @property
     def holds_out(self) -> bool:
         """True if anything is measured on held-out prompts."""
-        return self.eval_every is not None or self.critic_check is not None
+        return self.eval_every.updates is not None or self.critic_check.every is not None
 
     @property
     def num_held_out(self) -> int:
         """Maximum number of held-out prompts that are used."""
-        evaluated = 0 if self.eval_every is None else self.eval_num_prompts
-        return max(evaluated, 0 if self.critic_check is None else self.critic_check_size[0])
+        evaluated = 0 if self.eval_every.updates is None else self.eval_every.num_prompts
+        return max(evaluated, 0 if self.critic_check.every is None else self.critic_check.size[0])
 
     @property
     def num_policy_updates(self) -> int:
         """Minimum number of updates that train the policy: those after the critic's warm-up."""
-        return self.num_updates - self.value_warmup_updates
+        return self.num_updates - self.value_warmup_updates.at_most
 
     @property
     def resolved_critic(self) -> Literal["shared", "separate", "none"]:
@@ -166,11 +171,6 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
             )
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ValueError(f"ppo.policy_loss={{dual_clip: {self.dual_clip:g}}} must be a ratio above 1, such as 3")
-        if self.old_logprobs == "sampler" and isinstance(self.importance_cap, float):
-            raise ValueError(
-                f"ppo.importance_cap={self.importance_cap:g} weighs tokens by π_trainer/π_sampler, which "
-                "ppo.old_logprobs=sampler has in the ratio already; remove one"
-            )
         if self.importance_band is not None and not self.importance_band[1] < 1 < self.importance_band[2]:
             of, low, high = self.importance_band
             raise ValueError(
@@ -184,26 +184,23 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
             raise ValueError(
                 f"ppo.kl_controller={self.kl_controller} scales ppo.kl_coef, which is 0; start from e.g. 0.05"
             )
+        if self.kl_controller.name == "schulman" and self.kl_control.horizon:
+            raise ValueError("ppo.kl_controller=schulman has no horizon, which is ziegler's; leave it out")
         if self.kl_in == Choice("loss", "k1"):
             raise ValueError("ppo.kl_in={loss: k1} has no gradient on average; use k2 or k3")
 
     @model_validator(mode="before")
     @classmethod
     def _imply(cls, values: Any) -> Any:
-        """Set settings that others imply, unless they are set: a setting that belongs to a single choice implies that
-        choice.
+        """Set settings that others imply, unless they are set.
 
         A cross-entropy loss implies no `value_clip_range`, whose default is for squared errors, and GRPO's advantages
         imply a KL in the loss, as in the paper.
         """
         if not isinstance(values, Mapping):
             return values
-        settings = without_former(cast("Mapping[str, Any]", values))
-        implied: dict[str, Any] = {
-            name: choice
-            for part, (name, choice) in IMPLIED.items()
-            if settings.get(part, default := cls.model_fields[part].default) != default
-        }
+        settings = with_parts(cls, "ppo", without_former(cast("Mapping[str, Any]", values)))
+        implied: dict[str, Any] = {}
         value_loss = settings.get("value_loss")
         if "hl_gauss" in value_loss if isinstance(value_loss, dict) else value_loss == "hl_gauss":
             implied["value_clip_range"] = None
@@ -256,7 +253,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
     @check
     def _check_critic(self) -> None:
         critic = self.resolved_critic
-        advantage, warmup = self.estimator, self.value_warmup_updates
+        advantage, warmup = self.estimator, self.value_warmup_updates.at_most
         if critic == "none" and self.needs_values:
             raise ValueError(
                 f"ppo.advantage={advantage} needs a critic's values, but ppo.critic=none; use ppo.critic=shared, or an "
@@ -278,15 +275,6 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
             )
 
     @check
-    def _check_eval_num_prompts(self) -> None:
-        """Reject `eval_num_prompts` without an evaluation, unless `eval_every` is set explicitly."""
-        default = type(self).model_fields["eval_num_prompts"].default
-        if self.eval_num_prompts != default and "eval_every" not in self.model_fields_set:
-            raise ValueError(
-                f"ppo.eval_num_prompts={self.eval_num_prompts} has no effect without ppo.eval_every; set ppo.eval_every"
-            )
-
-    @check
     def _check_kl_in_groups(self) -> None:
         if self.estimator == "grpo" and self.charges_kl:
             raise ValueError(
@@ -297,29 +285,16 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @check
     def _check_critic_check(self) -> None:
-        match self.critic_check_size:
-            case [prompts, _, continuations] if min(prompts, continuations) >= 2:
-                pass
-            case _:
-                raise ValueError(
-                    f"ppo.critic_check_size={self.critic_check_size} must be the numbers of prompts, of prefixes of "
-                    "each, and of continuations of each prefix, such as [32, 4, 8]; at least 2 of the first and last"
-                )
-        if self.critic_check is not None and self.resolved_critic == "none":
+        if self.critic_check.every is not None and self.resolved_critic == "none":
             raise ValueError(
-                f"ppo.critic_check={self.critic_check} checks a critic, and this run has none "
+                f"ppo.critic_check={self.critic_check.every} checks a critic, and this run has none "
                 f"(ppo.advantage={self.estimator}); remove it, or train a critic with ppo.critic=shared"
             )
 
     @check
     def _check_warmup(self) -> None:
-        if self.value_warmup_until is not None and not self.value_warmup_updates:
+        if 0 < self.num_updates <= self.value_warmup_updates.at_most:
             raise ValueError(
-                "ppo.value_warmup_until ends a warm-up early, and ppo.value_warmup_updates=0 is none; set it to the "
-                "most updates that the warm-up may take"
-            )
-        if 0 < self.num_updates <= self.value_warmup_updates:
-            raise ValueError(
-                f"ppo.value_warmup_updates={self.value_warmup_updates} leaves no update for the policy; "
+                f"ppo.value_warmup_updates={self.value_warmup_updates.at_most} leaves no update for the policy; "
                 f"it must be below ppo.num_updates={self.num_updates}"
             )

@@ -1,15 +1,16 @@
 """`rollout` and `environment`: sampling of responses, the score of responses without a stop token, and episodes."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Len
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from kedge.config.schema.field import field
-from kedge.config.schema.section import Section, StringList, check
+from kedge.config.schema.field import Choice, field
+from kedge.config.schema.section import Parameters, Section, StringList, check
+from kedge.config.schema.update.former import with_parts
 
 
-class VllmConfig(Section):
+class VllmServers(Parameters):
     """A server that kedge starts in a separate environment, or servers that are already running."""
 
     servers: StringList = field(
@@ -56,7 +57,7 @@ class VllmConfig(Section):
     @check
     def _check_one_kind(self) -> None:
         if len(self.servers) > 1 and self.python:
-            raise ValueError(f"rollout.vllm.servers: {self.python} is not an address such as http://localhost:8000")
+            raise ValueError(f"{self.python} is not an address such as http://localhost:8000")
 
 
 TokenId = Annotated[int, Field(strict=True)]
@@ -181,13 +182,12 @@ class RolloutConfig(Section):
         too_low="the device is underused",
     )
 
-    engine: Literal["builtin", "vllm"] = field(
+    engine: Choice[Literal["builtin", "vllm"], Literal["vllm"], VllmServers] = field(
         "builtin",
         meaning="What samples the responses: kedge itself, or vLLM servers, which get the policy's weights after every "
-        "update.",
+        "update: {vllm: .vllm/bin/python}, or {vllm: {servers: .vllm/bin/python, memory: 0.5}}.",
         source="kedge: builtin needs nothing else and is exact in fp32; vllm is faster for large models on GPUs",
     )
-    vllm: VllmConfig = VllmConfig()
     max_staleness: int = field(
         0,
         ge=0,
@@ -199,6 +199,16 @@ class RolloutConfig(Section):
         too_high="responses of an old policy: their importance weights are truncated, and an update learns less",
         too_low="one of rollout and training always waits for the other",
     )
+
+    @property
+    def vllm(self) -> VllmServers:
+        """The servers of `engine=vllm`."""
+        return self.engine.parameter or VllmServers()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former(cls, settings: Any) -> Any:
+        return with_parts(cls, "rollout", settings)
 
     @check
     def _check_size(self) -> None:

@@ -20,6 +20,7 @@ from kedge.config.schema.rollout import EnvironmentConfig, RolloutConfig
 from kedge.config.schema.runtime import RuntimeConfig
 from kedge.config.schema.section import Section, as_list, check
 from kedge.config.schema.supervised import CriticConfig, RewardModelConfig, SftConfig
+from kedge.config.schema.update.former import PARTS
 from kedge_base.stage import imported, registered_stages
 
 
@@ -59,7 +60,7 @@ def _as_schedules(value: object) -> object:
         flat |= {f"{name}.{field}": points for field, points in fields.items()} if nested else {name: entry}
     if any(isinstance(number, bool) for points in flat.values() for number in _entries(points).values()):
         raise PydanticCustomError("unexpected_bool", "true and false are not numbers")
-    return flat
+    return {PARTS.get(name, name): points for name, points in flat.items()}
 
 
 def _entries(value: object) -> Mapping[str, Any]:
@@ -178,10 +179,10 @@ class Config(Section):
                 f"{given} draws an update's prompts before earlier ones are scored, and {chosen[0]} chooses prompts by "
                 f"their scores; use {chosen[1]} or rollout.max_staleness=0"
             )
-        if ppo.constant_groups.name == "drop" and ppo.value_warmup_until is not None:
+        if ppo.constant_groups.name == "drop" and ppo.value_warmup_updates.until is not None:
             raise ValueError(
-                f"{given} chooses an update's groups before ppo.value_warmup_until has decided whether it trains the "
-                "policy; remove that, or use ppo.constant_groups=keep or rollout.max_staleness=0"
+                f"{given} chooses an update's groups before ppo.value_warmup_updates.until has decided whether it "
+                "trains the policy; remove that, or use ppo.constant_groups=keep or rollout.max_staleness=0"
             )
         for name, reaction in (("on_nonfinite", ppo.on_nonfinite), ("on_spike", ppo.on_spike and ppo.on_spike.name)):
             if reaction == "rollback":
@@ -193,7 +194,7 @@ class Config(Section):
     @check
     def _check_pretraining(self) -> None:
         """Reject pretraining texts without a weight; with an explicit weight of 0 they are allowed, but not read."""
-        if self.data.pretraining and not self.ppo.ptx_coef and "ptx_coef" not in self.ppo.model_fields_set:
+        if self.data.pretraining and not self.ppo.ptx_coef.coef and "coef" not in self.ppo.ptx_coef.model_fields_set:
             raise ValueError(
                 "data.pretraining has no effect without ppo.ptx_coef, the weight of its loss; InstructGPT has 27.8"
             )
@@ -216,7 +217,7 @@ class Config(Section):
                 f"environment.max_turn_tokens={cut} is more than an episode has, "
                 f"rollout.max_new_tokens={self.rollout.max_new_tokens}"
             )
-        if self.ppo.critic_check is not None:
+        if self.ppo.critic_check.every is not None:
             raise ValueError(
                 "ppo.critic_check continues responses from their middle, which an episode with environment.source "
                 "cannot be; leave ppo.critic_check out"

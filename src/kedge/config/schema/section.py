@@ -1,7 +1,7 @@
 """The base of every configuration section."""
 
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, get_args
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -10,10 +10,13 @@ from pydantic import (
     StringConstraints,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from kedge.config.schema.field import Choice, plain
 from kedge_base.texts import unwritable
 
 MAX_DEPTH = 50
@@ -29,6 +32,23 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, coerce_numbers_to_str=True
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_parameters(cls, settings: Any) -> Any:
+        """Put parameters that are set by their own names, such as `eval_every.num_prompts`, into their values.
+
+        A value that is one of several words is then the first of those with parameters, if it is not set.
+        """
+        if not isinstance(settings, Mapping):
+            return settings
+        found = dict(cast("Mapping[str, Any]", settings))
+        for dotted in [name for name in found if "." in str(name)]:
+            name, _, part = str(dotted).partition(".")
+            field = cls.model_fields.get(name)
+            if field and parameters_of(field.annotation):
+                found[name] = _merged(found.get(name, {}), {part: found.pop(dotted)}, field.annotation)
+        return found
 
     @field_validator("*", mode="before")
     @classmethod
@@ -47,6 +67,42 @@ class Section(BaseModel):
         if (fault := unwritable(value, deepest=MAX_DEPTH)) is not None:
             raise ValueError(f"the value {fault}")
         return value
+
+
+def _merged(present: Any, given: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """A value of a type with these parameters, and the others that it has."""
+    value: Any = plain(present)
+    if get_origin(kind) is Choice:
+        _, with_parameters, inner = get_args(kind)
+        word = {str(value or get_args(with_parameters)[0]): dict[str, Any]()}
+        words = cast("dict[str, Any]", value if value and isinstance(value, dict) else word)
+        return {word: _merged(parameter, given, inner) for word, parameter in words.items()}
+    return {**(value if isinstance(value, dict) else {next(iter(parameters_of(kind))): value}), **given}
+
+
+class Parameters(Section):
+    """The parameters of a value, such as `{updates: 20, num_prompts: 100}`; the first alone is written as `20`.
+
+    A single one can be set by its name, such as `ppo.eval_every.num_prompts`, and leaves the others as they are.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, written: Any) -> Any:
+        return cast(Any, written) if isinstance(written, (dict, cls)) else {next(iter(cls.model_fields)): written}
+
+    @model_serializer(mode="wrap")
+    def _write(self, whole: Callable[[Any], dict[str, Any]]) -> Any:
+        (first, _), *others = type(self).model_fields.items()
+        found = whole(self)
+        return found if any(getattr(self, name) != field.default for name, field in others) else found[first]
+
+
+def parameters_of(kind: Any) -> dict[str, FieldInfo]:
+    """The parameters that a value of a type can have, by name."""
+    if isinstance(kind, type) and issubclass(kind, Parameters):
+        return dict(kind.model_fields)
+    return {name: field for part in get_args(kind) for name, field in parameters_of(part).items()}
 
 
 def check(refuse: Callable[[S], None]) -> Any:

@@ -201,7 +201,7 @@ class Fleet:
         except OSError as error:
             raise EngineError(
                 f"the weights for vLLM cannot be written to {self._folder} ({error.strerror or error}); name another "
-                "folder in rollout.vllm.folder"
+                "folder in rollout.engine.folder"
             ) from error
         if self._version not in ("", version):
             shutil.rmtree(self._folder / self._version, ignore_errors=True)

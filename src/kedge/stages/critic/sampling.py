@@ -107,8 +107,7 @@ def as_first_update(config: Config, *, holds_out: bool) -> Config:
             "whiten_rewards": advantages.whiten_rewards,
             "kl_coef": 0.0,
             "num_minibatches": 1,
-            "eval_every": 1 if holds_out else None,
-            "eval_num_prompts": ALL_HELD_OUT,
+            "eval_every": {"updates": 1 if holds_out else None, "num_prompts": ALL_HELD_OUT},
         }
     )
     plain = config.model_copy(update={"ppo": ppo, "schedules": {}})

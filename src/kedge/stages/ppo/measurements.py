@@ -79,7 +79,7 @@ class Measurements:
         self._last = config.ppo.num_updates
         self._fixed = trainer.roles.prompts.train[: config.runtime.num_fixed_prompts]
         self._fixed_every = max(MIN_INTERVAL, math.ceil(self._last / TIMES))
-        self._held_out = trainer.roles.prompts.held_out[: self._config.eval_num_prompts]
+        self._held_out = trainer.roles.prompts.held_out[: self._config.eval_every.num_prompts]
         inputs = trainer.run.fingerprint
         self._compared = {
             "texts": sha256("\0".join(prompt.text for prompt in self._held_out).encode()).hexdigest(),
@@ -89,7 +89,7 @@ class Measurements:
         }
         self._start: dict[str, Any] | None = None
         self._start_scores: list[list[float]] = []
-        if self._config.eval_every:
+        if self._config.eval_every.updates:
             loop.register("evaluation", self, optional=True)
 
     def at_start(self, clock: Stopwatch) -> None:
@@ -126,9 +126,9 @@ class Measurements:
             RewardError: A reward or the judge failed.
         """
         self._last = update
-        if update % (self._config.eval_every or 1):
+        if update % (self._config.eval_every.updates or 1):
             self._loop.observe(update, self._evaluated(update))
-        if update % (self._config.critic_check or 1):
+        if update % (self._config.critic_check.every or 1):
             self._checked(update)
         if update % self._fixed_every:
             self._sample_fixed(update)
@@ -175,7 +175,7 @@ class Measurements:
 
     def _evaluated(self, update: int) -> dict[str, float]:
         """Evaluate on held-out prompts, and return the metrics."""
-        if not self._is_due(update, self._config.eval_every):
+        if not self._is_due(update, self._config.eval_every.updates):
             return {}
         with _measuring("time/evaluation") as took:
             results = self._evaluate(update)
@@ -248,7 +248,7 @@ class Measurements:
 
     def _checked(self, update: int) -> dict[str, float]:
         """Check the critic, and return its metrics."""
-        if not self._is_due(update, self._config.critic_check):
+        if not self._is_due(update, self._config.critic_check.every):
             return {}
         with _measuring("time/critic_check") as took:
             metrics = self._check_critic(update)
@@ -256,7 +256,7 @@ class Measurements:
 
     def _check_critic(self, update: int) -> dict[str, float]:
         self._trainer.publish(update)
-        num_prompts, num_prefixes, num_continuations = self._config.critic_check_size
+        num_prompts, num_prefixes, num_continuations = self._config.critic_check.size
         try:
             sample = sample_prefixes(
                 self._trainer,

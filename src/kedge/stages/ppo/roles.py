@@ -183,7 +183,7 @@ def check_roles(config: Config, run: Run, policy: Policy, rewards: WeightedRewar
     if config.ppo.reference is not None:
         _reference(config, run, tokenizer, None)
     _checked_judge(config, run, tokenizer, rewards, records)
-    if config.ppo.ptx_coef:
+    if config.ppo.ptx_coef.coef:
         load_rows("pretraining", config, run, tokenizer, room=policy.model.context_length)
 
 
@@ -222,7 +222,7 @@ def _checked_judge(
     """Load the judge, if the run compares responses; check that all prompts have the columns that it and the rewards
     need.
     """
-    judges = config.ppo.eval_every is not None and config.evaluate.judge is not None
+    judges = config.ppo.eval_every.updates is not None and config.evaluate.judge is not None
     judge = load_judge(config, run, tokenizer) if judges else None
     for part in filter(None, (records.train, records.held_out)):
         check_columns(rewards.check, part)
@@ -284,14 +284,14 @@ def _say_if_too_long(
 def _load_pretraining(
     config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, policy: LanguageModel
 ) -> PretrainingMix | None:
-    if not config.ppo.ptx_coef:
+    if not config.ppo.ptx_coef.coef:
         return None
     records = load_rows("pretraining", config, run, tokenizer, room=policy.context_length)
     return PretrainingMix(
         CompletionLoss(policy, run.precision),
         [encode_example(tokenizer, record.prompt, record.completion, read=record.read) for record in records],
-        coef=config.ppo.ptx_coef,
-        batch_size=config.ppo.ptx_batch * config.responses_per_update // config.ppo.num_minibatches,
+        coef=config.ppo.ptx_coef.coef,
+        batch_size=config.ppo.ptx_coef.batch * config.responses_per_update // config.ppo.num_minibatches,
         micro_batch_tokens=run.micro_batch_tokens,
         seed=config.runtime.seed,
         ranks=run.ranks,

@@ -36,7 +36,7 @@ from kedge_base.errors import ConfigError
 from kedge_base.importing import find_named
 
 IMPORTANCE_CAP = 2.0
-"""`ppo.importance_cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
+"""`ppo.old_logprobs.cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
 N_STEPS = 5
 """Number of tokens whose rewards precede the bootstrapped value in `ppo.advantage=n_step`, as in A3C."""
 LENGTH_ADAPTIVE_ALPHA = 0.05
@@ -266,9 +266,9 @@ def coefficients_of(config: Config) -> Coefficients:
     adaptive = ppo.loss_name == "kl_penalty_adaptive"
     controllers = Controllers(
         kl=ppo.kl_controller.name,
-        kl_target=ppo.kl_target,
-        horizon=ppo.kl_controller.parameter,
-        wait_fraction=ppo.kl_wait_fraction,
+        kl_target=ppo.kl_control.target,
+        horizon=ppo.kl_control.horizon,
+        wait_fraction=ppo.kl_control.wait,
         num_policy_updates=ppo.num_policy_updates,
         responses_per_update=config.responses_per_update,
         entropy_target=ppo.entropy_target,
@@ -280,10 +280,12 @@ def coefficients_of(config: Config) -> Coefficients:
 def value_warmup_of(config: Config) -> ValueWarmup | None:
     """Create the critic's warm-up; None for no warm-up."""
     value = config.ppo
-    if not value.value_warmup_updates:
+    if not value.value_warmup_updates.at_most:
         return None
     return ValueWarmup(
-        most=value.value_warmup_updates, until=value.value_warmup_until, num_updates=config.ppo.num_updates
+        most=value.value_warmup_updates.at_most,
+        until=value.value_warmup_updates.until,
+        num_updates=config.ppo.num_updates,
     )
 
 
@@ -304,13 +306,13 @@ def _estimation_of(config: Config, own: OwnFunctions, *, exact: bool) -> Estimat
     advantage = advantage_of(config) if own.advantage is None else OwnAdvantage(own.advantage, ppo.gamma)
     cap = ppo.importance_cap
     if cap == "auto":
-        cap = None if exact or ppo.old_logprobs == "sampler" else IMPORTANCE_CAP
+        cap = None if exact else IMPORTANCE_CAP
     process = ProcessAdvantage(leave_one_out=ppo.estimator == "rloo", scale_by_std=ppo.estimator == "grpo")
     return Estimation(
         advantage=advantage,
         process_advantage=process if advantage.needs == "group" else None,
         positive_min_score=GOOD_SCORE if ppo.positive_nll_coef else None,
-        old_from=ppo.old_logprobs,
+        old_from=ppo.old_logprobs.name,
         importance_cap=cap,
         importance_band=ppo.importance_band,
         gamma=ppo.gamma,
@@ -364,7 +366,7 @@ def check_own_loop(config: Config, *, has_prompts: bool, has_reward: bool) -> No
     if ppo.constant_groups.name == "resample":
         raise ConfigError("ppo.constant_groups=resample draws further prompts; use drop, or sample more in the loop")
     if ppo.holds_out and not (has_prompts and has_reward):
-        name = "eval_every" if ppo.eval_every is not None else "critic_check"
+        name = "eval_every" if ppo.eval_every.updates is not None else "critic_check"
         raise ConfigError(f"ppo.{name} samples and scores held-out prompts: give the trainer prompts= and reward=")
     if ppo.estimator == "remax" and not has_reward:
         raise ConfigError("ppo.advantage=remax scores a greedy response to each prompt: give the trainer reward=")

@@ -118,7 +118,7 @@ class Trainer:
             Metrics, such as seconds.
         """
         policy = self.roles.actor_critic.policy.causal
-        is_copied = self.run_settings.rollout.engine != "builtin" and not self.run.ranks.is_sharded
+        is_copied = self.run_settings.rollout.engine.name != "builtin" and not self.run.ranks.is_sharded
         state = (version, checksum([policy]) if is_copied else 0)
         is_new = state != self._published
         if is_copied:  # a callback may have changed those of one rank
@@ -315,7 +315,7 @@ class Trainer:
 
     @cached_property
     def _weights(self) -> PolicyWeights:
-        merged = self.run_settings.rollout.engine == "vllm"
+        merged = self.run_settings.rollout.engine.name == "vllm"
         return PolicyWeights(self.roles.actor_critic.policy, merged=merged)
 
     def _new_learner(self) -> LanguageLearner:

@@ -3,7 +3,24 @@
 from typing import Literal
 
 from kedge.config.schema.field import Choice, field
-from kedge.config.schema.section import Section
+from kedge.config.schema.section import Parameters, Section
+
+
+class ValueWarmup(Parameters):
+    """How long the critic is trained alone."""
+
+    at_most: int = field(..., ge=0, meaning="Updates, at most; as the value alone.", source="kedge: off")
+    until: float | None = field(
+        None,
+        gt=0,
+        lt=1,
+        meaning="Explained variance that ends the warm-up: after the first update whose responses, to which the critic "
+        "is not yet fitted, it explains at least so well. Null: the warm-up has its full length.",
+        source="kedge: null; VC-PPO and VAPO warm up until value loss and explained variance are good enough. With "
+        "ppo.value_gae_lambda below 1 the returns contain the critic's own values, which raises the figure",
+        too_high="the warm-up always takes its full length",
+        too_low="one lucky batch ends it, and the first policy steps follow a critic that is hardly trained",
+    )
 
 
 class CriticTraining(Section):
@@ -100,24 +117,12 @@ class CriticTraining(Section):
         "responses, does not rise",
         too_low="the critic lags behind the policy, and explained variance stays low",
     )
-    value_warmup_updates: int = field(
-        0,
-        ge=0,
+    value_warmup_updates: ValueWarmup = field(
+        ValueWarmup(at_most=0),
         meaning="First updates that train only the critic, at the peak learning rate, with the policy frozen. The "
-        "learning-rate schedule and the controllers of the coefficients start after them.",
+        "learning-rate schedule and the controllers of the coefficients start after them. "
+        "{at_most: 50, until: 0.4} ends them earlier, once the critic explains that share of the variance.",
         source="off in the papers on short responses; VC-PPO pretrains the critic for long ones, VAPO for 50 steps",
         too_high="updates are spent without training the policy",
         too_low="the first policy steps follow an untrained critic",
-    )
-    value_warmup_until: float | None = field(
-        None,
-        gt=0,
-        lt=1,
-        meaning="Explained variance that ends the warm-up: after the first update whose responses, to which the critic "
-        "is not yet fitted, it explains at least so well. ppo.value_warmup_updates is then the most. Null: the warm-up "
-        "has that length.",
-        source="kedge: null; VC-PPO and VAPO warm up until value loss and explained variance are good enough. With "
-        "ppo.value_gae_lambda below 1 the returns contain the critic's own values, which raises the figure",
-        too_high="the warm-up always takes ppo.value_warmup_updates",
-        too_low="one lucky batch ends it, and the first policy steps follow a critic that is hardly trained",
     )

@@ -1,7 +1,10 @@
 """Settings of earlier versions, still accepted in this one: run folders have them in `config.yaml`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
+
+from kedge.config.schema.field import plain
+from kedge.config.schema.section import Section, parameters_of
 
 FORMER = {
     "dual_clip": (None, "ppo.policy_loss={dual_clip: 3}"),
@@ -13,6 +16,39 @@ FORMER = {
 
 ANSWERS = {**{name: now for name, (_, now) in FORMER.items()}, "rest": "data.draw={evenly: 3}"}
 """The replacement of each former setting, by name without the section."""
+
+
+PARTS = {
+    "ppo.kl_target": "ppo.kl_controller.target",
+    "ppo.kl_wait_fraction": "ppo.kl_controller.wait",
+    "ppo.eval_num_prompts": "ppo.eval_every.num_prompts",
+    "ppo.value_warmup_until": "ppo.value_warmup_updates.until",
+    "ppo.ptx_batch": "ppo.ptx_coef.batch",
+    "ppo.importance_cap": "ppo.old_logprobs.cap",
+    "ppo.critic_check_size": "ppo.critic_check.size",
+    **{f"rollout.vllm.{name}": f"rollout.engine.{name}" for name in ("servers", "folder", "devices", "memory", "args")},
+}
+"""Former settings that are parameters of another one's value now."""
+
+WITHOUT = ("fixed", "builtin", "sampler")
+"""Values of these others without parameters: the former settings had no effect."""
+
+
+def with_parts(kind: type[Section], section: str, settings: Any) -> Any:
+    """A section's settings with former ones as parameters, except where they had no effect."""
+    if not isinstance(settings, Mapping):
+        return settings
+    found = dict(cast("Mapping[str, Any]", settings))
+    if isinstance(found.get("vllm"), dict):
+        found = {**{f"vllm.{name}": value for name, value in found.pop("vllm").items()}, **found}
+    for former, now in PARTS.items():
+        if (name := former.removeprefix(f"{section}.")) in found:
+            value, (owner, _, part) = found.pop(name), now.removeprefix(f"{section}.").partition(".")
+            present = plain(found.get(owner, "builtin" if owner == "engine" else None))
+            default = parameters_of(kind.model_fields[owner].annotation)[part].default
+            if present not in WITHOUT and (value != default or isinstance(present, dict)):
+                found[f"{owner}.{part}"] = value
+    return found
 
 
 def without_former(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,43 @@
 """`ppo`: the KL to the reference."""
 
-from typing import Annotated, Literal
-
-from annotated_types import Gt
+from typing import Literal
 
 from kedge.config.schema.field import Choice, field
-from kedge.config.schema.section import Section
+from kedge.config.schema.section import Parameters, Section
 
 Place = Literal["reward", "score", "loss"]
+
+
+class KlControl(Parameters):
+    """How a controller adapts β."""
+
+    horizon: int | None = field(
+        None,
+        gt=0,
+        meaning="Responses over which Ziegler's controller may change β by a factor of about 1.2; null is 1/30 of the "
+        "policy's updates, at most 10,000 responses.",
+        source="kedge; Ziegler's horizon is 10,000, for a run of two million responses",
+        too_high="β follows the KL too slowly",
+        too_low="β swings",
+    )
+    target: float = field(
+        6.0,
+        gt=0,
+        meaning="Target KL, in nats per response.",
+        source="Ziegler",
+        too_high="β falls to almost 0, and the policy drifts away",
+        too_low="β grows until the policy cannot learn",
+    )
+    wait: float = field(
+        0.1,
+        ge=0,
+        lt=1,
+        meaning="Fraction of the policy's updates before the controller starts; ppo.value_warmup_updates come first.",
+        source="kedge: early on the KL is small because the policy has just started, not because β is large. The "
+        "papers' controllers start immediately, which makes no difference in runs as long as theirs",
+        too_high="the KL is far above its target when the controller starts",
+        too_low="β falls at first, and the KL overshoots its target",
+    )
 
 
 class KlPenalty(Section):
@@ -45,29 +75,9 @@ class KlPenalty(Section):
         source="Ziegler, S4, InstructGPT, N+: k1 in the reward; S1 for score; S3 and GRPO put it in the loss, where k2 "
         "has the right gradient, and k1's is 0 on average",
     )
-    kl_controller: Choice[Literal["fixed", "ziegler", "schulman"], Literal["ziegler"], Annotated[int, Gt(0)]] = field(
+    kl_controller: Choice[Literal["fixed", "ziegler", "schulman"], Literal["ziegler", "schulman"], KlControl] = field(
         "fixed",
         meaning="β is fixed, or adapted by Ziegler's proportional controller or by the PPO paper's halving and "
-        "doubling. Ziegler's has a horizon, the responses over which β may change by a factor of about 1.2: "
-        "{ziegler: 10000}; ziegler alone is 1/30 of the policy's updates, at most 10,000 responses.",
-        source="Stiennon, InstructGPT, N+; Ziegler's horizon is 10,000, for a run of two million responses",
-    )
-    kl_target: float = field(
-        6.0,
-        gt=0,
-        meaning="Target KL of the controller, in nats per response. Another value alone means "
-        "ppo.kl_controller=ziegler.",
-        source="Ziegler",
-        too_high="β falls to almost 0, and the policy drifts away",
-        too_low="β grows until the policy cannot learn",
-    )
-    kl_wait_fraction: float = field(
-        0.1,
-        ge=0,
-        lt=1,
-        meaning="Fraction of the policy's updates before the controller starts; ppo.value_warmup_updates come first.",
-        source="kedge: early on the KL is small because the policy has just started, not because β is large. The "
-        "papers' controllers start immediately, which makes no difference in runs as long as theirs",
-        too_high="the KL is far above its target when the controller starts",
-        too_low="β falls at first, and the KL overshoots its target",
+        "doubling: {ziegler: {target: 6, horizon: 10000, wait: 0.1}}, all of which may be left out.",
+        source="Stiennon, InstructGPT, N+",
     )

@@ -5,25 +5,16 @@ from typing import Annotated
 from annotated_types import Ge
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Section
+from kedge.config.schema.section import Parameters, Section, check
 
 
-class Measurements(Section):
-    """Evaluation on held-out prompts, checks of the critic, and early stopping."""
+class Evaluations(Parameters):
+    """Evaluation on held-out prompts: how often, and on how many."""
 
-    eval_every: int | None = field(
-        None,
-        ge=1,
-        meaning="Updates between two evaluations on held-out prompts (data.eval_prompts, or a part of data.prompts), "
-        "at the start and at the end as well: score, KL, length, and the win rate against the start's "
-        "responses if evaluate.judge names a judge. Null: none. It changes nothing that is trained, except "
-        "that held-out prompts are not trained on.",
-        source="kedge: off, because it takes prompts away from training. A tenth of ppo.num_updates costs about 1 % of "
-        "a run of the default size",
-        too_high="the best policy lies between two evaluations",
-        too_low="sampling and scoring the held-out prompts takes a noticeable part of the run",
+    updates: int | None = field(
+        ..., ge=1, meaning="Updates between two evaluations, as the value alone.", source="kedge: off"
     )
-    eval_num_prompts: int = field(
+    num_prompts: int = field(
         64,
         ge=1,
         meaning="Held-out prompts per evaluation, at most; without data.eval_prompts also at most data.eval_fraction "
@@ -31,6 +22,53 @@ class Measurements(Section):
         source="kedge: a mean over 64 responses has an eighth of their standard deviation",
         too_high="evaluations are slow",
         too_low="the figures are mostly noise, and so is the choice of the best checkpoint",
+    )
+
+
+class CriticCheck(Parameters):
+    """How often the critic is checked, and how closely."""
+
+    every: int | None = field(
+        None, ge=1, meaning="Updates between two checks, as the value alone.", source="kedge: off"
+    )
+    size: list[Annotated[int, Ge(1)]] = field(
+        [32, 4, 8],
+        meaning="Size of a check: held-out prompts, at most; prefixes per prompt, each of another response, cut at a "
+        "uniformly random token; and continuations per prefix, which are also the further responses per prompt that "
+        "make the baseline. The same prompts each time, with the same random numbers.",
+        source="kedge: intervals resample prompts; 32 give about ±0.06 for the share of ordered pairs across prompts, "
+        "and 4 prefixes six pairs within a prompt. VinePPO estimates values with 9 continuations and the truth with "
+        "256",
+        too_high="checks are slow",
+        too_low="few prompts: the intervals are too wide to tell a critic from chance; few continuations: even a "
+        "perfect critic orders few pairs right",
+    )
+
+    @check
+    def _check_size(self) -> None:
+        match self.size:
+            case [prompts, _, continuations] if min(prompts, continuations) >= 2:
+                pass
+            case _:
+                raise ValueError(
+                    f"size={self.size} must be the numbers of prompts, of prefixes of "
+                    "each, and of continuations of each prefix, such as [32, 4, 8]; at least 2 of the first and last"
+                )
+
+
+class Measurements(Section):
+    """Evaluation on held-out prompts, checks of the critic, and early ends."""
+
+    eval_every: Evaluations = field(
+        Evaluations(updates=None),
+        meaning="Updates between two evaluations on held-out prompts (data.eval_prompts, or a part of data.prompts), "
+        "at the start and at the end as well: score, KL, length, and the win rate against the start's "
+        "responses if evaluate.judge names a judge. Null: none. {updates: 20, num_prompts: 100} gives the number of "
+        "prompts. It changes nothing that is trained, except that held-out prompts are not trained on.",
+        source="kedge: off, because it takes prompts away from training. A tenth of ppo.num_updates costs about 1 % of "
+        "a run of the default size",
+        too_high="the best policy lies between two evaluations",
+        too_low="sampling and scoring the held-out prompts takes a noticeable part of the run",
     )
     eval_patience: int | None = field(
         None,
@@ -49,27 +87,14 @@ class Measurements(Section):
         too_high="a policy far from the reference is trained on",
         too_low="the run ends before the score has risen",
     )
-    critic_check: int | None = field(
-        None,
-        ge=1,
+    critic_check: CriticCheck = field(
+        CriticCheck(),
         meaning="Updates between two checks of the critic, at the start and at the end as well: responses to held-out "
         "prompts, as in ppo.eval_every, are cut at random places, each prefix is continued several times, and "
-        "the critic's value of the prefix is compared with the mean return of the continuations. Null: none.",
+        "the critic's value of the prefix is compared with the mean return of the continuations. Null: none. "
+        "{every: 10, size: [32, 4, 8]} gives their size, which is also that of a check in `kedge evaluate`.",
         source="VinePPO (arXiv 2410.01679), section 7; kedge: off, because a check samples several times as many "
         "responses as an update of the default size",
         too_high="a critic that has gone wrong is noticed late",
         too_low="the checks take longer than the training",
-    )
-    critic_check_size: list[Annotated[int, Ge(1)]] = field(
-        [32, 4, 8],
-        meaning="Size of a check of the critic: held-out prompts, at most; prefixes per prompt, each of another "
-        "response, cut at a uniformly random token; and continuations per prefix, which are also the further "
-        "responses per prompt that make the baseline. The same prompts each time, with the same random "
-        "numbers.",
-        source="kedge: intervals resample prompts; 32 give about ±0.06 for the share of ordered pairs across prompts, "
-        "and 4 prefixes six pairs within a prompt. VinePPO estimates values with 9 continuations and the truth with "
-        "256",
-        too_high="checks are slow",
-        too_low="few prompts: the intervals are too wide to tell a critic from chance; few continuations: even a "
-        "perfect critic orders few pairs right",
     )

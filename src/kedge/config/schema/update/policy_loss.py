@@ -5,9 +5,37 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt
 
 from kedge.config.schema.field import Choice, field
-from kedge.config.schema.section import OwnFunction, Section
+from kedge.config.schema.section import OwnFunction, Parameters, Section
 
 RatioOf = Literal["token", "sequence"]
+
+
+class ImportanceWeights(Parameters):
+    """The weights that make up for the difference between sampler and trainer."""
+
+    cap: Annotated[float, Gt(0)] | Literal["auto"] | None = field(
+        "auto",
+        meaning="Cap of the importance weights π_trainer/π_sampler that multiply each token's policy loss; null uses "
+        "no weights. auto: none where the sampler is exact (builtin in fp32), 2 elsewhere.",
+        source="kedge: the old logprobs are the trainer's own, and with an exact sampler every weight is 1. Truncated "
+        "importance sampling, 2, for the others",
+        too_high="a few tokens that the sampler found unlikely dominate the gradient",
+        too_low="the correction is cut off, and the gradient shrinks",
+    )
+
+
+class Pretraining(Parameters):
+    """The weight of the pretraining loss, and its batch."""
+
+    coef: float = field(0.0, ge=0, meaning="Weight of the loss, as the value alone.", source="kedge: off")
+    batch: int = field(
+        1,
+        ge=1,
+        meaning="Texts of data.pretraining in each step, as a multiple of the minibatch's responses.",
+        source="kedge: as many as responses; InstructGPT has 8 times as many",
+        too_high="steps take longer, mostly for pretraining",
+        too_low="the gradient of the pretraining loss is noisy",
+    )
 
 
 class PolicyLoss(Section):
@@ -64,29 +92,19 @@ class PolicyLoss(Section):
         too_high="the probability of rare tokens with a lucky reward grows unchecked",
         too_low="unlikely tokens can hardly become likely, and entropy falls",
     )
-    old_logprobs: Literal["trainer", "sampler"] = field(
+    old_logprobs: Choice[Literal["trainer", "sampler"], Literal["trainer"], ImportanceWeights] = field(
         "trainer",
         meaning="Whose log probabilities are the denominator of the ratio, and the policy's in the KL to the "
         "reference: the trainer's, under the weights at the start of the update, or the sampler's, which "
         "differ with rollout.max_staleness and in bf16 and vLLM. With the sampler's, the clip also acts on "
-        "stale tokens, and no importance weights are used.",
+        "stale tokens, and no importance weights are used; with the trainer's, {trainer: 2} caps them at 2.",
         source="trainer: decoupled PPO (AReaL), whose importance weights correct for the sampler. sampler: SAO",
-    )
-    importance_cap: Annotated[float, Gt(0)] | Literal["auto"] | None = field(
-        "auto",
-        meaning="Cap of the importance weights π_trainer/π_sampler that multiply each token's policy loss; null uses "
-        "no weights. auto: none where the sampler is exact (builtin in fp32) and with "
-        "ppo.old_logprobs=sampler, 2 elsewhere.",
-        source="kedge: the old logprobs are the trainer's own, and with an exact sampler every weight is 1. Truncated "
-        "importance sampling, 2, for the others",
-        too_high="a few tokens that the sampler found unlikely dominate the gradient",
-        too_low="the correction is cut off, and the gradient shrinks",
     )
     importance_mask: Choice[RatioOf, RatioOf, tuple[Annotated[float, Gt(0)], Annotated[float, Gt(0)]]] | None = field(
         None,
         meaning="Tokens that get no policy loss because π_trainer/π_sampler is outside a band: of single tokens, 0.5 "
         "to 2, or of whole responses, whose geometric mean is to be 0.99 to 1.01; {token: [0.5, 5]} names another "
-        "band. Null masks none. Tokens inside keep the weight of ppo.importance_cap.",
+        "band. Null masks none. Tokens inside keep the weight of ppo.old_logprobs.",
         source="kedge: none, since truncation is enough where sampler and trainer hardly differ. token: IcePop, whose "
         "authors have 0.5 to 5; sequence: SkyRL's band, for a sampler with the same weights, not for stale responses",
         too_high="a wide band: tokens that the sampler saw differently dominate the gradient",
@@ -122,20 +140,11 @@ class PolicyLoss(Section):
         too_high="the policy imitates its first successes, and entropy falls",
         too_low="no effect; rare successes are used for the policy gradient only",
     )
-    ptx_coef: float = field(
-        0.0,
-        ge=0,
-        meaning="Weight of the cross-entropy on data.pretraining, added to each step.",
+    ptx_coef: Pretraining = field(
+        Pretraining(),
+        meaning="Weight of the cross-entropy on data.pretraining, added to each step; {coef: 27.8, batch: 8} has "
+        "batches of another size.",
         source="kedge: off, since it needs data; InstructGPT uses 27.8",
         too_high="the run turns into pretraining",
         too_low="abilities outside the task are lost (the alignment tax)",
-    )
-
-    ptx_batch: int = field(
-        1,
-        ge=1,
-        meaning="Texts of data.pretraining in each step, as a multiple of the minibatch's responses.",
-        source="kedge: as many as responses; InstructGPT has 8 times as many",
-        too_high="steps take longer, mostly for pretraining",
-        too_low="the gradient of the pretraining loss is noisy",
     )
