@@ -51,6 +51,8 @@ class ScoredRollout:
 
     def renumbered(self, first_group: int) -> ScoredRollout:
         """The same responses, with `first_group` added to the numbers of the groups."""
+        if not first_group:
+            return self
         return replace(self, rollout=replace(self.rollout, group=self.rollout.group + first_group))
 
     def select(self, rows: Sequence[int]) -> ScoredRollout:
