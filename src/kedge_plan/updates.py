@@ -21,7 +21,7 @@ from kedge.models.packing.packed import PackedDecoder
 from kedge.models.pretrained import inner_matrices
 from kedge.ranks import ALONE
 from kedge.rewards.score import ScoredRollout
-from kedge.rollout import Evaluated, Sampler, still_to_evaluate
+from kedge.rollout import Sampler
 from kedge.stages.critic.sampling import as_first_update, starts_of_chunks
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.log import Costs, ForwardCost
@@ -325,13 +325,11 @@ def _cost(
         recomputes=config.runtime.activation_checkpointing,
     )
     settings = trainer.settings
-    after_last = settings.estimation.value_after_last
-    evaluated: Evaluated = still_to_evaluate(experience.rollout, trainer.models, value_after_last=after_last)
     per_epoch = mean_epochs(config) / settings.ppo.num_minibatches
     flops = costs.metrics(
         rows,
         sampled=(rows, rows.one_per_prompt()) if settings.needs_baseline else (),
-        evaluated="nothing" if result.reused_first_pass else evaluated,
+        evaluated="nothing" if result.reused_first_pass else trainer.evaluated,
         num_passes=per_epoch * result.num_gradients,
         train_policy=True,
         num_critic_passes=per_epoch * result.num_critic_gradients,

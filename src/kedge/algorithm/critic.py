@@ -16,6 +16,7 @@ from kedge.algorithm.masking import (
     aggregate,
     check_counted,
     check_positive,
+    counted,
     keep_counted,
     masked_mean,
     rounding_of,
@@ -64,10 +65,7 @@ def clipped_value_loss(
 
     Source: S0; N+; spec §6.28.
     """
-    check_counted(mask, values=values, old_values=old_values, returns=returns)
-    values = torch.where(mask, values, 0.0)
-    old_values = torch.where(mask, old_values, 0.0).detach()
-    returns = torch.where(mask, returns, 0.0).detach()
+    values, old_values, returns = counted(mask, values=values, old_values=old_values.detach(), returns=returns.detach())
     losses = free = (values - returns).square()
     if clip_range is not None:
         check_positive(value_clip_range=clip_range)

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kedge.algorithm.logprobs import Mismatch, sampler_mismatch
 from kedge.algorithm.masking import check_same_shape
 from kedge.algorithm.prefixes import Pieces, prefix_tree, repeated_tokens
 from kedge.algorithm.shaping import total_scores
@@ -194,6 +195,11 @@ class Experience:
     def trainer_logprobs(self) -> Float[Tensor, "batch time"]:
         """Log probabilities (nats) that the trainer computes under the weights at the start of the epochs."""
         return self.old_logprobs if self.recomputed_logprobs is None else self.recomputed_logprobs
+
+    @cached_property
+    def mismatch(self) -> Mismatch:
+        """How far the trainer's log probabilities are from the sampler's."""
+        return sampler_mismatch(self.trainer_logprobs, self.rollout.logprobs, self.action_mask)
 
     @cached_property
     def total_scores(self) -> Float[Tensor, " batch"]:

@@ -37,6 +37,16 @@ def keep_counted(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Fl
     return torch.where(mask, x, 0.0)
 
 
+def counted(mask: Bool[Tensor, "*shape"], **tensors: Float[Tensor, "*shape"]) -> tuple[Float[Tensor, "*shape"], ...]:
+    """`keep_counted` of each tensor, after `check_counted`: the one preparation of a formula's arguments.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+    """
+    check_counted(mask, **tensors)
+    return tuple(keep_counted(each, mask) for each in tensors.values())
+
+
 def masked_mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
     """Mean of the counted entries.
 

@@ -22,8 +22,8 @@ from kedge.algorithm.masking import (
     Averaging,
     aggregate,
     check_choice,
-    check_counted,
     check_positive,
+    counted,
     keep_counted,
 )
 from kedge.algorithm.own import function_name, own_values
@@ -173,11 +173,13 @@ class Tokens:
         Raises:
             ShapeError: when the shapes differ or nothing counts.
         """
-        frozen = {"old_logprobs": old_logprobs, "advantages": advantages, "importance_weights": importance_weights}
-        check_counted(mask, logprobs=logprobs, **frozen, kl=kl)
-        logprobs = keep_counted(logprobs, mask)
-        log_ratio = logprobs - keep_counted(old_logprobs, mask).detach()
-        log_ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        optional = {"importance_weights": importance_weights, "kl": kl}
+        given = {name: each for name, each in optional.items() if each is not None}
+        logprobs, old_logprobs, advantages, *more = counted(
+            mask, logprobs=logprobs, old_logprobs=old_logprobs.detach(), advantages=advantages.detach(), **given
+        )
+        optional |= zip(given, more, strict=True)
+        log_ratio = (logprobs - old_logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
         log_rho = log_ratio
         if ratio != "token":
             check_choice("ratio", ratio, Ratio)
@@ -186,12 +188,12 @@ class Tokens:
             logprobs=logprobs,
             log_ratio=log_ratio,
             rho=log_rho.exp(),
-            advantages=keep_counted(advantages, mask).detach(),
+            advantages=advantages,
             mask=mask,
             ratio=ratio,
-            importance_weights=importance_weights,
+            importance_weights=optional["importance_weights"],
             averaging=averaging,
-            exact_kl=None if kl is None else keep_counted(kl, mask),
+            exact_kl=optional["kl"],
         )
 
     @property
@@ -204,26 +206,23 @@ class Tokens:
     ) -> PolicyLoss:
         """Compute the policy loss from one loss per token and the tokens where a clip is active."""
         mask = self.mask
-        ratio = self.log_ratio.detach().exp()
         if self.importance_weights is not None:
-            losses = losses * keep_counted(self.importance_weights, mask).detach()
-
+            losses = losses * self.importance_weights.detach()
         num_tokens = mask.sum()
-
-        def mean(x: Tensor) -> Tensor:
-            return keep_counted(x, mask).sum() / num_tokens
+        all_ratios = self.log_ratio.detach().exp()
+        ratios = all_ratios.masked_fill(~mask, 0.0)
 
         def share(event: Tensor | None) -> Tensor:
-            return ratio.new_zeros(()) if event is None else mean(event.to(ratio.dtype))
+            return ratios.new_zeros(()) if event is None else (event & mask).to(ratios.dtype).sum() / num_tokens
 
         return PolicyLoss(
             loss=aggregate(losses, mask, **self.averaging),
             clip_fraction=share(held_by_clip),
-            approx_kl=mean(self.kl.detach()),
+            approx_kl=self.kl.detach().sum() / num_tokens,
             dual_clip_fraction=None if held_by_dual_clip is None else share(held_by_dual_clip),
-            ratio_mean=mean(ratio),
-            ratio_min=ratio.masked_fill(~mask, math.inf).min(),
-            ratio_max=ratio.masked_fill(~mask, 0.0).max(),
+            ratio_mean=ratios.sum() / num_tokens,
+            ratio_min=all_ratios.masked_fill(~mask, math.inf).min(),
+            ratio_max=ratios.max(),
             num_tokens=num_tokens,
         )
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.experience import ENDINGS, Experience, Rollout
-from kedge.algorithm.logprobs import response_log_ratios, sampler_mismatch
+from kedge.algorithm.logprobs import response_log_ratios
 from kedge.algorithm.shaping import GroupScores
 from kedge.data.tokens import turn_pieces
 from kedge.logs.json_lines import Sample
@@ -53,7 +53,7 @@ def describe_experience(experience: Experience, *, is_exact: bool = True) -> dic
     rollout = experience.rollout
     mask = experience.action_mask
     scores = experience.total_scores
-    apart = sampler_mismatch(experience.trainer_logprobs, rollout.logprobs, mask)
+    apart = experience.mismatch
     totals = torch.where(experience.reward_mask, experience.rewards, 0.0).sum(-1)
     metrics = {
         **({} if experience.ref_logprobs is None else {"objective/kl": experience.kl.sum(-1).mean()}),

@@ -32,7 +32,6 @@ from kedge.models.pretrained import (
     fuse_activations,
     load_config,
     load_pretrained,
-    shares_base,
     take_settings,
 )
 from kedge.models.scalar import ScalarModel, checked_number
@@ -231,7 +230,7 @@ def _load_body(
     base = find_model(source) if found is None else found.base
     shares = bases is not None and (
         found is None
-        or shares_base(found, tokenizer, is_trained=adapter is not None, trust_remote_code=trust_remote_code)
+        or _shares_base(found, tokenizer, is_trained=adapter is not None, trust_remote_code=trust_remote_code)
     )
     if bases is None or not shares:
         found = None
@@ -243,6 +242,28 @@ def _load_body(
     if loaded.model.device.type != "meta":
         nn.Module.to(loaded.model, device)  # first, so that it is checked on the device that it will run on
     return _Body(loaded, device, base, found, on_base=shares, adapter=adapter, ranks=ranks)
+
+
+def _shares_base(
+    adapter: AdapterFolder, tokenizer: PreTrainedTokenizerBase, *, is_trained: bool, trust_remote_code: bool
+) -> bool:
+    """True if an adapter can use a shared base; False if tokens were added, so that its base has to grow.
+
+    Raises:
+        ModelError: It cannot, but the adapter is to be trained.
+    """
+    config = load_config(check_source(adapter.base), trust_remote_code=trust_remote_code)
+    rows = int(getattr(config.get_text_config(), "vocab_size", 0))
+    needed = max(tokenizer.get_vocab().values(), default=0) + 1
+    whole = (shape[0] for name, shape in adapter.shapes.items() if ".lora_" not in name and shape)
+    if needed <= rows or (needed == rows + 1 and tokenizer.pad_token_id == rows) or max(whole, default=0) <= rows:
+        return True
+    if is_trained:
+        raise ModelError(
+            f"{adapter.folder}: tokens were added before it was trained, so its base {adapter.base!r}, which other "
+            "models of the run share, would have to grow; merge it (kedge merge), and start from the whole model"
+        )
+    return False
 
 
 def load_language_model(

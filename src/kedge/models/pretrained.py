@@ -385,28 +385,6 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
         config.pad_token_id = tokenizer.pad_token_id
 
 
-def shares_base(
-    adapter: AdapterFolder, tokenizer: PreTrainedTokenizerBase, *, is_trained: bool, trust_remote_code: bool
-) -> bool:
-    """True if an adapter can use a shared base; False if tokens were added, so that its base has to grow.
-
-    Raises:
-        ModelError: It cannot, but the adapter should be trained.
-    """
-    config = load_config(check_source(adapter.base), trust_remote_code=trust_remote_code)
-    rows = int(getattr(config.get_text_config(), "vocab_size", 0))
-    needed = max(tokenizer.get_vocab().values(), default=0) + 1
-    whole = (shape[0] for name, shape in adapter.shapes.items() if ".lora_" not in name and shape)
-    if needed <= rows or (needed == rows + 1 and tokenizer.pad_token_id == rows) or max(whole, default=0) <= rows:
-        return True
-    if is_trained:
-        raise ModelError(
-            f"{adapter.folder}: tokens were added before it was trained, so its base {adapter.base!r}, which other "
-            "models of the run share, would have to grow; merge it (kedge merge), and start from the whole model"
-        )
-    return False
-
-
 def disable_dropout(model: PreTrainedModel) -> None:
     """Set every dropout to 0, in modules, attributes and configuration.
 

@@ -237,7 +237,6 @@ class FunctionReward:
             return await returned
 
     def _call(self, responses: Responses) -> object:
-        self._check_names(responses.columns)
         positional, named = self._arguments(responses)
         # An async function draws after this call, interleaved with others; making them take turns would delay them.
         turn = nullcontext() if self.is_async else seeded(responses.seed)
@@ -246,8 +245,9 @@ class FunctionReward:
 
     def _arguments(self, responses: Responses) -> tuple[list[Any], dict[str, Any]]:
         """The arguments in the function's signature, positional and by keyword."""
+        columns = self._columns_for(responses.columns)
         available: dict[str, Any] = {
-            **self._columns_for(responses.columns),
+            **columns,
             "prompts": responses.prompts,
             "completions": self._texts(responses),
             "prompt_ids": responses.prompt_ids,
@@ -272,7 +272,7 @@ class FunctionReward:
                 else:
                     named[parameter.name] = value
             elif parameter.default is Parameter.empty and parameter.kind is not Parameter.VAR_POSITIONAL:
-                raise self._missing(parameter.name, responses.columns)
+                raise self._missing(parameter.name, columns)
         # Copies, so that a function that modifies a list does not change it for other sources or later calls.
         return own_copy(positional), own_copy(named)
 

@@ -12,7 +12,6 @@ from kedge.rollout.collect import (
     experience_from,
     reference_logprobs,
     shared_out,
-    still_to_evaluate,
 )
 from kedge.rollout.engine import Engine
 from kedge.rollout.sampler import Sampler
@@ -34,5 +33,4 @@ __all__ = [
     "frozen_copy",
     "reference_logprobs",
     "shared_out",
-    "still_to_evaluate",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, Protocol
 
 import torch
@@ -108,13 +108,13 @@ class Estimation:
     importance_band: tuple[BandOf, float, float] | None = None
     gamma: float = 1.0
 
-    @property
+    @cached_property
     def value_after_last(self) -> bool:
         """True if the state after the last action also needs a value."""
         return self.score_at == "after_last"
 
 
-def still_to_evaluate(rollout: Rollout, models: Models, *, value_after_last: bool) -> Evaluated:
+def _still_to_evaluate(rollout: Rollout, models: Models, *, value_after_last: bool) -> Evaluated:
     """The models with outputs that sampling did not record.
 
     Args:
@@ -138,11 +138,13 @@ class RolloutOutputs:
         logprobs: Log probabilities under the policy, nats.
         values: The critic's values; None without one.
         ref_logprobs: Log probabilities under the reference, nats; None without one.
+        evaluated: The models with outputs that sampling did not record.
     """
 
     logprobs: Float[Tensor, "batch time"]
     values: Float[Tensor, "batch slot"] | None
     ref_logprobs: Float[Tensor, "batch time"] | None
+    evaluated: Evaluated
 
 
 def collect_experience(
@@ -180,12 +182,13 @@ def evaluate_rollout(
         ShapeError: The rollout's masks are invalid; see `check_masks`.
     """
     check_masks(rollout)
+    evaluated = _still_to_evaluate(rollout, models, value_after_last=value_after_last)
     if first_pass is None:
-        logprobs, values = _old_outputs(rollout, models, value_after_last=value_after_last)
+        logprobs, values = _old_outputs(rollout, models, evaluated, value_after_last=value_after_last)
     else:
         logprobs = first_pass.logprobs.detach()
         values = None if first_pass.values is None else first_pass.values.detach()
-    return RolloutOutputs(logprobs, values, reference_logprobs(rollout, models))
+    return RolloutOutputs(logprobs, values, reference_logprobs(rollout, models), evaluated)
 
 
 @torch.no_grad()
@@ -334,10 +337,9 @@ def _value_at_cut(
 
 
 def _old_outputs(
-    rollout: Rollout, models: Models, *, value_after_last: bool
+    rollout: Rollout, models: Models, evaluated: Evaluated, *, value_after_last: bool
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch slot"] | None]:
     """Return old log probabilities and values, computing only those that sampling did not record."""
-    evaluated = still_to_evaluate(rollout, models, value_after_last=value_after_last)
     if evaluated == "nothing":
         return rollout.logprobs, rollout.values
     precision = models.precision

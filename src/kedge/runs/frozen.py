@@ -13,7 +13,7 @@ from kedge.data import Prompt
 from kedge.models import ActorCritic, AdapterSettings, HostWeights, LanguageModel, ScalarModel, hold_frozen
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import hold_bases
-from kedge.models.loading import Bases
+from kedge.models.loading import Bases, LoadOptions
 from kedge.models.sharded import can_be_sharded, shard_model
 from kedge.ranks import Ranks
 from kedge.rewards import Responses, WeightedReward
@@ -35,6 +35,17 @@ def bases_of(config: Config) -> Bases | None:
     if config.adapter.kind == "none":
         return None
     return Bases(trust_remote_code=config.runtime.trust_remote_code, on_host=rounds_bases(config))
+
+
+def loading_of(config: Config, run: Run) -> LoadOptions:
+    """How the models that a run trains are loaded, and, without the adapter, those that share their bases."""
+    return {
+        "device": run.device,
+        "trust_remote_code": config.runtime.trust_remote_code,
+        "adapter": adapter_of(config),
+        "bases": bases_of(config),
+        "ranks": run.ranks,
+    }
 
 
 def rounds_bases(config: Config) -> bool:

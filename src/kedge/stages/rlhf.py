@@ -30,6 +30,7 @@ from kedge.models import load_scalar_model, load_tokenizer
 from kedge.rewards import RewardSpec, RewardTerm, WeightedReward
 from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import chain_report, publish, resumable, say_next
+from kedge.runs.frozen import loading_of
 from kedge.runs.inputs import Rewards, check_columns, load_rewards, load_rows, rewards_of
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, describe_in_memory, open_run
@@ -235,7 +236,8 @@ def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward
     scorer = load_rewards(rewards_of(config, run), config, run, tokenizer, may_be_empty=True)
     check_roles(existing, run, policy, scorer, prompts)
     if config.rlhf.train_critic and existing.critic.names_base:
-        load_saved_critic(with_critic(existing, Path(existing.critic.base)), run, tokenizer)
+        critic = with_critic(existing, Path(existing.critic.base))
+        load_saved_critic(critic, tokenizer, loading_of(critic, run))
     if config.rlhf.num_rounds == 1:
         return prompts, None
     labeler = load_rewards(run.objects.get("rlhf.labeler") or str(config.rlhf.labeler), config, run, tokenizer)

@@ -16,7 +16,7 @@ from kedge.data.prompts import RecordT
 from kedge.models import LanguageModel, ScalarModel, load_tokenizer
 from kedge.ranks.sharding import gathered_state
 from kedge.runs.ending import leave_stage_report
-from kedge.runs.frozen import adapter_of, bases_of, say_loaded_whole
+from kedge.runs.frozen import loading_of, say_loaded_whole
 from kedge.runs.run import Run
 from kedge.runs.training import Callback, logged_steps, stage_loop, watched
 from kedge.stages.planned import PlannedMemory, compared
@@ -61,11 +61,7 @@ def load_start(
     model = load(
         source,
         tokenizer=tokenizer,
-        device=run.device,
-        trust_remote_code=trusted,
-        adapter=adapter_of(config),
-        bases=bases_of(config),
-        ranks=run.ranks,
+        **loading_of(config, run),
         **options,
     )
     if config.runtime.activation_checkpointing:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from kedge.algorithm.experience import Experience, Rollout
-from kedge.algorithm.logprobs import sampler_mismatch
 from kedge_base.errors import NonfiniteScoreError, NumericsError
 
 
@@ -204,8 +203,7 @@ class Guard:
         distance = torch.where(experience.action_mask, experience.trainer_logprobs - logprobs, 0.0).abs()
         row, token = divmod(int(distance.argmax()), distance.shape[1])
         ratio = math.exp(min(float(distance[row, token]), 20.0))
-        apart = sampler_mismatch(experience.trainer_logprobs, logprobs, experience.action_mask)
-        self._compare(ratio, "in training and in sampling", row, token, k3=apart.k3)
+        self._compare(ratio, "in training and in sampling", row, token, k3=experience.mismatch.k3)
 
     def allows(self, step: int, figures: Mapping[str, float], search: Callable[[], BadValue]) -> bool:
         """True to take the optimizer step; see `StepCheck`. After a refusal the rest of the update is skipped.

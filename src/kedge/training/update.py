@@ -114,6 +114,7 @@ class UpdateResult:
         refused: `check_step` refused a step, and the remaining steps were skipped; or there was nothing to train on.
         distance_moved: See the function with this name; None if it was not measured.
         reused_first_pass: The epochs reused the forward pass from which the experience was collected.
+        learning_rates: That of the policy, `learning_rate`, and that of a `critic` with a separate one.
     """
 
     steps: list[dict[str, float]] = field(default_factory=list)
@@ -127,6 +128,7 @@ class UpdateResult:
     refused: bool = False
     distance_moved: float | None = None
     reused_first_pass: bool = False
+    learning_rates: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def metrics(self) -> dict[str, float]:
         """Each metric reduced over the steps, and the metrics of the whole update.

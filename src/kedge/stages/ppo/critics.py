@@ -29,10 +29,10 @@ from kedge.models import (
     load_value_head,
 )
 from kedge.models.heads import value_head_file
-from kedge.models.loading import Bases
+from kedge.models.loading import LoadOptions
 from kedge.models.sharded import shard_model
 from kedge.rewards.model import ModelReward, share_tokens
-from kedge.runs.frozen import adapter_of, say_loaded_whole
+from kedge.runs.frozen import say_loaded_whole
 from kedge.runs.run import Run
 from kedge.stages.ppo.settings import learns_in_returns_std, value_bins_of
 from kedge.training.runtime import stream_seed
@@ -45,31 +45,28 @@ def load_actor_critic(
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
     models: Sequence[ModelReward],
-    bases: Bases | None = None,
+    loading: LoadOptions,
 ) -> tuple[ActorCritic, ValueHead | None]:
     """Load the policy and the critic, if any; also return the critic's new head, which has its own learning rate."""
     source = str(config.model)
     value = config.ppo
+    bins = value_bins_of(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.runtime.seed, "new heads"))
         policy = load_language_model(
             source,
             tokenizer=tokenizer,
-            value_head=config.ppo.resolved_critic == "shared",
-            bins=value_bins_of(config),
-            device=run.device,
-            trust_remote_code=config.runtime.trust_remote_code,
-            adapter=adapter_of(config),
-            bases=bases,
-            ranks=run.ranks,
+            value_head=value.resolved_critic == "shared",
+            bins=bins,
+            **loading,
         )
         policy.check_sampling()
         critic = None
         head = policy.value_head
         is_new = True
-        if config.ppo.resolved_critic == "separate":
-            critic, is_trained = _load_critic(config, run, tokenizer, models, bases)
-            if (bins := value_bins_of(config)) is not None:
+        if value.resolved_critic == "separate":
+            critic, is_trained = _load_critic(config, tokenizer, models, loading)
+            if bins is not None:
                 critic.predict_histogram(bins)  # with the values of a trained critic, or the reward model's scores
             head = None if is_trained else _new_head(critic)
             is_new = not value.names_critic
@@ -103,18 +100,14 @@ def _new_head(critic: ScalarModel) -> ValueHead:
 
 
 def _load_critic(
-    config: Config,
-    run: Run,
-    tokenizer: PreTrainedTokenizerBase,
-    models: Sequence[ModelReward],
-    bases: Bases | None,
+    config: Config, tokenizer: PreTrainedTokenizerBase, models: Sequence[ModelReward], loading: LoadOptions
 ) -> tuple[ScalarModel, bool]:
     """Load the model that a separate critic starts from; also return whether its head is trained (spec §7.34).
 
     `auto` copies the reward model if there is exactly one, and it has the policy's tokens and a value at each of them.
     """
     if config.ppo.names_critic:
-        return load_saved_critic(config, run, tokenizer, bases), True
+        return load_saved_critic(config, tokenizer, loading), True
     wanted = config.ppo.critic_init
     obstacle = _why_not_copied(models)
     if wanted == "reward" and obstacle is not None:
@@ -123,17 +116,13 @@ def _load_critic(
             f"has {obstacle}; use ppo.critic_init=policy"
         )
     is_copy = wanted != "policy" and obstacle is None
-    if is_copy and bases is None:
+    if is_copy and loading.get("bases") is None:
         return copy.deepcopy(models[0].model).requires_grad_(True), True
     critic = load_scalar_model(
         models[0].model.source if is_copy else str(config.model),
         tokenizer=tokenizer,
-        device=run.device,
-        trust_remote_code=config.runtime.trust_remote_code,
         init="saved" if is_copy else "fresh",
-        adapter=adapter_of(config),
-        bases=bases,
-        ranks=run.ranks,
+        **loading,
     )
     return critic, is_copy
 
@@ -172,29 +161,18 @@ def with_saved_critic(config: Config) -> Config:
     return config
 
 
-def load_saved_critic(
-    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, bases: Bases | None = None
-) -> ScalarModel:
+def load_saved_critic(config: Config, tokenizer: PreTrainedTokenizerBase, loading: LoadOptions) -> ScalarModel:
     """Load the separate critic that `ppo.critic_init` names.
 
     Raises:
         ModelError: It cannot be loaded, has no trained head, other tokens than the policy, or no value at every token.
     """
     source = config.ppo.critic_init
-    trusted = config.runtime.trust_remote_code
-    own = load_tokenizer(source, trust_remote_code=trusted)
+    own = load_tokenizer(source, trust_remote_code=config.runtime.trust_remote_code)
     if not share_tokens(own, tokenizer):
         raise ModelError(f"ppo.critic_init={source} has another tokenizer than the policy; a critic reads the same ids")
     with _named():
-        critic = load_scalar_model(
-            source,
-            tokenizer=tokenizer,
-            device=run.device,
-            trust_remote_code=trusted,
-            adapter=adapter_of(config),
-            bases=bases,
-            ranks=run.ranks,
-        )
+        critic = load_scalar_model(source, tokenizer=tokenizer, **loading)
     if not critic.has_values:
         raise ModelError(f"ppo.critic_init={source} only scores whole texts; a critic needs a decoder")
     return critic

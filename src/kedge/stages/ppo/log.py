@@ -30,7 +30,7 @@ from kedge.models.adapters import is_frozen
 from kedge.models.frozen import num_weights
 from kedge.ranks import budget_metrics
 from kedge.rewards import ModelReward, WeightedReward
-from kedge.rollout import Evaluated, still_to_evaluate
+from kedge.rollout import Evaluated
 from kedge.runs.run import Run
 from kedge.runs.training import open_loggers
 from kedge.stages.ppo.roles import Roles
@@ -137,7 +137,7 @@ class PpoLog:
         trainer = self.trainer
         settings = self.trainer.settings
         use = settings.estimation
-        rates = trainer.learning_rates
+        rates = result.learning_rates
         is_start = trainer.update == 1 and settings.ppo.reference is None
         metrics = {
             **describe_experience(experience, is_exact=settings.exact),
@@ -230,18 +230,16 @@ class PpoLog:
         rollout = batch.trained.rollout
         # An update that lost responses can have fewer responses than minibatches.
         steps_per_pass = min(trainer.settings.ppo.num_minibatches, rollout.num_responses)
-        after_last = trainer.settings.estimation.value_after_last
-        models = trainer.models
-        evaluated: Evaluated = still_to_evaluate(rollout, models, value_after_last=after_last)
+        shares_up_to = trainer.roles.actor_critic.shares_up_to
         return self._costs.metrics(
             rollout,
             sampled=batch.rollouts,
-            evaluated="nothing" if result.reused_first_pass else evaluated,
+            evaluated="nothing" if result.reused_first_pass else trainer.evaluated,
             num_passes=result.num_gradients / steps_per_pass,
             train_policy=trainer.trains_policy,
             num_critic_passes=result.num_critic_gradients / steps_per_pass,
             num_readings=int(trainer.settings.measures_distance),
-            shares_prompts=rollout.shared_prompts(models.actor_critic.shares_up_to) is not None,
+            shares_prompts=rollout.shared_prompts(shares_up_to) is not None,
         )
 
     @cached_property

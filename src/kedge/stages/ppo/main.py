@@ -17,20 +17,20 @@ from kedge.config import Config
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, open_run
-from kedge.runs.training import Callback, running, stage_loop
+from kedge.runs.training import Callback, running, stage_loop, watched
 from kedge.stages.planned import PlannedMemory, compared
 from kedge.stages.ppo.ahead import check_ahead, open_sampling, with_background
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.guarding import new_guard
 from kedge.stages.ppo.log import Event, Made, PpoLog, ppo_log, write_roles
 from kedge.stages.ppo.measurements import Measurements
-from kedge.stages.ppo.observers import observers_of
 from kedge.stages.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.sampling import SampledBatch
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
+from kedge.training.controllers import EarlyEnd
 from kedge.training.guard import Guard
 from kedge.training.runtime import Stopwatch
 from kedge.training.stopping import Stopping
@@ -199,3 +199,49 @@ class Updates:
         for observe in self.observers:
             observe(event)
         return event.metrics
+
+
+def observers_of(
+    trainer: Trainer,
+    log: PpoLog,
+    measurements: Measurements,
+    loop: CheckpointedLoop,
+    *,
+    callback: Callback | None,
+    on_update: Callable[[int, Roles], None] | None,
+) -> Iterator[Callable[[Event], object]]:
+    """The functions to call after each update, in order: log it, prepare the next one, and show it to the user.
+
+    The user's functions come last, because they may end the run; they see no update that the guard dropped.
+    """
+    settings = trainer.run_settings.ppo
+    roles = trainer.roles
+    early_end = EarlyEnd(settings.eval_patience, settings.max_kl, loop)
+    warmup = trainer.warmup
+
+    def adapt_coefficients(event: Event) -> None:
+        if isinstance(event, Made) and trainer.trains_policy and not event.result.refused:
+            trainer.coefficients.adapt(event.metrics, num_responses=len(event.experience.scores))
+
+    def compare_with_best(event: Event) -> None:
+        if trainer.trains_policy:  # until the critic's warm-up ends, the metrics are the start's
+            loop.observe(event.update, event.metrics)
+
+    yield log.after_update
+    yield adapt_coefficients
+    yield measurements.after_update
+    yield compare_with_best
+    yield lambda event: early_end.observe(event.metrics)
+    if warmup is not None:
+
+        def end_warmup(event: Event) -> None:
+            if isinstance(event, Made) and (line := warmup.observe(event.update, event.metrics)):
+                log.progress.say(line)
+
+        yield end_warmup
+    if callback is not None:
+        policy = roles.actor_critic.policy.causal
+        show = watched(callback, trainer.run, loop, settings.num_updates, model=policy, tokenizer=roles.tokenizer)
+        yield lambda event: show(event.update, event.metrics) if isinstance(event, Made) else None
+    if on_update is not None:
+        yield lambda event: on_update(event.update, roles) if isinstance(event, Made) else None

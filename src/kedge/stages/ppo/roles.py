@@ -21,14 +21,14 @@ from kedge.models import (
     named_stop_tokens,
     own_stop_tokens,
 )
-from kedge.models.loading import Bases
+from kedge.models.loading import LoadOptions
 from kedge.models.pretrained import configured_length, inner_matrices, load_config
 from kedge.models.sources import base_source
 from kedge.rewards import WeightedReward
 from kedge.rewards.model import ModelReward
 from kedge.rewards.score import MissingEos
 from kedge.rollout import Engine
-from kedge.runs.frozen import bases_of, freeze_models, hold_bases_of, measuring_scores
+from kedge.runs.frozen import freeze_models, hold_bases_of, loading_of, measuring_scores
 from kedge.runs.inputs import (
     check_columns,
     load_player,
@@ -101,7 +101,8 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
     tokenizer = load_tokenizer(str(config.model), trust_remote_code=trusted, chat_template=config.data.chat_template)
     own, player = load_own_code(config, run, tokenizer)
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
-    bases = bases_of(config)
+    loading = loading_of(config, run)
+    bases = loading.get("bases")
     terms = rewards_of(config, run)
     earned = () if player is None else (player.reward,)
     if terms or earned:
@@ -109,7 +110,7 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
     else:
         rewards = WeightedReward([], may_be_empty=config.ppo.reference is not None)
     models = list(rewards.weighted_models.values())
-    actor_critic, head = load_actor_critic(config, run, tokenizer, models, bases)
+    actor_critic, head = load_actor_critic(config, run, tokenizer, models, loading)
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
     records = RunPrompts()
     room = longest_prompt(config, actor_critic, rewards.weighted_models)
@@ -124,7 +125,7 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
     scoring = [each.model for each in rewards.models.values()]
     with measuring_scores(rewards, config, records.train, run.ranks):
         freeze_models(scoring, config, run)
-        reference = _reference(config, run, tokenizer, bases) if config.ppo.needs_reference else None
+        reference = _reference(config, run, tokenizer, loading) if config.ppo.needs_reference else None
         hold_bases_of([actor_critic, reference, *scoring], config, run.device)
     eos_score = config.rollout.eos_score(reward_model=bool(models))
     return Roles(
@@ -181,7 +182,7 @@ def check_roles(config: Config, run: Run, policy: Policy, rewards: WeightedRewar
         player.begin(policy.stop_tokens.ids, room, tokenizer, records.train[:1])
         player.environment.close()
     if config.ppo.reference is not None:
-        _reference(config, run, tokenizer, None)
+        _reference(config, run, tokenizer, {**loading_of(config, run), "bases": None})
     _checked_judge(config, run, tokenizer, rewards, records)
     if config.ppo.ptx_coef.coef:
         load_rows("pretraining", config, run, tokenizer, room=policy.model.context_length)
@@ -202,16 +203,10 @@ def _check_teacher(source: str, tokenizer: PreTrainedTokenizerBase, *, trust_rem
         )
 
 
-def _reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, bases: Bases | None) -> LanguageModel:
+def _reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, loading: LoadOptions) -> LanguageModel:
     """The initial policy or `ppo.reference`, frozen."""
-    model = load_language_model(
-        config.ppo.reference or str(config.model),
-        tokenizer=tokenizer,
-        device=run.device,
-        trust_remote_code=config.runtime.trust_remote_code,
-        bases=bases,
-        ranks=run.ranks,
-    )
+    source = config.ppo.reference or str(config.model)
+    model = load_language_model(source, tokenizer=tokenizer, **{**loading, "adapter": None})
     freeze_models([model], config, run)
     return model
 

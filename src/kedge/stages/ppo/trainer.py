@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,15 @@ from kedge.models import PolicyWeights
 from kedge.ranks import AdaptiveTokens, checksum
 from kedge.rewards import WeightedReward
 from kedge.rewards.score import ScoredRollout, score_rollout
-from kedge.rollout import Engine, Models, RolloutOutputs, evaluate_rollout, experience_from, reference_logprobs
+from kedge.rollout import (
+    Engine,
+    Evaluated,
+    Models,
+    RolloutOutputs,
+    evaluate_rollout,
+    experience_from,
+    reference_logprobs,
+)
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.settings import PpoSettings, coefficients_of, value_warmup_of
@@ -55,6 +63,7 @@ class Trainer:
         guard: Checks experience and steps; None checks nothing.
         update: The current update, from 1.
         staleness: Number of updates between the sampling weights and the trained ones.
+        evaluated: The models that read the responses of the last `estimate`, unless `improve` used the same pass.
     """
 
     run: Run
@@ -66,6 +75,7 @@ class Trainer:
     guard: Guard | None = None
     update: int = 1
     staleness: int = 0
+    evaluated: Evaluated = field(default="nothing", init=False)
     _learner: LanguageLearner | None = field(default=None, init=False)
     _published: tuple[int, int] | None = field(default=None, init=False)
 
@@ -220,11 +230,11 @@ class Trainer:
         if isinstance(budget, AdaptiveTokens) and not budget.is_found:
             learner.find_tokens(scored.rollout, self.roles.optimizer)
         started = self.roles.actor_critic.values_started
-        if takes_steps and started is not None and not started:
-            experience = self._estimated(scored, self._with_started_values(scored, self._evaluated(scored.rollout)))
-        else:
-            first_pass = learner.first_pass(scored.rollout) if takes_steps else None
-            experience = self._estimated(scored, self._evaluated(scored.rollout, first_pass))
+        starts = takes_steps and started is not None and not started
+        first_pass = learner.first_pass(scored.rollout) if takes_steps and not starts else None
+        outputs = self._evaluated(scored.rollout, first_pass)
+        self.evaluated = outputs.evaluated
+        experience = self._estimated(scored, self._with_started_values(scored, outputs) if starts else outputs)
         if self.guard is not None:
             self.guard.check_experience(experience)
         return experience
@@ -250,19 +260,15 @@ class Trainer:
         settings = self.settings
         assert learner is not None, "`estimate` comes first"
         self._learner = None
-        result = self._epochs(learner, experience) if takes_steps else UpdateResult(refused=True)
+        rates = self._learning_rates()
+        result = self._epochs(learner, experience, rates) if takes_steps else UpdateResult(refused=True)
+        result.learning_rates = rates
         if settings.measures_distance:
             result.distance_moved = distance_moved(learner, experience)
         result.reused_first_pass = learner.reused_first_pass
         if self.run_settings.config.runtime.activation_checkpointing and self.run.device.type == "cpu":
             give_back()  # otherwise fragmentation left by these passes grows the process by a fifth
         return result
-
-    @property
-    def learning_rates(self) -> dict[str, float]:
-        """The learning rates of the current update, as arguments of `set_learning_rate`."""
-        warmup_updates = 0 if self.warmup is None else self.warmup.num_updates
-        return self.settings.learning_rates(self.update, warmup_updates=warmup_updates, train_policy=self.trains_policy)
 
     def behind(self, update: int, version: int, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Trainer:
         """Return a trainer that samples an update's responses ahead of time, in another thread.
@@ -354,7 +360,14 @@ class Trainer:
         kl_coef = self.settings.reward_kl_coef(self.coefficients)
         return experience_from(scored, outputs, self.models, estimation, kl_coef=kl_coef)
 
-    def _epochs(self, learner: LanguageLearner, experience: Experience) -> UpdateResult:
+    def _learning_rates(self) -> dict[str, float]:
+        """The learning rates of the current update, by argument of `set_learning_rate`."""
+        warmup_updates = 0 if self.warmup is None else self.warmup.num_updates
+        return self.settings.learning_rates(self.update, warmup_updates=warmup_updates, train_policy=self.trains_policy)
+
+    def _epochs(
+        self, learner: LanguageLearner, experience: Experience, learning_rates: Mapping[str, float]
+    ) -> UpdateResult:
         settings = self.settings
         ppo = settings.ppo
         update = self.update
@@ -362,7 +375,7 @@ class Trainer:
         objective = settings.objective(experience, self.coefficients, train_policy=trains_policy)
         optimizer = self.roles.optimizer
         pretraining = self.roles.pretraining
-        set_learning_rate(optimizer, **self.learning_rates, value_unit=objective.value_unit)
+        set_learning_rate(optimizer, **learning_rates, value_unit=objective.value_unit)
         with nullcontext() if trains_policy else learner.frozen_policy():
             result = ppo_update(
                 learner,
