@@ -744,7 +744,7 @@ MUTATIONS = (
     Mutation(
         "critic-that-nothing-needs",
         "PpoConfig.resolved_critic",
-        ' if self.needs_values or ":" in self.estimator else "none"',
+        ' if may_need_critic(self.estimator) else "none"',
         "",
         "tests/stages/ppo/test_critic_free.py::test_nothing_of_a_critic_is_logged_or_saved",
     ),
