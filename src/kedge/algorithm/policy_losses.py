@@ -208,24 +208,20 @@ class Tokens:
         if self.importance_weights is not None:
             losses = losses * keep_counted(self.importance_weights, mask).detach()
 
-        num_tokens = mask.sum()
-
-        def mean(x: Tensor) -> Tensor:
-            return keep_counted(x, mask).sum() / num_tokens
-
-        def share(event: Tensor | None) -> Tensor:
-            return ratio.new_zeros(()) if event is None else mean(event.to(ratio.dtype))
-
         return PolicyLoss(
             loss=aggregate(losses, mask, **self.averaging),
-            clip_fraction=share(held_by_clip),
-            approx_kl=mean(self.kl.detach()),
-            dual_clip_fraction=None if held_by_dual_clip is None else share(held_by_dual_clip),
-            ratio_mean=mean(ratio),
+            clip_fraction=ratio.new_zeros(()) if held_by_clip is None else self._mean(held_by_clip.to(ratio.dtype)),
+            approx_kl=self._mean(self.kl.detach()),
+            dual_clip_fraction=None if held_by_dual_clip is None else self._mean(held_by_dual_clip.to(ratio.dtype)),
+            ratio_mean=self._mean(ratio),
             ratio_min=ratio.masked_fill(~mask, math.inf).min(),
             ratio_max=ratio.masked_fill(~mask, 0.0).max(),
-            num_tokens=num_tokens,
+            num_tokens=mask.sum(),
         )
+
+    def _mean(self, x: Tensor) -> Tensor:
+        """Mean over the tokens that count; no error where none does."""
+        return keep_counted(x, self.mask).sum() / self.mask.sum()
 
 
 def _of_sequences(log_ratio: Tensor, mask: Tensor) -> Tensor:
