@@ -23,7 +23,7 @@ from kedge.runs.claim import claim
 from kedge.training.stopping import Terminated
 from kedge_base.errors import ConfigError, DataError, OutputError, RewardError
 from kedge_base.run_folder.record_format import MEASURED, read_samples
-from tests.forking import fork_context
+from tests.forking import fork_context, forked_python
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time"]
@@ -587,8 +587,11 @@ trainer.update(trainer.sample(["The boat"] * 4), [1.0, 0.0, 1.0, 0.0])
 
 @pytest.mark.parametrize("ending", ["", "raise ZeroDivisionError"])
 def test_a_trainer_that_is_never_closed_saves_when_the_process_ends(policy: Path, tmp_path: Path, ending: str) -> None:
-    command = [sys.executable, "-c", FORGETFUL + ending, policy]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    if ending:
+        done = forked_python(FORGETFUL + ending, policy, cwd=tmp_path)
+    else:  # the interpreter's own exit
+        command = [sys.executable, "-c", FORGETFUL, policy]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ("Traceback" in done.stderr, "ignored" in done.stderr) == (bool(ending), False), done.stderr
     left = {path.name for path in (tmp_path / "run").glob("*")}
     assert left >= {"model", "report.html"}
@@ -641,7 +644,7 @@ REFUSED = """
 @pytest.mark.parametrize("child", [REFUSED, "with trainer: pass", "del trainer, batch", "raise ZeroDivisionError"])
 def test_what_a_forked_child_does_changes_nothing_of_the_run(policy: Path, tmp_path: Path, child: str) -> None:
     script = FORKING.replace("{child}", child).replace("[1] == 0", "[1] == 256" if "raise" in child else "[1] == 0")
-    done = subprocess.run([sys.executable, "-c", script, policy], cwd=tmp_path, capture_output=True, text=True)
+    done = forked_python(script, policy, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "ignored" not in done.stderr
     assert [row["update"] for row in rows(tmp_path / "run")] == [1, 2]
