@@ -298,11 +298,10 @@ def _message(error: ErrorDetails, name: str) -> str:
             f"{written(name)} is not a field: reward is a source, or sources with their weights, such as "
             f"reward='{{rewards.py:brief: 0.5}}'{meant}"
         )
-    if find_field(name) is None and section_type(name) is None:
-        sections = [] if "." in name else [part for part in Config.model_fields if section_type(part)]
-        known = [*dict(all_fields()), *sections]
-        return unknown(name, known)
     field = find_field(name)
+    if field is None and section_type(name) is None:
+        sections = [] if "." in name else [part for part in Config.model_fields if section_type(part)]
+        return unknown(name, [*dict(all_fields()), *sections])
     expected = accepts(field) if field else "a section of fields"
     return f"{name} must be {expected}; it is {written(error['input'])}"
 
