@@ -69,28 +69,37 @@ def forked_python(program: str, *arguments: object, cwd: Path = ROOT) -> Finishe
 @contextmanager
 def started_python(program: str, output: Path) -> Iterator[BaseProcess]:
     """Start a program as `python -c` does, and kill it at the end if it still runs."""
-    process = fork_context().Process(
-        target=_run, args=(partial(_run_program, program), [], ROOT, output, Path(os.devnull))
-    )
+    with _started(partial(_run_program, program), (), ROOT, output, Path(os.devnull)) as process:
+        yield process
+
+
+@contextmanager
+def started_kedge(*arguments: object, cwd: Path, errors: Path = Path(os.devnull)) -> Iterator[BaseProcess]:
+    """Start the command, and kill it at the end if it still runs."""
+    with _started(_run_command, arguments, cwd, Path(os.devnull), errors) as process:
+        yield process
+
+
+def _finished(run: Callable[[], None], arguments: Sequence[object], cwd: Path) -> Finished:
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (Path(folder, name) for name in ("out", "err"))
+        with _started(run, arguments, cwd, out, err) as process:
+            process.join(TIMEOUT)
+        assert process.exitcode is not None, "the process was joined"
+        return Finished(process.exitcode, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def _started(
+    run: Callable[[], None], arguments: Sequence[object], cwd: Path, out: Path, err: Path
+) -> Iterator[BaseProcess]:
+    process = fork_context().Process(target=_run, args=(run, [*map(str, arguments)], cwd, out, err))
     process.start()
     try:
         yield process
     finally:
         process.kill()
         process.join()
-
-
-def _finished(run: Callable[[], None], arguments: Sequence[object], cwd: Path) -> Finished:
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = (Path(folder, name) for name in ("out", "err"))
-        process = fork_context().Process(target=_run, args=(run, [*map(str, arguments)], cwd, out, err))
-        process.start()
-        process.join(TIMEOUT)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-        assert process.exitcode is not None, "the process was joined"
-        return Finished(process.exitcode, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8"))
 
 
 def _run(run: Callable[[], None], arguments: list[str], cwd: Path, out: Path, err: Path) -> None:
