@@ -105,7 +105,9 @@ def seed_generators(seed: int) -> None:
 
 def _seed(library: Any) -> None:
     if library.__name__ == "torch":
-        library.manual_seed(_latest)
+        # `manual_seed` also notes the whole stack for every kind of accelerator that is not in use yet.
+        has_accelerators = library.accelerator.current_accelerator() is not None
+        (library if has_accelerators else library.default_generator).manual_seed(_latest)
     else:
         library.random.seed(_latest % 2**32)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from kedge_base.errors import KedgeError, RewardError
 from kedge_base.importing import find_named
 from kedge_base.packages import MOVED, current_name
 from kedge_tasks.verify import gsm8k
+from tests.forking import forked_python
 
 OLD = "kedge.rewards.verify:gsm8k"
 NEW = "kedge_tasks.verify:gsm8k"
@@ -39,7 +39,7 @@ def test_what_a_script_imports_by_an_old_name_is_what_kedge_raises():
         "assert RewardError is kedge_base.errors.RewardError and printable is kedge_base.texts.printable\n"
         "assert gsm8k is kedge_tasks.verify.gsm8k"
     )
-    done = subprocess.run([sys.executable, "-c", f"import kedge\n{script}"], capture_output=True, text=True)
+    done = forked_python(f"import kedge\n{script}")
     assert done.returncode == 0, done.stderr
     assert "kedge.errors is now kedge_base.errors" in done.stderr
 

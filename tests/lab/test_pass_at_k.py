@@ -20,7 +20,8 @@ from kedge_base.run_folder.record_format import read_json_lines
 from kedge_inspect.diagnosis import diagnose_run
 from kedge_lab.evaluate import evaluate_or_check, run_evaluate
 from kedge_lab.generate import run_generate
-from tests.lab.evaluation.speakers import run_kedge, save_speaker
+from tests.forking import forked_kedge
+from tests.lab.evaluation.speakers import save_speaker
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 ROWS = [{"prompt": f"Deck {number}:"} for number in range(6)]
@@ -149,7 +150,7 @@ def test_the_command_with_a_verifier(tmp_path):
     rows = [{"prompt": "Seven?", "answer": "#### 7777"}, {"prompt": "Eight?", "answer": "#### 8"}]
     prompts.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     arguments = ["evaluate", "--model", policy, "--prompts", prompts, "--judge", "kedge_tasks.verify:gsm8k_strict"]
-    done = run_kedge(*arguments, "--samples", "2", "--out", tmp_path / "run", "max_new_tokens=4")
+    done = forked_kedge(*arguments, "--samples", "2", "--out", tmp_path / "run", "max_new_tokens=4")
     assert done.returncode == 0, done.stderr
     assert "gsm8k_strict: 100% cut off" in done.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))

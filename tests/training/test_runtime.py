@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from kedge.training import runtime
 from kedge_base.errors import ConfigError
+from tests.forking import forked_python
 
 
 def test_auto_uses_cuda_if_available(monkeypatch):
@@ -173,7 +174,7 @@ def test_deterministic_kernels_are_a_switch_for_the_process():
         "import torch; from kedge.training.runtime import use_deterministic_kernels as use; use();"
         "assert torch.are_deterministic_algorithms_enabled()"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert forked_python(program).returncode == 0
 
 
 def test_the_callers_dtype_comes_back_when_the_last_of_several_runs_ends():

@@ -13,6 +13,7 @@ import pytest
 
 from kedge.ranks import ALONE, Ranks
 from kedge.training.stopping import Terminated, stopping
+from tests.forking import started_python
 
 
 @pytest.mark.parametrize(("signum", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])
@@ -137,21 +138,36 @@ with stopping() as asked:
         ("mark_command_line()", signal.SIGTERM, 143, ""),
         ("mark_command_line()", signal.SIGINT, 130, ""),
         ("", signal.SIGTERM, 143, "saved\n"),
-        ("", signal.SIGINT, -signal.SIGINT, "saved\n"),
     ],
 )
-def test_a_second_signal_ends_a_command_at_once_and_a_program_by_an_exception(mark, signum, status, left):
+def test_a_second_signal_ends_a_command_at_once_and_a_program_by_an_exception(mark, signum, status, left, tmp_path):
     """A notebook lives on after it, and what was finished is saved."""
-    command = [sys.executable, "-c", STUBBORN.format(mark=mark)]
+    with started_python(STUBBORN.format(mark=mark), output := tmp_path / "output") as process:
+        while not output.exists() or output.read_text() != "ready\n":
+            assert process.is_alive()
+            time.sleep(0.01)
+        assert process.pid is not None
+        os.kill(process.pid, signum)
+        time.sleep(0.3)
+        assert process.is_alive()
+        os.kill(process.pid, signum)
+        process.join(20)
+        assert process.exitcode == status
+        assert output.read_text() == f"ready\n{left}"
+
+
+def test_a_second_ctrl_c_ends_a_program_by_an_exception():
+    """In a process of its own: the interpreter ends itself by the signal that caused a `KeyboardInterrupt`."""
+    command = [sys.executable, "-c", STUBBORN.format(mark="")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signum)
+        process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         assert process.poll() is None
-        process.send_signal(signum)
-        assert process.wait(timeout=20) == status
-        assert process.stdout.read() == left
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == -signal.SIGINT
+        assert process.stdout.read() == "saved\n"
 
 
 def test_a_second_signal_lets_a_save_end_before_it_stops_a_program():

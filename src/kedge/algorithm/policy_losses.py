@@ -211,20 +211,22 @@ class Tokens:
         num_tokens = mask.sum()
         all_ratios = self.log_ratio.detach().exp()
         ratios = all_ratios.masked_fill(~mask, 0.0)
-
-        def share(event: Tensor | None) -> Tensor:
-            return ratios.new_zeros(()) if event is None else (event & mask).to(ratios.dtype).sum() / num_tokens
-
         return PolicyLoss(
             loss=aggregate(losses, mask, **self.averaging),
-            clip_fraction=share(held_by_clip),
+            clip_fraction=self._share(held_by_clip),
             approx_kl=self.kl.detach().sum() / num_tokens,
-            dual_clip_fraction=None if held_by_dual_clip is None else share(held_by_dual_clip),
+            dual_clip_fraction=None if held_by_dual_clip is None else self._share(held_by_dual_clip),
             ratio_mean=ratios.sum() / num_tokens,
             ratio_min=all_ratios.masked_fill(~mask, math.inf).min(),
             ratio_max=ratios.max(),
             num_tokens=num_tokens,
         )
+
+    def _share(self, event: Tensor | None) -> Tensor:
+        """The share of the tokens where a clip is active; 0 without one."""
+        if event is None:
+            return self.log_ratio.new_zeros(())
+        return (event & self.mask).to(self.log_ratio.dtype).sum() / self.mask.sum()
 
 
 def _of_sequences(log_ratio: Tensor, mask: Tensor) -> Tensor:

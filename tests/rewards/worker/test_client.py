@@ -8,7 +8,6 @@ import datetime
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from kedge.rewards.function import CallTimeout
 from kedge.rewards.worker.client import RemoteFunction
 from kedge_base.errors import DataError, NonfiniteScoreError, RewardError
 from kedge_base.workers import codec, process
+from tests.forking import started_python
 from tests.processes import children_with_a_group, members, processes
 
 FUNCTIONS = Path(__file__).with_name("misbehaving.py")
@@ -380,25 +380,25 @@ def test_the_worker_outlives_the_thread_that_started_it(remote):
 )
 def test_the_worker_ends_when_kedge_is_killed(name, tmp_path, request):
     note = tmp_path / "note"
-    program = (
-        "import sys; from kedge.rewards.worker.client import RemoteFunction; from kedge.rewards import Responses\n"
-        "f = RemoteFunction(sys.argv[1]); print(f._worker._process.pid, flush=True)\n"
-        "f.score(Responses(['p'], ['c'], [[1]], [[1]], [True], {'note': [sys.argv[2]]}))\n"
-        "print('scored', flush=True); input()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, f"{FUNCTIONS}:{name}", str(note)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    ) as kedge:
-        worker = int(kedge.stdout.readline())
+    program = f"""
+import time
+from kedge.rewards import Responses
+from kedge.rewards.worker.client import RemoteFunction
+f = RemoteFunction({f"{FUNCTIONS}:{name}"!r})
+print(f._worker._process.pid, flush=True)
+f.score(Responses(["p"], ["c"], [[1]], [[1]], [True], {{"note": [{str(note)!r}]}}))
+print("scored", flush=True)
+time.sleep(60)
+"""
+    with started_python(program, output := tmp_path / "output") as kedge:
+        assert eventually(lambda: output.exists() and output.read_text().count("\n") >= 1, seconds=60.0)
+        worker = int(output.read_text().splitlines()[0])
         request.addfinalizer(lambda: end(worker))
         if name.startswith("hangs"):
             # An idle worker would end by itself: the call must be running when kedge is killed.
             assert eventually(note.exists, seconds=60.0)
         else:
-            kedge.stdout.readline()
+            assert eventually(lambda: "scored" in output.read_text(), seconds=60.0)
         assert members(worker) != []
         kedge.kill()
     assert eventually(lambda: members(worker) == [])

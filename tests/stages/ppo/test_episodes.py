@@ -22,10 +22,9 @@ from kedge_inspect.doctor import diagnose
 from kedge_inspect.page.responses import shown_responses
 from kedge_inspect.record import read_run
 from tests.data.test_turns import UNREAD, calling
-from tests.forking import fork_context
+from tests.forking import fork_context, forked_kedge
 from tests.lab.evaluation.speakers import save_speaker
 from tests.stages.ppo.test_ppo import configure, metrics_without_times
-from tests.stages.ppo.test_ppo import kedge as command
 from tests.tasks.environments import worlds
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
@@ -506,7 +505,7 @@ def test_a_resumed_run_draws_the_same_numbers_in_libraries_that_are_imported_in_
 )
 def test_a_mistake_is_one_line_before_anything_is_made(tmp_path, policy, given, line):
     (tmp_path / "games.jsonl").write_text("".join(json.dumps({"prompt": game}) + "\n" for game in GAMES))
-    done = command(
+    done = forked_kedge(
         "ppo", "--model", policy, "--prompts", "games.jsonl", "--out", "run", "max_new_tokens=40",
         *([] if any("source" in each for each in given) else ["--environment", GUESS]), *given, cwd=tmp_path,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from kedge.runs.claim import claim
 from kedge.training.stopping import Terminated
 from kedge_base.errors import ConfigError, DataError, OutputError, RewardError
 from kedge_base.run_folder.record_format import MEASURED, read_samples
-from tests.forking import fork_context
+from tests.forking import fork_context, forked_python
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time"]
@@ -471,12 +471,18 @@ CALLS: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
+    """A folder for the loops of the next test that no signal interrupts, and the names of those that were made."""
+    return tmp_path_factory.mktemp("whole"), set()
+
+
 @pytest.mark.parametrize(
     ("call", "signum", "error"),
     [*((call, signal.SIGINT, KeyboardInterrupt) for call in CALLS), ("sample", signal.SIGTERM, Terminated)],
 )
 def test_a_signal_ends_the_call_in_which_it_came_and_no_other(
-    policy: Path, tmp_path: Path, call: str, signum: int, error: type[BaseException]
+    policy: Path, whole: tuple[Path, set[str]], tmp_path: Path, call: str, signum: int, error: type[BaseException]
 ) -> None:
     """Whatever the call does, nothing of it or of the signal is left: the run is that without it, to the bit."""
     pressed: list[str] = []
@@ -491,9 +497,9 @@ def test_a_signal_ends_the_call_in_which_it_came_and_no_other(
         press("reward")
         return scored(completions)
 
-    def loop(folder: str, *, interrupted: bool) -> None:
+    def loop(folder: Path, *, interrupted: bool) -> None:
         settings = {**SIZES, "num_updates": 4, "prompts": PROMPTS, "reward": reward}
-        with kedge.PpoTrainer(model=policy, out=tmp_path / folder, **settings) as trainer:
+        with kedge.PpoTrainer(model=policy, out=folder, **settings) as trainer:
             trainer.policy.get_input_embeddings().register_forward_pre_hook(lambda *_: press("policy"))
             for update in trainer.updates():
                 batch = trainer.sample()
@@ -506,9 +512,13 @@ def test_a_signal_ends_the_call_in_which_it_came_and_no_other(
                     batch = trainer.sample()
                 trainer.update(batch)
 
-    loop("whole", interrupted=False)
-    loop("interrupted", interrupted=True)
-    assert_same(tmp_path / "whole", tmp_path / "interrupted")
+    folder, made = whole
+    name = "sampled twice" if call == "sample" else "sampled once"
+    if name not in made:
+        loop(folder / name, interrupted=False)
+        made.add(name)
+    loop(tmp_path / "interrupted", interrupted=True)
+    assert_same(folder / name, tmp_path / "interrupted")
 
 
 def test_an_interrupt_in_save_comes_after_the_model_is_whole(policy: Path, tmp_path: Path) -> None:
@@ -587,8 +597,11 @@ trainer.update(trainer.sample(["The boat"] * 4), [1.0, 0.0, 1.0, 0.0])
 
 @pytest.mark.parametrize("ending", ["", "raise ZeroDivisionError"])
 def test_a_trainer_that_is_never_closed_saves_when_the_process_ends(policy: Path, tmp_path: Path, ending: str) -> None:
-    command = [sys.executable, "-c", FORGETFUL + ending, policy]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    if ending:
+        done = forked_python(FORGETFUL + ending, policy, cwd=tmp_path)
+    else:  # the interpreter's own exit
+        command = [sys.executable, "-c", FORGETFUL, policy]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ("Traceback" in done.stderr, "ignored" in done.stderr) == (bool(ending), False), done.stderr
     left = {path.name for path in (tmp_path / "run").glob("*")}
     assert left >= {"model", "report.html"}
@@ -641,7 +654,7 @@ REFUSED = """
 @pytest.mark.parametrize("child", [REFUSED, "with trainer: pass", "del trainer, batch", "raise ZeroDivisionError"])
 def test_what_a_forked_child_does_changes_nothing_of_the_run(policy: Path, tmp_path: Path, child: str) -> None:
     script = FORKING.replace("{child}", child).replace("[1] == 0", "[1] == 256" if "raise" in child else "[1] == 0")
-    done = subprocess.run([sys.executable, "-c", script, policy], cwd=tmp_path, capture_output=True, text=True)
+    done = forked_python(script, policy, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "ignored" not in done.stderr
     assert [row["update"] for row in rows(tmp_path / "run")] == [1, 2]

@@ -24,7 +24,7 @@ from kedge.stages.ppo import trainer as ppo_trainer
 from kedge.training.pretraining_mix import PretrainingMix
 from kedge_base.errors import ConfigError, DataError, KedgeError, ModelError, OutputError, RewardError
 from kedge_base.run_folder.record_format import MEASURED, read_json_lines, read_samples
-from tests.forking import forked_kedge
+from tests.forking import forked_kedge, started_kedge
 from tests.lab.evaluation.speakers import save_speaker
 from tests.tiny import CHAT_TEMPLATE, FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
@@ -556,20 +556,16 @@ def test_ctrl_c_leaves_a_loadable_model(tmp_path, policy):
     (tmp_path / "reward.py").write_text(REWARD)
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
     command = [
-        sys.executable, "-m", "kedge", "ppo", "--model", str(policy), "--prompts", "prompts.jsonl",
-        "--reward", "reward.py:vowels", "--out", "run", "ppo.num_updates=100000", "rollout.num_prompts=4",
+        "ppo", "--model", policy, "--prompts", "prompts.jsonl", "--reward", "reward.py:vowels", "--out", "run",
+        "ppo.num_updates=100000", "rollout.num_prompts=4",
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    # A shell that runs the tests in the background has them ignore Ctrl-C, and children inherit that.
-    listen: dict[str, Any] = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, **listen
-    ) as process:
+    with started_kedge(*command, cwd=tmp_path, errors=tmp_path / "errors") as process:
         wait_for(lambda: rows_of(tmp_path / "run/metrics.jsonl") >= 2)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in errors
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        process.join(60)
+        assert process.exitcode == 130
+    assert "Traceback" not in (tmp_path / "errors").read_text()
     AutoModelForCausalLM.from_pretrained(tmp_path / "run/model")
 
 

@@ -4,6 +4,7 @@ import difflib
 import json
 import types
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -62,9 +63,10 @@ def section_type(name: str) -> type[Section] | None:
     return section
 
 
-def all_fields() -> Iterator[tuple[str, FieldInfo]]:
+@cache
+def all_fields() -> Iterable[tuple[str, FieldInfo]]:
     """Every field with its dotted name, in the order of the schema."""
-    yield from fields_of(Config)
+    return [*fields_of(Config)]
 
 
 def fields_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -307,12 +307,11 @@ def _message(error: ErrorDetails, name: str) -> str:
             f"{written(name)} is not a field: reward is a source, or sources with their weights, such as "
             f"reward='{{rewards.py:brief: 0.5}}'{meant}"
         )
-    if find_field(name) is None and section_type(name) is None:
+    field = find_field(name)
+    if field is None and section_type(name) is None:
         sections = [] if "." in name else [part for part in Config.model_fields if section_type(part)]
         inner = (f"{dotted}.{part}" for dotted, field in all_fields() for part in parameters_of(field.annotation))
-        known = [*dict(all_fields()), *inner, *sections]
-        return unknown(name, known)
-    field = find_field(name)
+        return unknown(name, [*dict(all_fields()), *inner, *sections])
     expected = accepts(field) if field else "a section of fields"
     return f"{name} must be {expected}; it is {written(error['input'])}"
 
