@@ -145,7 +145,7 @@ class PpoLog:
             **(_reward_error(trainer.roles.reward) if trainer.update == 1 else {}),
             **(describe_truncation(experience) if settings.rollout.max_staleness and use.importance_cap else {}),
             **(describe_masked(experience) if use.importance_band else {}),
-            **batch.metrics(compares_groups=use.advantage.needs == "group"),
+            **batch.metrics(compares_groups=settings.ppo.needs_groups),
             **_control_variate_metrics(use.advantage, experience),
             **result.metrics(),
             **trainer.coefficients.metrics(),
