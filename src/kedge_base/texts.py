@@ -14,7 +14,8 @@ PACKAGE = "package:"
 """Prefix of the name of an installed package that contains a model's GGUF file."""
 
 IN_MEMORY = "python:in_memory"
-"""The entry in `config.yaml` for content that is passed from Python, or to the pipeline as texts."""
+"""Placeholder in `config.yaml` for content that was passed in from Python, or given literally instead of as a file
+name."""
 
 
 _LIBRARY = re.compile(

@@ -128,8 +128,8 @@ class Environments:
     """N environments with the same spaces, each in an episode.
 
     Args:
-        vector: In any of the three modes; closed by `close`.
-        name: For messages.
+        vector: The vectorized environment, in any of Gymnasium's three autoreset modes; `close` closes it.
+        name: Name used in error messages.
         seed: The run's seed; combined with the environment's and the episode's number, it gives the episode's seed.
 
     Attributes:
@@ -138,7 +138,7 @@ class Environments:
         lost: The environments that `load_state_dict` could not restore: they start a new episode.
 
     Raises:
-        EnvError: An environment raises an error, now or later, or returns something unusable.
+        EnvError: An environment raises an error, here or in a later call, or returns something unusable.
     """
 
     def __init__(self, vector: VectorEnv[Any, Any, Any], name: str, *, seed: int = 0) -> None:

@@ -140,17 +140,18 @@ def experience_of(
 ) -> ControlExperience:
     """Compute the experience of a rollout: one pass of policy and critic, then generalized advantage estimation.
 
-    Each piece of an episode is a separate row. The value after its last step is 0 if the episode ended; the value of
-    its final observation if it was cut off; the value of the next observation if the rollout ended.
+    Each piece of an episode is a separate row. The value after its last step is 0 if the episode ended, the value of
+    its final observation if it was truncated, or the value of the next observation if the rollout stopped there.
 
     Args:
         steps: The rollout.
-        policy: With the weights that sampled it.
-        normalization: With the statistics that it was sampled with; the rewards' may be newer.
+        policy: The policy, with the weights that sampled the rollout.
+        normalization: The normalization, with the observation statistics used during sampling; its reward statistics
+            may be newer.
         gamma: Discount γ.
         gae_lambda: λ.
-        micro_batch: Transitions of a forward pass; None for all.
-        sequence_length: Longest row, for a policy with a memory.
+        micro_batch: Transitions per forward pass; None for all at once.
+        sequence_length: Maximum row length, for a policy with memory.
 
     Source: Pardo et al. 2018 (arXiv 1712.00378), truncation; spec §6.25.
     """

@@ -75,7 +75,7 @@ def collect_steps(
     starts = environments.starts.copy()
     act = acting_function(policy, num_envs)
     memory = memory or Memory(policy, num_envs)
-    # Also for an episode that starts because it could not be restored.
+    # This also clears the memory of environments that could not be restored and therefore start a new episode.
     state = blank_where(environments.starts, memory.state)
     before: list[Tensor] = []
     cut_memories: dict[tuple[int, int], Tensor] = {}

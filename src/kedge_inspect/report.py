@@ -56,7 +56,10 @@ def write_report(
 
 
 def leave_report(folder: Path, *, ending: Ending | None = None, advice: Advice = no_advice) -> None:
-    """Write the report of a run that ends; print any error without raising it, so that the run's result is kept."""
+    """Write the report at the end of a run.
+
+    Errors are printed rather than raised, so that a failing report cannot cost the run its result.
+    """
     try:
         write_report([folder], ending=ending, advice=advice)
     except Exception as error:  # a bug in the page must not cost hours of training

@@ -413,7 +413,8 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
         rollout = fitted.rollout(values=False)
         states = actor_critic.value_states(rollout, precision=subject.precision, value_after_last=after_last).float()
     square = 0 if subject.accelerator else 8 * states.shape[1] ** 2  # in the CPU's memory
-    # All states in fp32, half of them again in fp32 and in fp64; sums of both halves and a product; then the solution.
+    # On top of the states themselves, the fit copies half of them in fp32 and fp64, and holds the sums of both halves
+    # and one product. Solving (below) comes after that.
     _allocate(states.nbytes * 3 // 2 + 3 * square)
     del states
     _allocate(SQUARES * square)
@@ -432,7 +433,7 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
 
 
 def _allocate(size: int) -> Tensor:
-    """Allocate `size` bytes without contents."""
+    """Allocate `size` bytes on the meta device: they count toward the plan but take no memory."""
     return Hollow(torch.empty(size, dtype=torch.uint8, device="meta")).clone()
 
 

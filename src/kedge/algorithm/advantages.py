@@ -204,7 +204,7 @@ def tokens_of(mask: Bool[Tensor, "batch time"], inputs: AdvantageInputs) -> Bool
 def _with_returns(
     found: Advantages, rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, value_gae_lambda: float | None
 ) -> Advantages:
-    """Replace the returns by those of another λ, unless it is None."""
+    """Replace the returns with those of a different λ, unless it is None."""
     if value_gae_lambda is None:
         return found
     critics = generalized_advantages(rewards, values, mask, gamma=gamma, gae_lambda=value_gae_lambda)

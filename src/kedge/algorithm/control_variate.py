@@ -26,7 +26,7 @@ NUM_QUARTERS = 4
 """Parts of the prompts: two for the weight of the other two, one to fit it and one to test it."""
 
 ROUNDING = 1e-12
-"""A change of value whose variance is below this share of the mean squares is rounding."""
+"""Share of the mean squares below which the variance of a change of value is only rounding."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def control_weights(
 
 
 def _tested_weight(parts: Float[Tensor, "2 6"]) -> float:
-    """The weight fitted on both parts; 0 if those fitted on one of them do not lower the variance on the other."""
+    """The weight fitted on both parts, or 0 if fitting on one and testing on the other does not reduce the variance."""
     saved = sum(_saved(tested, _weight(fitted)) for fitted, tested in (parts, parts.flip(0)))
     return _weight(parts.sum(0)) if saved > 0 else 0.0
 

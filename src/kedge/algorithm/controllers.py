@@ -18,7 +18,7 @@ def adapt_kl_coef_ziegler(kl_coef: float, kl: float, *, kl_target: float, num_ep
         kl: measured KL per response, nats, e.g. the mean of `sequence_kl`.
         kl_target: target KL per response, nats, > 0.
         num_episodes: responses in the batch of this update.
-        horizon: responses over which β may change by 20 %.
+        horizon: responses over which β may change by 20%.
 
     Raises:
         ConfigError: for a non-finite KL, or a target or horizon that is not above 0.

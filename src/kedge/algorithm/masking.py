@@ -66,7 +66,7 @@ def rounding_of(largest: Float[Tensor, "*shape"], dtype: torch.dtype) -> Float[T
 
     Args:
         largest: The largest absolute value of the numbers, or of the terms that they are sums of.
-        dtype: Their number format when they were computed.
+        dtype: Number format in which the numbers were computed.
     """
     return _ROUNDING_STEPS * torch.finfo(dtype).eps * largest
 

@@ -375,7 +375,7 @@ def own_policy_loss(tokens: Tokens, *, function: Callable[[Tensor, Tensor], obje
     copies.
 
     Raises:
-        ShapeError: the function returns another shape, or a loss without a gradient.
+        ShapeError: the function returns a different shape, or a loss without a gradient.
     """
     log_ratios = tokens.log_ratio if tokens.ratio == "token" else keep_counted(tokens.rho.log(), tokens.mask)
     name = f"ppo.policy_loss: {function_name(function)}"

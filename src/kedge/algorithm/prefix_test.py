@@ -37,7 +37,7 @@ def rank_correlations(
 
     Args:
         first: One number per entry; a constant one has the correlation 0.
-        second: The same; the result is NaN where it is constant or fewer than two entries have a weight.
+        second: Like `first`; the result is NaN where it is constant or fewer than two entries have a weight.
         weights: How often each entry counts: all 1, a subset, or the multiplicities of a resample.
 
     Source: Spearman 1904.
@@ -250,7 +250,7 @@ def _rows_of(numbers: Int[Tensor, " n"]) -> Bool[Tensor, "rows n"]:
 
 
 def _means(returns: Tensor) -> Float[Tensor, " prefixes"]:
-    """Mean returns, in float32's precision, so that the same returns in another order have the same mean."""
+    """Mean returns, in float32's precision, so that the same returns in a different order have the same mean."""
     return returns.nanmean(-1).float().double()
 
 

@@ -32,7 +32,8 @@ def prefix_tree(texts: Sequence[tuple[int, ...]], *, longest: int) -> list[Piece
     first = {text: index for index, text in reversed(list(enumerate(texts)))}
     pieces = dict[tuple[int, ...], Pieces]()
     num_common = 0
-    # Texts in lexicographic order, the pieces of them that are known, and the tokens of these.
+    # Each entry: texts in lexicographic order, the pieces already found for them, and the number of tokens in those
+    # pieces.
     open_ends: list[tuple[list[tuple[int, ...]], Pieces, int]] = [(sorted(first), (), 0)] if first else []
     while open_ends:
         group, before, read = open_ends.pop()

@@ -21,7 +21,8 @@ PENALTIES = tuple(10.0**power for power in range(-7, 2))
 """Ridge penalties that are tried, in units of the features' variance."""
 
 MIN_SPREAD = 1e-12
-"""Features that do not vary have no direction to fit; their weights are 0."""
+"""Floor for the features' variance when the ridge penalties are scaled: features that do not vary give no direction to
+fit, and get weight 0."""
 
 NUM_RESAMPLES = 2_000
 """Bootstrap resamples of the prompts."""
@@ -63,7 +64,7 @@ class ReadoutSums:
 
     @classmethod
     def empty(cls, dim: int) -> ReadoutSums:
-        """The sums of no examples."""
+        """Sums over zero examples, to be added to."""
         none = torch.zeros(dim, dtype=torch.float64)
         return cls(torch.zeros(dim, dim, dtype=torch.float64), none.clone(), none.clone())
 

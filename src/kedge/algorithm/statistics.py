@@ -52,19 +52,19 @@ def win_rate(scores: Sequence[float] | Tensor, others: Sequence[float] | Tensor)
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """Probability that at least one of k of the responses to a prompt is right, without bias.
+    """Unbiased estimate of the probability that at least one of k responses to a prompt is correct.
 
     1 − C(n − c, k) / C(n, k):   the share of the k-subsets that contain a right response
 
     Args:
-        num_samples: n, responses to the prompt.
-        num_right: c, right ones among them.
-        k: Responses that may be tried, 1 ≤ k ≤ n.
+        num_samples: n, the number of responses to the prompt.
+        num_right: c, how many of them are correct.
+        k: Number of responses drawn, 1 ≤ k ≤ n.
 
     Raises:
         ShapeError: k or c is out of range.
 
-    Source: Chen et al. 2021 (arXiv 2107.03374), eq. 1. 1 − (1 − c/n)^k would be biased downwards.
+    Source: Chen et al. 2021 (arXiv 2107.03374), eq. 1. 1 − (1 − c/n)^k would be biased low.
     """
     _check_draw(num_samples, num_right, k)
     return 1 - comb(num_samples - num_right, k) / comb(num_samples, k)

@@ -101,7 +101,8 @@ LONGEST_PART = 200
 """Tokens to decode for display at each end of a long part."""
 
 CONTEXT = 16
-"""Preceding tokens that are decoded together with a part, since SentencePiece drops the space of a first token."""
+"""Number of preceding tokens decoded along with a part, because SentencePiece drops the leading space of the first
+token it decodes."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,10 @@ def _is_whole(lines: list[bytes]) -> bool:
 
 
 def _values(path: Path) -> list[Any]:
-    """The rows of a file that is JSON as a whole; `ValueError` or `RecursionError` if it cannot be parsed."""
+    """Read the rows of a file that is parsed as JSON rather than line by line.
+
+    Raises `ValueError` or `RecursionError` if that fails.
+    """
     with _reading(path) as stream:
         content = stream.read(_LONGEST_FILE + 1)
     if len(content) > _LONGEST_FILE:

@@ -343,7 +343,7 @@ def _linear_layers(body: nn.Module, kept: Collection[nn.Parameter]) -> list[tupl
 
 def _fits(layer: nn.Linear | Conv1D, dtype: FrozenDtype) -> bool:
     """True if a layer can be stored in this number format."""
-    if dtype == "auto":  # GPT-2's layers multiply in another order, which rounds differently
+    if dtype == "auto":  # GPT-2's layers multiply in a different order, which rounds differently
         return isinstance(layer, nn.Linear) and _fits_bf16(layer.weight)
     return dtype != "nf4" or matrix_of(layer).shape[1] % 2 == 0
 

@@ -24,7 +24,8 @@ from kedge_base.errors import ModelError
 HeadInit = Literal["zero", "normal"]
 
 VALUE_HEAD_FILE = "value_head/model.safetensors"
-"""In a subfolder, since vLLM reads every `*.safetensors` next to `config.json` as the policy's weights."""
+"""File of a policy's value head; in a subfolder, since vLLM reads every `*.safetensors` next to `config.json` as the
+policy's weights."""
 LLAMA_FACTORY_FILE = "value_head.safetensors"
 
 MAX_SHOWN = 4
@@ -36,11 +37,12 @@ the ends, where its expectation would miss the scalar; with a narrower one, dist
 learn slowly.
 """
 NEW_SPREAD = 1 / 4
-"""The same for a new head, which has no values to keep: nearly uniform. In short runs, 1/16 needed twice as many
-updates as 1/4 to reach the returns; a uniform start needed as many as 1/4.
+"""Standard deviation of a new head's histogram, relative to the support: nearly uniform, as it has no values to keep.
+In short runs, 1/16 needed twice as many updates as 1/4 to reach the returns; a uniform start needed as many as 1/4.
 """
 MARGIN = 0.05
-"""A new head starts at 0, or as close to 0 as possible while this share of the support's width away from its ends."""
+"""Minimum distance of a new head's initial value from the ends of the support, as a share of its width; the value is 0
+where that allows it."""
 
 
 class HistogramHead(nn.Module):
@@ -68,7 +70,7 @@ class HistogramHead(nn.Module):
         self.bins = bins
         self.weight = nn.Parameter(torch.zeros(bins.num_bins, in_features, device=device))
         self.bias = nn.Parameter(torch.zeros(bins.num_bins, device=device))
-        # Saved, so that a head is never loaded with another support.
+        # Saved, so that a head is never loaded with a different support.
         self.register_buffer("support", torch.tensor([float(bins.low), float(bins.high)], device=device))
 
     @torch.no_grad()
@@ -117,7 +119,7 @@ def initialize_head(head: ValueHead, init: HeadInit) -> ValueHead:
     """Initialize a head in place: weights 0, or normal with std 1/√(d+1); the bias is 0 in both cases.
 
     A histogram head starts from such a scalar head, with a wide spread, and is shifted so that zero weights give the
-    value 0. If 0 is outside the support or close to one of its ends, it starts at the value 5 % inside that end.
+    value 0. If 0 is outside the support or close to one of its ends, it starts at the value 5% inside that end.
 
     Source: spec §3.8 (N+), §7.34.
     """
@@ -137,7 +139,7 @@ def initialize_head(head: ValueHead, init: HeadInit) -> ValueHead:
 def find_head(
     folder: Path, *, trunk: str, own: Collection[str], ignored: Collection[str] = (), width: int
 ) -> nn.Linear | None:
-    """Find the head that another library saved with a model under another name; None unless there is exactly one.
+    """Find the head that another library saved with a model under a different name; None unless there is exactly one.
 
     OpenRLHF names it `value_head`, TRL `v_head.summary`, and LLaMA-Factory saves the latter in a separate file, so the
     head is recognized by its shape.
@@ -257,7 +259,7 @@ def load_value_head(head: ValueHead, source: str | Path) -> bool:
     A histogram head adopts the values of a saved scalar head. The reverse, and other bins, are rejected.
 
     Raises:
-        ModelError: The saved head has another width, other bins, or non-finite weights.
+        ModelError: The saved head has a different width, different bins, or non-finite weights.
     """
     path = value_head_file(source)
     if path is None:

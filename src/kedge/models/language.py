@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 ValueGradient = Literal["trunk", "head"]
 
 ROUNDING = 1e-6
-"""Numbers with a smaller relative spread count as equal."""
+"""Relative spread below which numbers count as equal."""
 
 PROBED_LOGIT = 30.0
 """Scale of the largest logit, as in a trained model, for comparing logits with the model's own."""
 FORBIDDEN_LOGIT = -1e9
-"""Finite, so that p·log p of a forbidden token is 0 and not NaN; exp(−1e9) is 0 in every format."""
+"""Logit of a forbidden token. It is finite, so that p·log p is 0 and not NaN; exp(−1e9) is 0 in every format."""
 MAX_LOGITS = 2**24
 """Maximum logits in memory at a time, 64 MiB in float32. More are computed in chunks, and recomputed in the backward
 pass.
@@ -514,8 +514,8 @@ class ActorCritic(nn.Module):
 
         Args:
             rollout: The rows.
-            precision: See `forward`.
-            value_after_last: See `forward`.
+            precision: Number format of the matrix products.
+            value_after_last: Also return the value of the state after the last action; see `forward`.
         """
         reading = _Reading.of(rollout, after_last=value_after_last)
         with autocast(precision, self.device):

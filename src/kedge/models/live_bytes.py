@@ -222,7 +222,7 @@ class LiveBytes(TorchDispatchMode):
         return False
 
     def hold(self, tensors: Iterable[Tensor], label: Label | None = None, *, share: float = 1.0) -> int:
-        """Count tensors that exist already, or give them another label.
+        """Count tensors that exist already, or give them a different label.
 
         Args:
             tensors: The tensors.
@@ -242,7 +242,7 @@ class LiveBytes(TorchDispatchMode):
         return self._known[_storage(tensor)._cdata][1]
 
     def rename(self, old: Label, new: Label) -> None:
-        """Change a label of live tensors to another."""
+        """Change a label of live tensors to a different one."""
         self._known = {
             key: (tensor, new if label == old else label, size) for key, (tensor, label, size) in self._known.items()
         }

@@ -134,7 +134,7 @@ def _with_own_heads(base: PreTrainedModel) -> PreTrainedModel:
 
 
 def _on_trunk_of(base: PreTrainedModel, other: PreTrainedModel) -> Loaded | None:
-    """Put a model of another class on a base's trunk; None if their trunks differ.
+    """Put a model of a different class on a base's trunk; None if their trunks differ.
 
     Args:
         base: The base.
@@ -168,8 +168,8 @@ class _Body:
         base: The source; for an adapter, its base.
         start: The adapter, if the source is one and was not merged.
         on_base: Other models may share its weights.
-        adapter: See `LoadOptions`.
-        ranks: See `LoadOptions`.
+        adapter: Settings of the adapter to train; see `LoadOptions`.
+        ranks: The ranks that load the model.
     """
 
     loaded: Loaded
@@ -222,7 +222,7 @@ def _load_body(
     ranks: Ranks = ALONE,
     **settings: Any,
 ) -> _Body:
-    """Load a model; the arguments are those of `load_language_model`, and further ones of `from_pretrained`."""
+    """Load a model; the arguments are those of `load_language_model`, and additional ones of `from_pretrained`."""
     if bases is None and adapter is not None:
         bases = Bases(trust_remote_code=trust_remote_code)
     device = torch.device(device) if bases is None else bases.place(device)
@@ -281,8 +281,8 @@ def load_language_model(
     Args:
         source: The folder or hub id.
         tokenizer: Its tokenizer.
-        value_head: See `LanguageModel`.
-        bins: See `LanguageModel`.
+        value_head: Add a zero-initialized value head; see `LanguageModel`.
+        bins: The bins of a value head that predicts a histogram; None for a scalar head.
         **options: See `LoadOptions`.
 
     Raises:

@@ -20,7 +20,7 @@ from kedge_base.version import __version__
 
 CARD = "README.md"
 ORIGIN_FILE = "kedge.json"
-"""In a model's folder. It marks models that kedge made, also on the hub."""
+"""File in a model's folder that marks models that kedge made, also on the hub."""
 
 MAX_BYTES = 2**20
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

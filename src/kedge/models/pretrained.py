@@ -151,8 +151,8 @@ def _unread(model: PreTrainedModel, unexpected: Collection[str], missing: Collec
 
     - parts that the model lacks altogether, such as a pooler, a vision tower or another head
     - constants
-    - layers after the last one, which predict further tokens
-    - weights of a part whose own weights are not in the files, such as another kind of head: those count as missing
+    - layers after the last one, which predict additional tokens
+    - weights of a part whose own weights are not in the files, such as a different kind of head: those count as missing
     """
     parts = dict(model.named_modules())
     buffers = dict(model.named_buffers())
@@ -263,7 +263,7 @@ def check_weight_files(source: str) -> None:
     """Reject a folder that has only pickles, or an index that refers to anything but safetensors files in the folder.
 
     Raises:
-        ModelError: See above.
+        ModelError: The folder is rejected.
     """
     pickles = sorted(Path(source).glob("pytorch_model*.bin"))
     if pickles and not any(Path(source).glob("model*.safetensors*")):

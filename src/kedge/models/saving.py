@@ -103,8 +103,8 @@ def save_model(
     Args:
         model: The model. `source_settings` are those of its source; see `disable_dropout`.
         folder: Output folder.
-        weights: See `save_policy`.
-        final: See `save_policy`.
+        weights: Weights to save instead of the model's; see `save_policy`.
+        final: Whether the model is a result rather than a checkpoint; see `save_policy`.
     """
     source: dict[str, Any] = getattr(model, "source_settings", {})
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(source.get("dtype"))) if final else None
@@ -121,7 +121,7 @@ def save_model(
 
 
 def _rounded(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Convert weights to another number format in host memory; shared tensors remain shared."""
+    """Convert weights to a different number format in host memory; shared tensors remain shared."""
     rounded: dict[tuple[int, torch.Size], Tensor] = {}
     for tensor in weights.values():
         key = (tensor.data_ptr(), tensor.shape)
@@ -176,7 +176,7 @@ def save_scalar_model(
         folder: Output folder; it appears only once complete.
         card: The model card.
         weights: Weights to save instead of the model's; empty for a folder without weights.
-        final: See `save_policy`.
+        final: Whether the model is a result rather than a checkpoint; see `save_policy`.
 
     Raises:
         OutputError: The system refuses; an existing folder is kept.
@@ -386,7 +386,7 @@ def _fill_from_shards(model: PreTrainedModel, folder: Path) -> None:
     """Load the weights from shards into a model, one at a time.
 
     Raises:
-        ModelError: One is missing, or has another shape.
+        ModelError: One is missing, or has a different shape.
     """
     places = json.loads((folder / SHARDED_WEIGHTS).read_bytes())
     groups = {

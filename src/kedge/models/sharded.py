@@ -18,7 +18,10 @@ from kedge_base.errors import ModelError
 
 
 def can_be_sharded(model: LanguageModel | ScalarModel) -> bool:
-    """True if each pass calls the model's trunk exactly once, as collective passes of all ranks require."""
+    """True if every forward pass calls the model's trunk exactly once.
+
+    Sharding needs this because all ranks must run each pass together.
+    """
     return model.trunk is not None and model.trunk.takes_one_pass
 
 

@@ -36,7 +36,7 @@ class _Turns:
         thread: A single thread, so work is done in the order in which it was started.
         works: Work that may be under way.
         current: The policy's current weights, read on demand.
-        version: Their version.
+        version: The version of `current`.
         published: The version that the engine has.
         copied: The version of `copy`.
         copy: The weights that the newest work samples with.

@@ -22,7 +22,7 @@ class CentralEngine:
     Args:
         engine: The engine; None on the other ranks.
         ranks: The ranks.
-        is_exact: See `Engine`.
+        is_exact: Whether the engine's log probabilities and values equal the trainer's; see `Engine`.
         device: The device of the rollouts.
     """
 

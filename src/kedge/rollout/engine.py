@@ -68,7 +68,7 @@ class Engine(Protocol):
         ...
 
     def with_sampling(self, *, max_new_tokens: int, temperature: float) -> Engine:
-        """Return the engine with another length limit and temperature.
+        """Return the engine with a different length limit and temperature.
 
         Args:
             max_new_tokens: The longest response, in tokens.

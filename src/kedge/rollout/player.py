@@ -170,7 +170,7 @@ class Player:
     Args:
         environment: The environment.
         limits: The limits of an episode.
-        by_turn: See `EnvironmentReward`.
+        by_turn: Place each turn's reward at the turn's last token; see `EnvironmentReward`.
         say: Prints a line to the user about the policy's chat template.
     """
 

@@ -21,10 +21,10 @@ class Request:
 
     Attributes:
         prompts: The prompt of each row; for a conversation, its initial tokens.
-        seeds: See `GenerateOptions`.
-        groups: See `GenerateOptions`.
-        policy_version: See `GenerateOptions`.
-        dialogue: See `GenerateOptions`.
+        seeds: One seed per row; see `GenerateOptions`.
+        groups: Number of each row's prompt; see `GenerateOptions`.
+        policy_version: Number of updates that the policy has completed; see `GenerateOptions`.
+        dialogue: Answers the policy; see `GenerateOptions`.
     """
 
     prompts: list[Sequence[int]]

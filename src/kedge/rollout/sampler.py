@@ -90,7 +90,7 @@ class Sampler:
         return torch.tensor(self.stop_tokens, dtype=torch.long, device=self.model.device)
 
     def with_sampling(self, *, max_new_tokens: int, temperature: float) -> Sampler:
-        """Return a sampler of the same policy with another length limit and temperature; see `Engine`."""
+        """Return a sampler of the same policy with a different length limit and temperature; see `Engine`."""
         return replace(self, max_new_tokens=max_new_tokens, temperature=temperature)
 
     @torch.no_grad()
@@ -146,7 +146,7 @@ class Sampler:
         request = table.request
         if request.dialogue is not None:
             for row, prompt in zip(rows, request.dialogue.open(rows), strict=True):
-                request.prompts[row] = prompt  # an environment may open in another way the second time
+                request.prompts[row] = prompt  # an environment may open differently the second time
         while rows:
             at_once = self.adaptive.rows  # which the last batch may have halved again
             self._sample_batch(table, rows[:at_once])

@@ -286,8 +286,10 @@ def date_before(folder: Path) -> str | None:
 
 
 def _placed(settings: T, out: str | None, folder: Path) -> T:
-    """Make paths inside the chain's folder independent of its location and spelling in some settings: a chain's stages
-    name each other's models and data.
+    """Replace the path of the chain's folder with a placeholder throughout `settings`.
+
+    The stages of a chain refer to each other's models and data. With the placeholder, their settings compare equal
+    after the folder is moved or its path is spelled differently.
     """
     chain = os.path.join(os.path.dirname(os.path.expanduser(out or "")), "")
     if not chain or not is_run(folder.resolve().parent):

@@ -344,7 +344,7 @@ def _rendered(policy: Policy, prompt: Prompt) -> Prompt:
 def written_responses(
     prompts: Sequence[Prompt], completions: list[str], stopped: list[bool], tokenizer: PreTrainedTokenizerBase
 ) -> Responses:
-    """Encode texts as responses: references, or responses of a policy with another tokenizer."""
+    """Encode texts as responses: references, or responses of a policy with a different tokenizer."""
     return Responses(
         prompts=[prompt.text for prompt in prompts],
         completions=completions,

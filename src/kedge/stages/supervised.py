@@ -38,9 +38,10 @@ class SupervisedInputs(Generic[Model, RecordT]):
         model: The model to train.
         tokenizer: Its tokenizer.
         split: The records, split into training and held-out records.
-        order: The order of records from weighted sources; None for successive passes over the data.
+        order: Returns the order of the records in a pass over weighted sources, given the pass's number; None for
+            successive passes over the data.
         num_steps: Number of optimizer steps in the run.
-        zeroed: Texts that get a mean score of 0.
+        zeroed: Demonstrations on which the trained reward model's scores are shifted to average 0.
     """
 
     model: Model
@@ -133,7 +134,7 @@ def train_model(
         prompts: Prompts that it is trained on.
         num_steps: Number of optimizer steps.
         shown: Names of the metrics in the progress display.
-        order: See `TrainingSettings`.
+        order: Returns the order of the records in a pass; see `TrainingSettings`.
         callback: The user's function, called after each step.
         planned: The planned memory, which is compared with the measured peak.
         trained: The model that the callback receives; None for the one in checkpoints.

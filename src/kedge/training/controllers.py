@@ -21,7 +21,7 @@ class Controllers:
     Attributes:
         kl: The controller of β: `fixed`, Ziegler's, or Schulman's (the PPO paper's).
         kl_target: Target KL to the reference, nats per response.
-        horizon: Responses over which Ziegler's controller may change β by 20 %; None chooses them by the run's length.
+        horizon: Responses over which Ziegler's controller may change β by 20%; None chooses them by the run's length.
         wait_fraction: Share of the policy's updates before β first changes.
         num_policy_updates: Updates that train the policy.
         responses_per_update: Responses in each.

@@ -73,7 +73,7 @@ NORMAL = 1.4826
 """Ratio of standard deviation to median absolute deviation of a normal distribution."""
 
 SMALLEST_SPREAD = 0.01
-"""Lower bound of the spread, so that rounding errors in a nearly constant history do not count as spikes: 1 % of a
+"""Lower bound of the spread, so that rounding errors in a nearly constant history do not count as spikes: 1% of a
 norm, 0.01 of a loss."""
 
 
@@ -196,7 +196,7 @@ class Guard:
         self._evidence = experience
         self._refuse(find_in_experience(experience))
         if int(experience.rollout.policy_version.min()) < self._update - 1:
-            # These were sampled with older weights, so the probabilities differ.
+            # The responses were sampled with older weights, so the probabilities differ.
             self._ratios_start_at_1 = experience.recomputed_logprobs is None
             return
         logprobs = experience.rollout.logprobs
@@ -233,7 +233,7 @@ class Guard:
         return False
 
     def forget_steps(self) -> None:
-        """Forget the spike history, because the next steps train other parameters on another loss."""
+        """Forget the spike history, because the next steps train other parameters on a different loss."""
         if self.spikes:
             self.spikes.clear()
 

@@ -63,7 +63,7 @@ class Terms:
 
     Attributes:
         loss: The share of the total loss.
-        metrics: By name, on the device.
+        metrics: The share of each metric by name, on the device.
     """
 
     loss: Tensor

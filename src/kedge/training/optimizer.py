@@ -83,9 +83,9 @@ def build_optimizer(
         weight_decay: Decoupled decay per unit of learning rate, ≥ 0; applied to matrices only, not to norms and biases.
         head_parameters: Parameters of an output layer, to train at their own rate: a new head has further to go.
             `set_learning_rate` gives the unit of its outputs.
-        head_rate: Their learning rate as a multiple of the others', throughout the schedule.
+        head_rate: Learning rate of `head_parameters` as a multiple of the others', throughout the schedule.
         critic_parameters: A critic's parameters, if it shares no gradient with the policy: `set_learning_rate` can give
-            them another rate, and their gradient is clipped separately.
+            them a different rate, and their gradient is clipped separately.
         inner_matrices: Parameters for muon: matrices of layers, without embeddings, output layers and heads.
         offload: Keep the state in host memory between steps; see `HostState`.
 

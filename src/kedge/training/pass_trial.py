@@ -43,7 +43,7 @@ def find_tokens(
         budget: Tokens per pass; set here if adaptive.
         lengths: Tokens per row.
         run_pass: Makes a forward and backward pass over some rows.
-        optimizer: Of the trained parameters.
+        optimizer: The optimizer of the trained parameters.
         ranks: All of them get the smallest number that one of them finds. With sharded weights none is looked for.
 
     Raises:

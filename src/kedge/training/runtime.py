@@ -27,7 +27,8 @@ M_MMAP_MAX = -4
 KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """Environment variables of the two caches, read at the first product."""
 KEPT_KERNELS = 32
-"""Enough for the shapes of a training pass and of sampling with its few rows; a kernel takes a millisecond."""
+"""Capacity of each cache in kernels, enough for the shapes of a training pass and of sampling with its few rows. A
+kernel takes a millisecond."""
 CGROUP_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 PHASES = {"rollout": "sampling", "reward": "scoring", "train": "the update"}
 """Display names of phases that are named differently in the code."""

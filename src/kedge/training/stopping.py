@@ -18,7 +18,7 @@ GRACE_SECONDS = 20.0
 """Time in which the current update must stop or finish after a signal, before it is cut short."""
 
 RANKS_GRACE_SECONDS = 8.0
-"""The same with several ranks, which launchers kill after 30 seconds, including the time for saving."""
+"""Grace period with several ranks, which launchers kill after 30 seconds, including the time for saving."""
 
 ANNOUNCEMENTS = () if sys.platform == "win32" else (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals for a lost connection, and those that clusters send before the end, such as Slurm's `--signal=USR1@60`."""
@@ -38,7 +38,7 @@ class Stopping:
         ranks: The ranks that stop together.
 
     Attributes:
-        ranks: The same.
+        ranks: The ranks that stop together.
         was_agreed: All ranks stop in the same place.
         was_raised: The block has been stopped, and is saving what it has.
         at_once: A single process stops wherever it is, since the block has changed nothing yet.
@@ -80,8 +80,8 @@ class Stopping:
         """Stop the run here if it was requested of any rank; all ranks call this in the same places.
 
         Raises:
-            KeyboardInterrupt: On Ctrl-C.
-            Terminated: On another signal.
+            KeyboardInterrupt: The signal was Ctrl-C.
+            Terminated: It was a different signal.
         """
         signum = self.ranks.largest(self._signal or 0)
         self.was_agreed = bool(signum)
@@ -129,7 +129,7 @@ def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE, *, at_onc
     Args:
         grace_seconds: Seconds from the signal to the interruption; None for the usual time.
         ranks: The ranks that stop together.
-        at_once: See `Stopping`.
+        at_once: Stop a single process wherever it is, since the block has changed nothing yet.
     """
     stop = Stopping(ranks)
     stop.at_once = at_once

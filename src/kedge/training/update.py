@@ -57,7 +57,7 @@ def _combine(reduce: Reduction, one: Tensor, other: Tensor) -> Tensor:
 
 
 def reduce_steps(steps: Sequence[Mapping[str, float]], reductions: Mapping[str, Reduction]) -> dict[str, float]:
-    """Reduce each metric over all steps; `mean` unless `reductions` has another entry."""
+    """Reduce each metric over all steps; `mean` unless `reductions` says otherwise."""
     names: Iterable[str] = steps[0] if steps else ()
     extremes = {"max": max, "min": min}
     reduced: dict[str, float] = {}
@@ -73,8 +73,8 @@ class EpochPass:
     """Log probabilities and entropies of all actions during one epoch; NaN for rows not yet visited.
 
     Attributes:
-        logprobs: Under the weights at the row's minibatch, nats.
-        entropies: Of the action's distribution, nats.
+        logprobs: Log probabilities under the weights at the row's minibatch, in nats.
+        entropies: Entropies of the actions' distributions, in nats.
         visited: The rows that this rank has visited.
     """
 
@@ -109,12 +109,12 @@ class UpdateResult:
         critic_steps: The metrics of every step that trained the critic alone.
         num_gradients: Gradients of the total loss that were computed: of the steps taken, and of one that was refused
             or exceeded the KL limit.
-        num_critic_gradients: The same of the critic alone.
+        num_critic_gradients: Gradients of the value term alone that were computed.
         stopped_early: The approximate KL exceeded its limit; the policy's remaining steps were skipped.
         refused: `check_step` refused a step, and the remaining steps were skipped; or there was nothing to train on.
-        distance_moved: See the function with this name; None if it was not measured.
+        distance_moved: Result of the function with this name; None if it was not measured.
         reused_first_pass: The epochs reused the forward pass from which the experience was collected.
-        learning_rates: That of the policy, `learning_rate`, and that of a `critic` with a separate one.
+        learning_rates: The policy's, as `learning_rate`, and the critic's, as `critic`, if it has a separate one.
     """
 
     steps: list[dict[str, float]] = field(default_factory=list)
@@ -171,7 +171,7 @@ def ppo_update(
 
     Args:
         learner: Evaluates the policy and the critic.
-        optimizer: Of the learner's parameters.
+        optimizer: The optimizer of the learner's parameters.
         experience: The batch.
         objective: The total loss.
         num_epochs: K.
@@ -188,7 +188,7 @@ def ppo_update(
 
     Raises:
         ConfigError: Only the critic is to be trained, and the learner has no critic.
-        NumericsError: From `check_step`; by default if a loss or gradient is not finite. The step was not taken.
+        NumericsError: Raised by `check_step`, by default if a loss or gradient is not finite. The step was not taken.
 
     Source: PPO algorithm 1; spec §6.31–33.
     """
@@ -216,18 +216,18 @@ def ppo_update(
 class Steps(Generic[B]):
     """Takes the optimizer steps of an update and records them.
 
-    Once a step is refused, or the KL limit has ended the policy's steps and there is no critic, further epochs do
-    nothing.
+    Once a step is refused, or the KL limit has ended the policy's steps and there is no critic, additional epochs
+    do nothing.
 
     Attributes:
-        learner: See `ppo_update`.
-        optimizer: See `ppo_update`.
-        experience: See `ppo_update`.
-        objective: See `ppo_update`; steps that train only the critic only use its value term.
-        max_grad_norm: See `ppo_update`.
-        early_stop_kl: See `ppo_update`.
-        extra_loss: See `ppo_update`.
-        check_step: See `ppo_update`.
+        learner: Evaluates the policy and the critic.
+        optimizer: The optimizer of the learner's parameters.
+        experience: The batch.
+        objective: The total loss; steps that train only the critic use only its value term.
+        max_grad_norm: Maximum gradient norm; see `ppo_update`.
+        early_stop_kl: Target of the approximate KL; see `ppo_update`.
+        extra_loss: An additional loss, added to every step.
+        check_step: Called before each step; False refuses the step and ends the update.
         result: The result so far.
     """
 

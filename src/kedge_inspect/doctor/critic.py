@@ -74,7 +74,7 @@ CRITIC_METRICS = (
     "reward/score_std",
 )
 NEEDED = ("value/explained_variance", "value/mean", "value/returns_mean", "value/returns_std|reward/score_std")
-"""The metrics among these that every verdict on a critic needs."""
+"""The metrics that every verdict on a critic needs."""
 
 
 @dataclass(frozen=True)
@@ -267,8 +267,8 @@ def value_clip_binding(
 
     Try: Raise `ppo.value_clip_range` fivefold.
 
-    Threshold: Half of the values late in the run. A warning; serious if the mean value is a standard deviation away
-    from the mean return.
+    Threshold: At least half of the values are clipped late in the run. A warning, or serious if the mean value is at
+    least one standard deviation of the returns away from the mean return.
     """
     critic = _critic(run, explained, mean, returns)
     if critic is None or clipped.late < BINDING:
@@ -302,7 +302,7 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
     Threshold: Values with three times the standard deviation of the returns, at which the explained variance is −3 at
     best; in score units, returns with a standard deviation above 5 or below 0.05, or a mean value more than a standard
     deviation from the mean return. Serious; a warning if the returns are too small. With a histogram, instead of the
-    unit: 5 % of the returns outside the support, a warning, serious from half of them on; or bins twice as wide as the
+    unit: 5% of the returns outside the support, a warning, serious from half of them on; or bins twice as wide as the
     standard deviation of the returns, a note.
     """
     critic = _critic(run, explained, mean, returns)
@@ -441,7 +441,7 @@ def critic_worse_than_prompt_mean(run: RunRecord) -> Symptom | None:
     Try: Train the critic more, as for [dead_critic](#dead_critic); or compare with groups of that size
     (`--preset rloo`).
 
-    Threshold: The 95 % interval of the difference, over resampled prompts, is below 0 in the last check after update 8
+    Threshold: The 95% interval of the difference, over resampled prompts, is below 0 in the last check after update 8
     or later. A note; a warning if the interval of `critic/explained_variance` reaches down to 0, serious if that of
     `critic/pairs_across` reaches down to chance.
     """
@@ -480,7 +480,7 @@ def critic_blind_within_prompts(run: RunRecord) -> Symptom | None:
     Try: Train the critic for longer, or compare with an advantage from groups of responses, such as RLOO's (`--preset
     rloo`).
 
-    Threshold: The 95 % interval includes ½ in the last check after update 8 or later, and a perfect critic would reach
+    Threshold: The 95% interval includes ½ in the last check after update 8 or later, and a perfect critic would reach
     0.6 or more despite the noise of the continuations. A note.
     """
     check = _last_check(run)

@@ -13,8 +13,9 @@ MOSTLY = 0.5
 
 CONTRADICTED = 0.25
 MOSTLY_CONTRADICTED = 0.5
-"""Share of pairs with another winner in the other order. A judge that flips a coin contradicts itself in half of them;
-GPT-4 does in about a third (Zheng et al., arXiv 2306.05685, table 2).
+"""Thresholds of a warning and of a serious finding: the share of pairs with a different winner in the other order. A
+judge that flips a coin contradicts itself in half of them; GPT-4 does in about a third (Zheng et al., arXiv 2306.05685,
+table 2).
 """
 
 ENOUGH_PAIRS = 20
@@ -25,7 +26,7 @@ LONGER_WINS = 0.7
 
 UNJUDGED = 0.1
 HALF_UNJUDGED = 0.5
-"""Share of the responses without a score or decision."""
+"""Thresholds of a warning and of a serious finding: the share of responses without a score or decision."""
 
 FEW_STOPPED = 0.5
 """Share of responses that end with a stop token, below which most judged responses are cut off."""
@@ -66,7 +67,7 @@ def win_rate_undecided(run: RunRecord, rate: Mapping[str, Any], judged: float) -
 
     Try: Judge more prompts (the finding estimates how many), or report that no difference was found.
 
-    Threshold: The interval of 95 % includes 50%: a note.
+    Threshold: The 95% interval includes 50%: a note.
     """
     if not rate["low"] <= 0.5 <= rate["high"]:
         return None
@@ -114,10 +115,10 @@ def mostly_ties(run: RunRecord, tied: float, judged: float) -> Symptom | None:
     **{**RESULT, "fits": lambda run: run.setting("evaluate.judge_mode") == "pairwise"},
 )
 def judge_contradicts_itself(run: RunRecord, bias: Mapping[str, float]) -> Symptom | None:
-    """Seen: The share of pairs with another winner in the other order (a tie is not a winner), and how often the
+    """Seen: The share of pairs with a different winner in the other order (a tie is not a winner), and how often the
     response shown first wins.
 
-    Try: A stronger judge, or other instructions for it. The report shows these pairs.
+    Try: A stronger judge, or different instructions for it. The report shows these pairs.
 
     Threshold: 25% of the pairs is a warning, 50%, the share of a coin, is serious. Only for
     `evaluate.judge_mode=pairwise`.

@@ -205,7 +205,7 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
 
     Args:
         record: The run so far.
-        advice: See `diagnose`.
+        advice: Looks up the configuration's text about a field; see `diagnose`.
     """
     symptoms = [(each, each.find(record)) for each in look_of(record.stage).rules or RULES]
     found = {rule.name: (rule, symptom) for rule, symptom in symptoms if symptom is not None}
@@ -251,7 +251,7 @@ def _finding(run: RunRecord, rule: Rule, symptom: Symptom, movers: _Movers, advi
         rule: The rule.
         symptom: Its symptom.
         movers: The changes of rules with better evidence; this rule's are added.
-        advice: See `diagnose`.
+        advice: Looks up the configuration's text about a field; see `diagnose`.
     """
     steps = [symptom.advice] if symptom.advice else []
     fields: list[str] = []

@@ -14,10 +14,11 @@ from kedge_inspect.record import RunRecord
 
 LONGER = 1.4
 MUCH_LONGER = 1.75
-"""Growth of the responses. The demo's grow by a quarter to a third, since summaries that omit something are short."""
+"""Thresholds of a warning and of a serious finding: the length of the responses, relative to the start. The demo's grow
+by a quarter to a third, since summaries that omit something are short."""
 
 SHORTER = 0.5
-"""The shrinkage of the responses."""
+"""Length of the responses, relative to the start, up to which a negative correlation with the score is a finding."""
 
 CORRELATED = 0.5
 """Correlation of score and length at which length explains a quarter of the score's variance. Reward models of human
@@ -29,7 +30,8 @@ LITTLE_ELSE = 0.9
 
 REPETITIVE = 0.1
 VERY_REPETITIVE = 0.2
-"""Rise in the share of repeated 4-grams. Natural short text has almost none."""
+"""Thresholds of a warning and of a serious finding: the rise in the share of repeated 4-grams. Natural short text has
+almost none."""
 
 LOST_GAIN = 0.25
 """Share of a judge's best gain that it may lose again: its curve is flat near the maximum, and the highest of many
@@ -40,7 +42,7 @@ HELD_OUT: dict[str, str] = dict.fromkeys(("eval/win_rate", "eval/score"), "measu
 """Metrics of the evaluations during a run that serve as judges."""
 
 FEWER_STOPS = 0.25
-"""Fall in the share of responses that stop."""
+"""Smallest fall in the share of responses that stop that is reported."""
 
 
 def _while_score_rises(score: Series) -> str:
@@ -59,8 +61,8 @@ def hacking_by_length(run: RunRecord, score: Series, length: Series, correlation
 
     Try: Add a length penalty to the reward, or train the reward model on pairs of equal length; triple `ppo.kl_coef`.
 
-    Threshold: A correlation of 0.5 (reward models of human preferences have 0.3 to 0.5) with 40 % longer responses: a
-    warning; 75 % is serious. The demo's grow by a quarter to a third. Likewise a correlation of −0.5 and half the
+    Threshold: A correlation of 0.5 (reward models of human preferences have 0.3 to 0.5) with 40% longer responses: a
+    warning; 75% is serious. The demo's grow by a quarter to a third. Likewise a correlation of −0.5 and half the
     length: serious; but a note if functions alone score, since they may ask for short responses, unless the correlation
     is −0.9.
     """

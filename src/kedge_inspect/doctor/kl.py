@@ -24,15 +24,17 @@ from kedge_inspect.resolved import charges_kl, has_kl_in_loss, learns_from_teach
 
 FAR_PER_TOKEN = 0.5
 TOO_FAR_PER_TOKEN = 1.0
-"""KL to the reference, nats per token: at 1 the policy makes each token e times as likely as the reference does. The
-demo ends at 0.08, story runs of 60 updates at 0.2 to 0.5, and runs that broke at 1.2 or more."""
+"""Thresholds of a warning and of a serious finding: the KL to the reference, in nats per token. At 1 the policy makes
+each token e times as likely as the reference does. The demo ends at 0.08, story runs of 60 updates at 0.2 to 0.5, and
+runs that broke at 1.2 or more."""
 
 FAR = 10.0
 TOO_FAR = 20.0
-"""KL to the reference, nats per response. Short responses can be memorized within few nats, which is not a problem."""
+"""Thresholds of a warning and of a serious finding: the KL to the reference, in nats per response; the KL per token
+must also exceed its threshold. Short responses can be memorized within few nats, which is not a problem."""
 
 EXTREME = 2.0
-"""Multiple of these limits that is a finding without any history."""
+"""Multiple of `TOO_FAR` and `TOO_FAR_PER_TOKEN` that is a finding without any history."""
 
 OFF_TARGET = 3.0
 """KL relative to its controller's target at which the controller has lost control."""
@@ -120,7 +122,7 @@ students of docs/family.md are at about half after the twelve updates that the r
 """
 
 CLOSE = 0.01
-"""Nats per token: the policy equals the teacher, except for rounding and the noise of the estimate."""
+"""KL in nats per token at which the policy equals the teacher, except for rounding and the noise of the estimate."""
 
 PATIENCE = 12
 
@@ -172,7 +174,7 @@ def _net_loss(run: RunRecord) -> str:
 def _hold_back(run: RunRecord, kl: Series, per_token: float) -> tuple[Remedy, ...]:
     """Suggest smaller steps if the KL jumped, or a larger β if it crept up."""
     target = run.setting("ppo.kl_controller.target") if _is_controlled(run) else None
-    # Far from its target, a controller needs another initial β; near it, it would undo the change.
+    # Far from its target, a controller needs a different initial β; near it, it would undo the change.
     stronger = stronger_kl(run) if target is None or kl.late > OFF_TARGET * target else (LOWER_TARGET,)
     if kl.values[min(len(kl) - 1, 3)] <= kl.late / 2:
         return *stronger, SMALLER_STEPS
@@ -219,7 +221,8 @@ def _charge_for_drift(run: RunRecord, gain: float) -> Iterable[Remedy]:
         return (LOWER_TARGET,)
     if gain <= 0:  # of constant scores
         return stronger_kl(run)
-    # At this β the first nats of a drift cost a quarter of the gain, which is 1 in units of normalized advantages.
+    # Choose β so that a drift of `DRIFTED` nats costs a quarter of the gain. With normalized advantages, count the gain
+    # as 1.
     worth = 1.0 if run.setting("ppo.advantage") == "grpo" or not weighs_scores(run) else gain
     return stronger_kl(run, set_to("ppo.kl_coef", float(f"{worth / DRIFTED / 4:.2g}"), "too_low"))
 
@@ -285,7 +288,8 @@ NOTHING = 0.01
 
 DOUBLED = 2.0
 RISEN = 1.3
-"""Risen entropy relative to its start; healthy runs stay below 1.1."""
+"""Thresholds of a serious finding (with an entropy bonus) and of a warning: the entropy, relative to its start. Healthy
+runs stay below 1.1."""
 
 RISEN_NATS = 0.1
 """Smallest rise, in nats per token: doubling a tiny KL is harmless."""
@@ -308,7 +312,7 @@ def no_exploration(run: RunRecord, nats: Series, length: Series) -> Symptom | No
     """Seen: A response's entropy, `policy/entropy` × `response/length`, is low from the start, and the score does not
     rise.
 
-    Try: Raise `rollout.temperature` to 1, or by 30 % if it is there already; `ppo.entropy_coef=0.001`, or triple it.
+    Try: Raise `rollout.temperature` to 1, or by 30% if it is there already; `ppo.entropy_coef=0.001`, or triple it.
 
     Threshold: An early entropy below log 2 nats: fewer than two likely responses per prompt. Serious.
     """
@@ -436,7 +440,7 @@ def entropy_rising(run: RunRecord, entropy: Series) -> Symptom | None:
     Try: Lower `ppo.entropy_coef` to a tenth, or a higher `ppo.entropy_target` to the start; without a bonus, lower
     `ppo.learning_rate` to a third.
 
-    Threshold: 30 % and 0.1 nats per token above the start; healthy runs stay below 10 %. A warning; serious if the
+    Threshold: 30% and 0.1 nats per token above the start; healthy runs stay below 10%. A warning; serious if the
     entropy doubles under an entropy bonus. Not with a scheduled `rollout.temperature`, which the entropy follows.
     """
     # A bonus that is far too large acts within the first three updates.

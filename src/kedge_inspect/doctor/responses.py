@@ -12,7 +12,7 @@ from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, combine, f
 from kedge_inspect.record import RunRecord
 
 TRUNCATED = 0.1
-"""Share of truncated responses that is reported: N+ has 2 to 5 %."""
+"""Share of truncated responses that is reported: N+ has 2 to 5%."""
 
 FEW_STOP = 0.5
 NONE_STOP = 0.1
@@ -27,7 +27,8 @@ NEARLY_CONSTANT = 1e-3
 
 REPEATED = 0.8
 MOSTLY_REPEATED = 0.4
-"""Share of distinct prompts in an update. A file with fewer prompts than an update needs repeats them."""
+"""Thresholds of a warning and of a serious finding: the share of distinct prompts in an update. A file with fewer
+prompts than an update needs repeats them."""
 
 
 MORE_TOKENS = scale("rollout.max_new_tokens", 2.0)
@@ -110,7 +111,7 @@ def truncated_at_cap(run: RunRecord, stops: Series, longest: Series) -> Symptom 
 
     Try: Double `rollout.max_new_tokens`.
 
-    Threshold: A tenth of the responses, or of the episodes (N+ has 2 to 5 %): a warning. With a separate score for a
+    Threshold: A tenth of the responses, or of the episodes (N+ has 2 to 5%): a warning. With a separate score for a
     missing stop token, serious if more than half are truncated from the first update on, and a note if they were and it
     is a tenth or fewer at the end. Without one, a note if hardly any response stopped at first.
     """
@@ -259,8 +260,8 @@ def duplicated_prompts(run: RunRecord, distinct: Series) -> Symptom | None:
 
     Try: Add prompts to `data.prompts` and remove duplicates; halve `rollout.num_prompts`.
 
-    Threshold: 0.8 or less is a warning, below 0.4 serious. Runs with an environment are not checked: with another seed,
-    a prompt opens another episode.
+    Threshold: 0.8 or less is a warning, below 0.4 serious. Runs with an environment are not checked: with a different
+    seed, a prompt opens a different episode.
     """
     if distinct.late > REPEATED:
         return None
@@ -273,8 +274,9 @@ def duplicated_prompts(run: RunRecord, distinct: Series) -> Symptom | None:
 
 MANY = 0.05
 FAR_TOO_MANY = 0.2
-"""Share of a source's rows. One in twenty is the default of data.max_rejected_fraction, so a run above it was told to
-continue; where a fifth is missing, the rest is another data set: without its long rows, or without one of its files."""
+"""Thresholds of a note and of a warning: the share of a source's rows that were rejected. One in twenty is the default
+of data.max_rejected_fraction, so a run above it was told to continue; where a fifth is missing, the rest is another
+data set: without its long rows, or without one of its files."""
 
 MOST_REASONS = 3
 """Maximum number of reasons that are named."""
@@ -295,8 +297,8 @@ def rows_dropped(run: RunRecord) -> Symptom | None:
     Try: Raise the limit that the reason names (`data.max_prompt_tokens`, `data.max_length`), or cut long prompts with
     `data.truncate=keep_end`; for other reasons see `rejected.jsonl`.
 
-    Threshold: 5 % of the rows of one kind of data is a note, 20 % a warning. A run stops by default at
-    `data.max_rejected_fraction`, 5 %. Every stage.
+    Threshold: 5% of the rows of one kind of data is a note, 20% a warning. A run stops by default at
+    `data.max_rejected_fraction`, 5%. Every stage.
     """
     shares = {role: _share(usage) for role, usage in run.data.items() if isinstance(usage, Mapping)}
     many = [role for role, share in shares.items() if share >= MANY]

@@ -38,8 +38,9 @@ MANY_LOST = 0.1
 
 MANY_UNSCORED = 0.1
 MOSTLY_UNSCORED = 0.5
-"""Share of responses for which the reward returns None on purpose. At a tenth, the error of an update's mean grows by
-5 %; at half, by 40 %, and half of the sampling is wasted."""
+"""Shares of responses deliberately left unscored (the reward returned None) above which the doctor notes it and warns
+about it, respectively. With 10% unscored, the standard error of an update's mean grows by 5%; with 50%, by 40%, and
+half of the sampling is wasted."""
 
 PATIENCE = 12
 """Updates after which a score should have improved; the demo's has after three."""
@@ -51,7 +52,7 @@ LOST = 0.5
 """Fall of the mean score, in the same unit, that is not noise, so that the policy is worse than at the start."""
 
 FAR_BELOW = 3.0
-"""Fall of the mean score within too few updates for a trend."""
+"""Fall of the mean score, in standard deviations of the scores, that is a finding even without a trend."""
 
 SATURATED = 0.1
 """Standard deviation of the scores, relative to the start, at which nearly all responses score the same."""
@@ -109,8 +110,8 @@ def responses_unscored(run: RunRecord, unscored: Series) -> Symptom | None:
     Try: Check that `None` is meant: the policy learns nothing from such a response, so a bad one needs a low score. If
     it is, raise `rollout.num_prompts`.
 
-    Threshold: A tenth of the responses is a note, half of them a warning: the error of an update's mean grows by 5 %
-    and 40 %.
+    Threshold: A tenth of the responses is a note, half of them a warning: the error of an update's mean grows by 5%
+    and 40%.
     """
     failed = _dropped(run)
     none = sum(max(0.0, count - failed[update]) for update, count in unscored.items)
@@ -406,7 +407,7 @@ def prompts_memorized(run: RunRecord, score: Series, held_out: Series) -> Sympto
     """Seen: `reward/score_mean` rises, and `eval/score` on held-out prompts rises much less, or falls.
 
     Try: More prompts in `data.prompts`; if there are none, halve `ppo.num_updates`, which means fewer passes over them.
-    Compare like with like: held-out prompts of another kind show the same.
+    Compare like with like: held-out prompts of a different kind show the same.
 
     Threshold: Held-out prompts gain less than half of what the training prompts do in the updates with an evaluation,
     and the difference is more than three standard errors. A warning; serious if they gain nothing. Not with

@@ -85,8 +85,8 @@ class Symptom:
     """A rule's finding in one run.
 
     Attributes:
-        severity: See `Finding`.
-        seen: See `Finding`.
+        severity: How serious it is; see `Finding`.
+        seen: The figures that show it; see `Finding`.
         remedies: Fields to change, the most promising first.
         advice: Actions other than changing fields.
     """
@@ -141,7 +141,7 @@ class Rule:
             docstring is the documentation.
         needs: Metrics without which the rule cannot clear a run. Of `one|other`, one is enough; the check then reads
             them itself.
-        also: Further metrics that it reads; `NAME` is the name of a reward term.
+        also: Additional metrics that it reads; `NAME` is the name of a reward term.
         figures: Results in `summary.json`, numbers or intervals, without which there is nothing to check.
         early: Checks for it if the run lacks the series, the figures or anything else.
         updates: Minimum number of updates with the metrics.

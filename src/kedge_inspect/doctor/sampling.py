@@ -24,7 +24,8 @@ def _beyond_rounding(run: RunRecord) -> tuple[str, Series] | None:
     bound = MAX_RATIO.get(run.facts.get("precision", ""), MAX_RATIO["bf16"])
     measured = {between: read(run, name, at_least=1) for name, between in RATIOS.items()}
     if ages := read(run, "policy/staleness", at_least=1):
-        # Other weights have other probabilities, so only updates sampled with their own weights are compared.
+        # Different weights assign different probabilities, so only compare updates whose responses were sampled with
+        # the weights being trained.
         names = ["policy/sampler_ratio_max"]
         if run.setting("ppo.old_logprobs") == "sampler":
             names.append("policy/first_ratio_max")
@@ -74,20 +75,20 @@ def sampler_trainer_mismatch(run: RunRecord) -> Symptom | None:
 
 
 SCORING_SHARE = 0.5
-"""Share of an update's time spent on scoring."""
+"""Share of an update's time from which scoring dominates it."""
 
 SHORT_UPDATE = 0.5
-"""Seconds; shorter updates are fast enough, regardless of what dominates them."""
+"""Duration in seconds below which an update is fast enough, regardless of what dominates it."""
 
 WARMUP = 2
-"""First updates: memory is allocated once and kept."""
+"""Number of first updates that are ignored, because they allocate memory once and keep it."""
 
 GROWTH = 0.15
 GROWTH_GIB = 0.1
 """Relative and absolute growth that counts as a leak: caches and longer responses need less."""
 
 STEADY = 0.7
-"""Share of updates with growth: a leak grows nearly every time, a cache once in a while."""
+"""Share of updates with growth that makes it steady: a leak grows nearly every time, a cache once in a while."""
 
 SINGLE_STEP = 0.5
 """Share of the total growth that one update may cause: the longest batch so far allocates its memory once."""
@@ -133,7 +134,7 @@ def memory_growing(run: RunRecord) -> Symptom | None:
     Try: Look for data that a reward function or a callback accumulates. Until then, stop and `--resume`, which frees
     the memory.
 
-    Threshold: 15 % and 0.1 GiB more than after the first two updates, with growth in 7 of 10 updates, less than half of
+    Threshold: 15% and 0.1 GiB more than after the first two updates, with growth in 7 of 10 updates, less than half of
     it in a single one, and the second half growing at least 0.65 times as much as the first; caches level off instead.
     A warning.
     """
@@ -163,7 +164,7 @@ def _leaks(held: Series) -> bool:
 
 
 TRUNCATED = 0.05
-"""Share of tokens with a truncated importance weight, whose correction is biased."""
+"""Share of tokens with a truncated importance weight above which the correction is too biased."""
 
 EFFECTIVE = 0.5
 """Effective share of the tokens below which half of the sampling is wasted."""
@@ -196,7 +197,7 @@ def rollout_too_old(run: RunRecord, share: Series) -> Symptom | None:
 
     Try: Lower `rollout.max_staleness`; lower `ppo.learning_rate`.
 
-    Threshold: In the last quarter of the run, more than 5 % of the weights truncated, or an effective share of the
+    Threshold: In the last quarter of the run, more than 5% of the weights truncated, or an effective share of the
     tokens below one half. A warning.
     """
     truncated = read(run, "policy/sampler_truncated")

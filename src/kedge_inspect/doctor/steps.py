@@ -195,7 +195,8 @@ learning rate gives 0.3, a hundred times 7.
 
 USUAL_CLIPPED = 0.07
 USUAL_MOVED = 0.01
-"""Target of the suggested learning rate. The clip fraction grows with the learning rate, the KL with its square."""
+"""Clip fraction and KL that the suggested learning rate aims at. The clip fraction grows with the learning rate, the KL
+with its square."""
 
 LEAST_FACTOR = 0.1
 """Smallest factor for the learning rate: the effects of large steps predict little about small ones."""
@@ -213,7 +214,7 @@ NEAR = 0.1
 """KL to the reference, nats per response, of a policy that is still the reference."""
 
 MANY_EPOCHS = 4
-"""Epochs in all language-model papers; if a run has more, they are the first thing to reduce."""
+"""Maximum number of epochs in language-model papers; if a run has more, they are the first thing to reduce."""
 
 
 def clips_sequences(run: RunRecord) -> bool:
@@ -296,8 +297,8 @@ def steps_too_large(run: RunRecord, clipped: Series, moved: Series) -> Symptom |
     present one; `ppo.schedule={linear: 0.1}` if the first updates go furthest; `ppo.early_stop_kl=0.02`. After a single
     update of more than 1 nat per token at most 0.001, the highest of small models.
 
-    Threshold: More than 20 % clipped tokens or 0.05 nats per token is a warning, 35 % or 0.2 nats serious. N+ has 0 to
-    7 % and 0 to 0.008 nats, like kedge's healthy runs; small models tolerate 25 % at first. At 0.05 nats the typical
+    Threshold: More than 20% clipped tokens or 0.05 nats per token is a warning, 35% or 0.2 nats serious. N+ has 0 to
+    7% and 0 to 0.008 nats, like kedge's healthy runs; small models tolerate 25% at first. At 0.05 nats the typical
     ratio is 1.4, twice as far as the clip range of 0.2. With `ppo.ratio=sequence`, which clips half of the responses
     after a small step, only the KL counts. A single update of more than 1 nat per token is also serious, as a policy
     that has collapsed cannot move later. As serious as what such steps do to the policy (stops_at_once,
@@ -403,7 +404,7 @@ def _takes_steps(run: RunRecord) -> bool:
 def _frozen(run: RunRecord) -> Symptom | None:
     """Symptom of a policy that still equals the reference in a run whose ratios are always 1.
 
-    Its distance never exceeds that of a single update that is too small. Another reference than the initial policy, or
+    Its distance never exceeds that of a single update that is too small. A reference other than the initial policy, or
     rounding in bf16, hides it.
     """
     kl = read(run, "objective/kl", at_least=MIN_TREND, of_policy=True)
@@ -435,10 +436,11 @@ NUM_FIRST = 2
 
 CLIPPED = 0.15
 MOVED = 0.05
-"""Clip fraction, and KL in nats per token, of one update. N+ stays below 0.07 and 0.008."""
+"""Clip fraction, and KL in nats per token, above which one update moves too far. N+ stays below 0.07 and 0.008."""
 
 RATIO = 50.0
-"""Largest ratio: a token has become 50 times as likely, or its probability was nearly 0, in one update."""
+"""Largest ratio of a token above which one update moves too far: it has become 50 times as likely, or its probability
+was nearly 0."""
 
 MOST = 0.5
 """Largest factor on the learning rate."""
@@ -459,9 +461,9 @@ def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Sy
     the present one. If the critic is the cause, a third of `ppo.critic_learning_rate`, of `ppo.value_head_rate` or,
     without either, of `ppo.learning_rate`; and `ppo.value_warmup_updates=5`.
 
-    Threshold: 15 % clipped tokens, 0.05 nats per token, a ratio of 50, or an explained variance of −1 in the second
+    Threshold: 15% clipped tokens, 0.05 nats per token, a ratio of 50, or an explained variance of −1 in the second
     update, no better than unrelated values, unless its returns have less than a tenth of the first's standard
-    deviation. The tasks in `bench/defaults/RESULTS.md` have up to 5 % and 0.005 nats at the preset's learning rate. The
+    deviation. The tasks in `bench/defaults/RESULTS.md` have up to 5% and 0.005 nats at the preset's learning rate. The
     clip fraction does not count with `ppo.ratio=sequence`. A running run says so once, after its first or second
     update, as a warning. From the fourth update on it is a note, or [steps_too_large](#steps_too_large) if the next
     updates are as large.

@@ -15,7 +15,7 @@ from kedge_inspect.record import RunRecord
 OVERFITTED = 0.03
 BADLY_OVERFITTED = 0.15
 """Relative rise of the held-out loss above its minimum. It is measured five times in a run on the same rows, so little
-of it is noise. The demo's rises by 0.4 % at most."""
+of it is noise. The demo's rises by 0.4% at most."""
 
 RISEN = 0.2
 """Relative rise of the training loss above the first batch's: batches differ by less."""
@@ -50,7 +50,7 @@ def overfitting(run: RunRecord, held_out: Series) -> Symptom | None:
 
     Try: Train on more data; halve the epochs; lower the learning rate to a third.
 
-    Threshold: 3 % above its minimum is a warning, 15 % serious. The demo's rises by 0.4 % at most.
+    Threshold: 3% above its minimum is a warning, 15% serious. The demo's rises by 0.4% at most.
     """
     best = min(held_out.values)
     last = held_out.values[-1]
@@ -83,7 +83,7 @@ def loss_rising(run: RunRecord, loss: Series) -> Symptom | None:
 
     Try: Lower the learning rate to a tenth; double the warm-up, or start with one.
 
-    Threshold: 20 % of the first batch's and three standard errors above that, or above the first three; batches differ
+    Threshold: 20% of the first batch's and three standard errors above that, or above the first three; batches differ
     by less. Serious.
     """
     if all(move <= max(RISEN * loss.first, SIGNIFICANT * error) for move, error in map(loss.since, (1, WINDOW))):
@@ -107,7 +107,7 @@ CHECK_LABELS = "check that `chosen` is the better response and that the annotato
 
 
 def _learn_more(run: RunRecord) -> Iterator[Remedy]:
-    """Suggest another learning rate and more epochs, unless the model has memorized its training data."""
+    """Suggest a different learning rate and more epochs, unless the model has memorized its training data."""
     if overfitting.find(run) is None:
         yield _other_rate(run)
         yield scale("reward_model.num_epochs", 2.0)
@@ -253,8 +253,8 @@ def critic_explains_nothing(run: RunRecord, explained: Mapping[str, Any]) -> Sym
     the training `loss` rises or gradients spike more than once in a hundred steps, but neither with
     [overfitting](#overfitting).
 
-    Threshold: 5 %: with less, the advantages vary as they would without a critic. Serious; a warning if the interval
-    reaches 5 %.
+    Threshold: 5%: with less, the advantages vary as they would without a critic. Serious; a warning if the interval
+    reaches 5%.
     """
     if explained["value"] >= LITTLE:
         return None

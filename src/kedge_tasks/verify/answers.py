@@ -170,7 +170,7 @@ def _gsm8k_answer(answer: object) -> Quantity:
 
 
 def _number_answer(answer: object) -> Quantity:
-    # The digits of a float as they are written: 0.1 is a tenth.
+    # `str` gives a float the digits it was written with, so 0.1 is read as exactly one tenth.
     is_text = isinstance(answer, str) or (not isinstance(answer, bool) and isinstance(answer, (int, float)))
     found = whole_quantity(str(answer)) if is_text else None
     if found is None:

@@ -88,7 +88,8 @@ def _read_tests(tests: Any, imported_by: Any, setup_code: Any) -> Tests:
     defined = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
     reader = _Reader({name for each in imports for name in _bound(each)}, defined)
     theirs = [each for each in setup if isinstance(each, (ast.ClassDef, *_IMPORTS))]
-    # Code that calls the program must run before the assertions.
+    # Any other statement may call the program, so it has to run before the assertions, and they cannot be reduced to a
+    # call and its expected value.
     is_simple = all(isinstance(each, (ast.FunctionDef, *_IMPORTS)) for each in ours)
     read = [ast.unparse(reader.read(each)) for each in ours]
     assertions: list[Assertion] = []

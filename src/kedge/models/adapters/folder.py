@@ -99,7 +99,7 @@ class AdapterFolder:
         self._ignored = WRAPPED
         named = str(settings["base_model_name_or_path"])
         given, beside = Path(os.path.expanduser(named)), folder / os.path.expanduser(named)
-        # Another ../base may exist relative to the working directory.
+        # A different ../base may exist relative to the working directory.
         is_model = any((given / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
         self.base = str(beside) if not is_model and os.path.isdir(beside) else named
         if os.path.isabs(os.path.expanduser(self.base)) and not os.path.isdir(os.path.expanduser(self.base)):
@@ -325,7 +325,7 @@ def fill_lora(present: Mapping[str, Tensor], weights: Mapping[str, Tensor], adap
         adapter: The adapter.
 
     Raises:
-        ModelError: A matrix has another shape.
+        ModelError: A matrix has a different shape.
     """
     for name in (each for each in weights if ".lora_" in each):
         if weights[name].shape != present[name].shape:

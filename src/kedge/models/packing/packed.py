@@ -32,7 +32,7 @@ MIN_FILL: Final = 0.7
 MOST_SEEN: Final = 2**26
 """Maximum elements of the mask of a rectangle for rows of several prompts, on an accelerator."""
 MASK_STEP: Final = 16
-"""CUDA's attention copies a mask at every call unless its rows begin at multiples of this many elements."""
+"""Multiple of elements to which a mask's rows are padded, since CUDA's attention otherwise copies it at every call."""
 Spans: TypeAlias = tuple[slice, ...]
 """The tokens of a pass that make up a prompt, piece by piece."""
 
@@ -191,7 +191,7 @@ class Packed:
 
         Args:
             rows: The rows.
-            rests: See `_Arranged`.
+            rests: The pieces that rests continue, and the rests' lengths; see `_Arranged`.
             dtype: Number format of the attention.
             device: The kind of device to arrange them for.
         """
@@ -360,7 +360,7 @@ def attention_dtype(states: Tensor, device: str) -> torch.dtype:
 
 
 class Gather(torch.autograd.Function):
-    """Select distinct states: from a rectangle back to tokens, or tokens in another order.
+    """Select distinct states: from a rectangle back to tokens, or tokens in a different order.
 
     The backward pass of `index_select` would accumulate, since it cannot know that no state is selected twice.
     """
@@ -440,7 +440,7 @@ def _arrange(row_lengths: Sequence[int], prompts: Sequence[Pieces]) -> _Arranged
 
     Args:
         row_lengths: Tokens of each row, longest first.
-        prompts: See `TokenRows`.
+        prompts: The pieces of each row's prompt; see `TokenRows`.
     """
     chains = _shared_pieces(prompts)
     if not any(chains):
@@ -730,7 +730,7 @@ class PackedDecoder:
         prompts: One per row.
         max_new_tokens: Maximum number of steps.
         shares: Read the common start of all prompts, such as the system prompt of a chat template, only once.
-        arranged_for: See `packed_states`.
+        arranged_for: The kind of device that the passes are arranged for; see `packed_states`.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ TOLERANCE = 1e-4
 errors were at most 2e-5, and errors from a wrong mask, position or state at least 1e-4.
 """
 GRADIENT_SCALE = 10.0
-"""The error of gradients may be this many times that of states."""
+"""Ratio of the allowed error of gradients to that of states."""
 LONGEST = 16
 """Tokens of the longest trial row, longer than the convolutions in recurrent layers."""
 
@@ -100,7 +100,7 @@ class Trial:
         """Run rows of at most `longest` tokens through a model's own forward pass.
 
         Raises:
-            ModelError: The pass fails, or two equal passes differ.
+            ModelError: The pass fails, or two passes over the same rows give different results.
         """
         rows = trial_rows(model, longest=longest)
 
@@ -194,7 +194,7 @@ def trial_rows(model: PreTrainedModel, *, longest: int = LONGEST, ending: int | 
 
 @torch.no_grad()
 def relative_error(ours: Float[Tensor, "*vectors dim"], theirs: Float[Tensor, "*vectors dim"]) -> float:
-    """The largest relative error (L2) of a vector; infinite for another shape or NaN."""
+    """The largest relative error (L2) of a vector; infinite for a different shape or NaN."""
     if ours.shape != theirs.shape:
         return math.inf
     error = (ours - theirs).float().norm(dim=-1)

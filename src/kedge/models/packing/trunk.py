@@ -45,7 +45,7 @@ DECODERS: tuple[DecoderKind, ...] = ("padded", "grouped")
 Precision = Literal["fp32", "bf16"]
 
 MIN_CPU_WIDTH = 256
-"""Below this hidden size, casting to bf16 on a CPU costs more than the faster products save."""
+"""Hidden size below which casting to bf16 on a CPU costs more than the faster products save."""
 ROOM_SHARE = 1 / 8
 """Share of the free memory that copies of frozen weights may take."""
 

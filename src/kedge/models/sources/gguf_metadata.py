@@ -67,7 +67,7 @@ def check_kind(stated: Mapping[str, Any]) -> None:
     """Reject a file that does not contain a full model.
 
     Raises:
-        ModelError: It is an adapter, another kind of file, or one part of several.
+        ModelError: It is an adapter, a different kind of file, or one part of several.
     """
     if (kind := stated.get("general.type", "model")) != "model":
         raise ModelError(f"its general.type is {kind}; expected a model (kedge reads adapters in PEFT's format alone)")

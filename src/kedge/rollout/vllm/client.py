@@ -28,7 +28,7 @@ class ServerGone(Exception):
 
 
 class ServerRefused(Exception):
-    """The server is running and answered with an error, which another try would not change."""
+    """The server is running and answered with an error, which a retry would not change."""
 
 
 class Client:

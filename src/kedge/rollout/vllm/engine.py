@@ -21,9 +21,9 @@ from kedge_base.errors import EngineError
 GENERATE = "inference/v1/generate"
 """vLLM's endpoint for tokens in, tokens out."""
 FORBIDDEN_BIAS = -100.0
-"""Added to a forbidden token's logit; vLLM's limit. exp(−100) is 4e-44."""
+"""Bias added to a forbidden token's logit, the lowest that vLLM accepts. exp(−100) is 4e-44."""
 SEED_MASK = 2**32 - 1
-"""PyTorch's CPU generator uses 32 bits of a seed."""
+"""Mask that keeps the lowest 32 bits of a seed, since PyTorch's CPU generator uses no more."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class VllmEngine:
         return False
 
     def with_sampling(self, *, max_new_tokens: int, temperature: float) -> VllmEngine:
-        """Return an engine on the same servers with another length limit and temperature; see `Engine`."""
+        """Return an engine on the same servers with a different length limit and temperature; see `Engine`."""
         settings = replace(self.settings, max_new_tokens=max_new_tokens, temperature=temperature)
         return replace(self, settings=settings)
 

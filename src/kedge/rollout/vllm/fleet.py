@@ -26,7 +26,7 @@ from kedge_base.errors import EngineError
 from kedge_base.machine.durable import replaced_folder
 
 SHARD_BYTES = 2 * 2**30
-"""Tensors are copied to the CPU and written to files of this size, to avoid a second copy of the model in memory."""
+"""Size in bytes from which copied tensors are written to a file, to avoid a second copy of the model in memory."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Fleet:
     """Servers that sample with the last published weights.
 
     Args:
-        servers: At least one.
+        servers: The servers; at least one.
         dtype: Number format of the weights in the files.
         scratch: Folder for the files that servers read; it is removed at the end.
         max_restarts: Maximum number of consecutive restarts of a server without an answer in between.

@@ -67,7 +67,7 @@ class ServerOptions:
         dtype: Number format of weights and activations.
         memory: Share of the device's memory.
         devices: Value of CUDA_VISIBLE_DEVICES; None leaves it.
-        arguments: Further arguments, as in a shell.
+        arguments: Additional arguments, as in a shell.
         start_timeout: Seconds within which it must answer.
         trust_remote_code: Run Python code that comes with the model.
         eager: Disable compilation: the server starts faster and samples more slowly.
@@ -111,7 +111,7 @@ class ServerOptions:
     def environment(self) -> dict[str, str]:
         """The trainer's environment, with the plugin's folder and the routes for weight updates."""
         added = {
-            "PYTHONPATH": str(PLUGIN),  # instead of kedge's own: its packages are for another environment
+            "PYTHONPATH": str(PLUGIN),  # instead of kedge's own: its packages are for a different environment
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",

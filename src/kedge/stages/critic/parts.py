@@ -79,7 +79,7 @@ class Part:
 class PartStore:
     """The parts in a folder, with their hashes and those of the models and data that they were sampled with.
 
-    Parts from another policy, reward or data set, and those after a damaged one, are sampled again.
+    Parts from a different policy, reward or data set, and those after a damaged one, are sampled again.
 
     Args:
         folder: The folder.

@@ -141,7 +141,7 @@ class Sampled:
         returns: All responses.
         train_rows: Row numbers to train on.
         held_out_rows: Row numbers to evaluate on.
-        figures: Further figures for `summary.json`.
+        figures: Additional figures for `summary.json`.
     """
 
     returns: SampledReturns

@@ -76,8 +76,8 @@ def load_actor_critic(
             load_saved_head(config, run, policy, tokenizer)
             is_new = False
         elif head is not None and load_value_head(head, source):
-            # It may have been trained on another reward; in units of the returns, its values are fitted to the first
-            # returns.
+            # It may have been trained on a different reward; in units of the returns, its values are fitted to the
+            # first returns.
             if not run.resumed:
                 say(f"the critic continues with the value head that is saved with {source}")
         elif head is not None:
@@ -182,7 +182,7 @@ def load_saved_head(config: Config, run: Run, policy: LanguageModel, tokenizer: 
     """Load the value head that `ppo.critic_init` names into a policy that has the weights it was fitted to.
 
     Raises:
-        ModelError: The model saved with the head is not the policy, or the head has another width.
+        ModelError: The model saved with the head is not the policy, or the head has a different width.
     """
     source = config.ppo.critic_init
     assert policy.value_head is not None

@@ -39,7 +39,7 @@ class Batch:
             with a shared critic.
         stopped: True if the response ended with a stop token, False if it was cut off.
         groups: The number of each response's prompt.
-        rollout: The same as padded tensors.
+        rollout: The responses as padded tensors.
     """
 
     prompts: list[str]
@@ -188,10 +188,10 @@ class Reader:
             prompts: One per response.
             responses: Texts, token ids, or parts.
             done: Number of updates that the policy has completed.
-            logprobs: See `PpoTrainer.batch`.
-            stopped: See `PpoTrainer.batch`.
-            groups: See `PpoTrainer.batch`.
-            policy_version: See `PpoTrainer.batch`.
+            logprobs: Log probabilities of each response's tokens; see `PpoTrainer.batch`.
+            stopped: True if the response ended with a stop token; see `PpoTrainer.batch`.
+            groups: The number of each response's prompt; see `PpoTrainer.batch`.
+            policy_version: Number of updates that the policy had completed; see `PpoTrainer.batch`.
 
         Raises:
             DataError: A prompt or response cannot be used.

@@ -395,8 +395,8 @@ class Costs:
             evaluated: The models that needed a separate forward pass for old log probabilities and values.
             num_passes: Number of epochs with gradients of the total loss; can be a fraction.
             train_policy: False if only the critic was trained.
-            num_critic_passes: Number of further epochs of the critic alone; can be a fraction. For a shared head they
-                are forward passes through the trunk.
+            num_critic_passes: Number of additional epochs of the critic alone; can be a fraction. For a shared head
+                they are forward passes through the trunk.
             num_readings: Number of forward passes after the epochs.
             shares_prompts: Policy, critic and reference read what rows begin with once.
         """

@@ -114,9 +114,9 @@ def opened_updates(
         run: The run, opened.
         has_prompts: False for a run that gets its prompts later.
         stop: Set by signals that the caller listens to; None to listen here.
-        callback: See `run_ppo`.
-        on_update: See `run_ppo`.
-        planned: See `run_ppo`.
+        callback: Called after each update; see `run_ppo`.
+        on_update: Called after each update with its number and all models; see `run_ppo`.
+        planned: The planned memory; see `run_ppo`.
     """
     config = run.config
     check_ahead(config, run)

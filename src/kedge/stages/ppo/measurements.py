@@ -138,7 +138,7 @@ class Measurements:
         return {"start": self._start, "scores": self._start_scores, "compared": self._compared}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`, except for entries from other prompts, another judge or another reward."""
+        """Restore a `state_dict`, except for entries from other prompts, or from a different judge or reward."""
         known = state["compared"]
         changed = {name for name, value in self._compared.items() if known[name] != value}
         wins_changed = changed - {"reward"}
@@ -369,7 +369,7 @@ def sample_prefixes(
         trainer: Samples, scores and evaluates as in training.
         prompts: The prompts.
         num_prefixes: Number of prefixes per prompt; a response of one token gets no prefix.
-        num_continuations: Number of continuations per prefix, and of further responses per prompt.
+        num_continuations: Number of continuations per prefix, and of additional responses per prompt.
         policy_version: Number of updates that the policy has completed.
         first_prompt: Number of the first prompt, for prompts that are sampled in several parts.
 
@@ -385,7 +385,7 @@ def sample_prefixes(
     draws = torch.rand(len(groups), generator=stream(settings.seed, *name, "cuts"), dtype=torch.float64)
     cuts = 1 + (draws * (lengths - 1)).long()
     cut_rows = (lengths > 1).nonzero().squeeze(1)
-    # The further responses of a prompt continue an empty prefix; they come first.
+    # Additional responses to a prompt are continuations of an empty prefix; their rows come first.
     rows = torch.cat([torch.arange(len(prompts)) * num_prefixes, cut_rows]).repeat_interleave(num_continuations)
     starts = torch.cat([torch.zeros(len(prompts), dtype=torch.long), cuts[cut_rows]]).repeat_interleave(
         num_continuations

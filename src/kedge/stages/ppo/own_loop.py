@@ -63,9 +63,9 @@ class PpoTrainer:
     optional.
 
     With `prompts`, `sample()` draws from them as `kedge.ppo` does; with `reward`, `update(batch)` scores with it.
-    Settings that cannot take effect in such a loop are rejected: sampling ahead (`rollout.max_staleness`), further
-    rounds of sampling (`ppo.constant_groups=resample`), and measurements on held-out prompts without `prompts` and
-    `reward`.
+    Settings that cannot take effect in such a loop are rejected: sampling ahead (`rollout.max_staleness`),
+    additional rounds of sampling (`ppo.constant_groups=resample`), and measurements on held-out prompts
+    without `prompts` and `reward`.
 
     The trainer saves checkpoints as `checkpoint` says. It is closed at the end of the `with` block, by `close()`, when
     the process ends, or when it is garbage-collected; it then saves the model, the last state, and the report.

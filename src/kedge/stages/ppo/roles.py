@@ -322,7 +322,7 @@ def hold_out_prompts(
 
     Args:
         config: Names the data and its limits.
-        run: Its folder receives the unusable rows.
+        run: The run, whose folder receives the unusable rows.
         tokenizer: The policy's tokenizer.
         records: All prompts.
         room: Longest prompt that the context allows.

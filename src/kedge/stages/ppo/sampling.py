@@ -257,7 +257,8 @@ class Sampling:
             scored = trainer.score(sampled[0], prompts, *names, scores=scores)
         if not trainer.settings.needs_baseline:
             return scored
-        # The caller's prompts may have been encoded differently, and its responses may have another length limit.
+        # Prompts passed in by the caller may be tokenized differently, and their responses may have a different length
+        # limit.
         given: dict[str, Any] = sampling_of(sampled[0], len(prompts)) if is_given else {}
         with clock.phase("rollout"):
             sampled.append(trainer.sample(prompts, *streams, groups=range(len(prompts)), greedy=True, **given))

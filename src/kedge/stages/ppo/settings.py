@@ -36,7 +36,7 @@ from kedge_base.errors import ConfigError
 from kedge_base.importing import find_named
 
 IMPORTANCE_CAP = 2.0
-"""`ppo.old_logprobs.cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
+"""Value of `ppo.old_logprobs.cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
 N_STEPS = 5
 """Number of tokens whose rewards precede the bootstrapped value in `ppo.advantage=n_step`, as in A3C."""
 LENGTH_ADAPTIVE_ALPHA = 0.05
@@ -46,7 +46,7 @@ SURROGATE_KL_TARGET = 0.01
 GOOD_SCORE = 1.0
 """Score from which a response counts as good for `ppo.positive_nll_coef`: verifiers score 1 for correct."""
 MIN_SHARE_OF_ERROR = 0.1
-"""The value loss's unit is at least this share of the critic's RMS error, so that the loss starts at ½ · 10² = 50 or
+"""Minimum of the value loss's unit, as a share of the critic's RMS error, so that the loss starts at ½ · 10² = 50 or
 less; the standard deviation of scores that are almost all equal would multiply it by up to a million."""
 
 

@@ -127,7 +127,7 @@ class BestUpdate:
         return {**self.summary(), "num_since": self.num_since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`; one of another metric is ignored, since its values cannot be compared."""
+        """Restore a `state_dict`; one of a different metric is ignored, since its values cannot be compared."""
         if state["metric"] == self.metric:
             self.update = state["update"]
             self.value = state["value"]
@@ -162,7 +162,7 @@ class RunState:
 
     Attributes:
         parts: Registered parts of the run by name: data streams, coefficients, the guard's history.
-        optional: Further parts, which a checkpoint may lack: runs with other settings do not have them.
+        optional: Additional parts, which a checkpoint may lack: runs with other settings do not have them.
         ahead: Work for later steps that is under way, if any.
         logs: Flushed before each save, so that a checkpoint never refers to rows that are not on disk.
     """
@@ -199,7 +199,7 @@ class RunState:
             return
         try:
             self._restore(state, self.found)
-        except (LookupError, TypeError, AttributeError) as error:  # its hashes are right: another version wrote it
+        except (LookupError, TypeError, AttributeError) as error:  # its hashes are right: a different version wrote it
             reason = f"{type(error).__name__}: {error}"
             raise DataError(f"{self.found.folder}: this version of kedge cannot restore it ({reason})") from error
 

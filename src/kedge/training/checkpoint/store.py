@@ -128,7 +128,7 @@ def save_checkpoint(
         keep: Number of checkpoints to keep, ≥ 1.
         model: The model to save with it; weights that it contains are not stored again.
         gathered: The full weights of the model's sharded modules; see `gather`.
-        shards: Further groups; each becomes a folder with a file per rank, and the model gets no weights.
+        shards: Additional groups; each becomes a folder with a file per rank, and the model gets no weights.
         ranks: The ranks that write the shards; all of them call this and share the folder. The first one does the rest.
         protected: Updates whose checkpoints are always kept.
 

@@ -175,7 +175,7 @@ def train_supervised(
         inner_matrices: The layers' matrices; see `build_optimizer`.
         head_parameters: The output layer whose outputs have the unit `value_unit`; see `set_learning_rate`.
         value_unit: That unit.
-        parts: Further parts to save and restore, by name.
+        parts: Additional parts to save and restore, by name.
 
     Raises:
         NumericsError: A loss or gradient is not finite; names the example. The weights are those before the step.

@@ -28,7 +28,7 @@ NUM_PARTS = 3
 """Parts of a response whose explained variance is measured: a critic may predict the end but not the start."""
 
 ROUNDING = 1e-12
-"""A variance below this share of the mean square counts as 0, because it is then only float64 rounding."""
+"""Share of the mean square below which a variance counts as 0, because it is then only float64 rounding."""
 
 FIT_TOKENS = 8192
 """Tokens per forward pass if the run sets no limit."""
@@ -248,7 +248,7 @@ def train_critic(
     Args:
         loss: Critic and responses.
         rows: The responses to fit to.
-        held_out: Those to evaluate on.
+        held_out: The responses to evaluate on.
         training: Learning rate, batch size and so on: the fields of `TrainingSettings`.
     """
     settings = TrainingSettings(**training)

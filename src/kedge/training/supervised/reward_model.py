@@ -25,12 +25,12 @@ Reference = Literal["demonstrations", "comparisons", "none"]
 """The texts on which the mean score is set to 0."""
 
 MOST_REFERENCES = 512
-"""Enough to estimate the mean score to a twentieth of its standard deviation; scoring all texts may cost as much as
-training.
+"""Maximum number of texts on which the mean score is measured: enough for a standard error of a twentieth of the
+scores' standard deviation. Scoring all texts may cost as much as training.
 """
 
 NUM_QUANTILES = 21
-"""Quantiles of the scores at 0, 5, …, 100 %."""
+"""Quantiles of the scores at 0, 5, …, 100%."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Agreement:
 
     Attributes:
         accuracy: Share of a prompt's pairs ordered correctly, ties count half; mean over prompts.
-        length_accuracy: The same for a baseline that prefers the longer response.
+        length_accuracy: Accuracy of a baseline that prefers the longer response.
         calibration: Predicted against actual accuracy, over all pairs.
         chosen: Score of the better response of each pair.
         rejected: Score of the worse response of each pair.
@@ -107,8 +107,8 @@ def train_reward_model(
         demonstrations: Reference texts.
         normalize: The texts that get a mean score of 0: the demonstrations, or the preferred responses of the
             comparisons; None uses the demonstrations if there are any.
-        normalize_scale: Also divide the scores by their standard deviation on those texts. σ(Δ) is then no longer the
-            fitted probability.
+        normalize_scale: Also divide the scores by their standard deviation on the texts of `normalize`. σ(Δ) is then no
+            longer the fitted probability.
         training: Learning rate, batch size and so on: the fields of `TrainingSettings`.
 
     Raises:
