@@ -46,7 +46,7 @@ class Command(TyperCommand):
 
 
 class RunCommand(Command):
-    """A command that makes a run: its result is a folder."""
+    """A command that starts a run and writes its results to a folder."""
 
 
 class Group(TyperGroup):

@@ -1,4 +1,4 @@
-"""The values of `ppo.advantage`: what a configuration, and whatever reads a run's folder, must know of each."""
+"""What the configuration and the tools that read a run's folder need to know about each value of `ppo.advantage`."""
 
 NEED_VALUES = ("gae", "monte_carlo", "td", "n_step", "rloo_critic", "reinforce++_critic")
 """The estimators that use a critic."""

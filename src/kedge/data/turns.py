@@ -49,10 +49,10 @@ class Turns(Protocol):
         ...
 
     def after(self, sampled: Sequence[int], messages: Messages) -> list[int]:
-        """Return the tokens from a turn of the policy to its next one.
+        """Return the tokens between one turn of the policy and its next.
 
         Raises:
-            RowError: They cannot be rendered.
+            RowError: The messages cannot be rendered.
         """
         ...
 

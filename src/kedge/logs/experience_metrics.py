@@ -180,11 +180,11 @@ def describe_samples(
     reasons: Sequence[str | None] | None = None,
     has_scores: bool = True,
 ) -> list[Sample]:
-    """The first `count` responses with their values per token.
+    """Describe the first `count` responses token by token: log probabilities, rewards, advantages and others.
 
     Args:
         experience: The experience trained on.
-        prompts: The prompts as text, one per response. For an episode, its opening.
+        prompts: The prompts as text, one per response; for an episode, the opening messages.
         tokenizer: The policy's tokenizer.
         count: Number of responses.
         entropies: Entropy of each token's distribution, nats; NaN where unknown.

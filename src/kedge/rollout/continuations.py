@@ -11,7 +11,7 @@ from kedge.algorithm.experience import Rollout
 from kedge.rollout.engine import Engine
 
 SLACK_SHARE = 8
-"""Prefixes that differ in length by at most this fraction of the length limit are continued in one batch."""
+"""Prefixes whose lengths differ by at most 1/`SLACK_SHARE` of the length limit are continued in one batch."""
 
 
 def sample_continuations(

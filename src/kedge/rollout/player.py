@@ -256,7 +256,7 @@ class Player:
             ending for each in sampled or [rollout] if each.ending is not None for ending in each.ending.tolist()
         ]
         own = rollout.action_mask
-        # An answer can be empty, so a turn may directly follow the previous one's stop token.
+        # The environment's reply can be empty; a turn then directly follows the stop token of the previous one.
         stops = torch.isin(rollout.response_ids, torch.tensor([*self._stop_ids], device=own.device))
         starts = own & ~torch.nn.functional.pad(own & ~stops, (1, 0))[:, :-1]
         calls, errors = (0, 0) if rollout.calls is None else rollout.calls.sum(0).tolist()

@@ -19,7 +19,7 @@ from kedge.rollout.engine import Dialogue, GenerateOptions
 from kedge.rollout.responses import Request, Responses
 from kedge_base.machine.memory import is_out_of_memory, note_exhaustion, release
 
-# Finished rows are dropped when they reach this share, because dropping copies the cache of the other rows.
+# Finished rows are dropped only once they make up this share of the batch: dropping them copies all others' cache.
 COMPACTION_SHARE = 0.25
 # Turns that have ended are answered when they reach this share. Answered one by one, they would take as many steps as
 # the longest conversation, and waits for an environment would add up; answered all at once, as many as the longest

@@ -212,7 +212,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def _sync_file(path: Path) -> None:
-    # Windows only forces files that are open for writing; elsewhere, that would require write permission.
+    # Windows can only flush files that are open for writing; elsewhere, that would needlessly require write permission.
     with path.open("rb+" if sys.platform == "win32" else "rb") as file:
         sync(file.fileno())
 

@@ -135,7 +135,7 @@ def gradient_spikes(run: RunRecord) -> Symptom | None:
 
 def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
     """A norm's spikes or climb, and True if they are more than norm clipping handles; None without either."""
-    # With a shared critic, the policy's norm is the value head's until the policy is trained.
+    # With a shared critic, this is the value head's norm during the critic's warm-up, before the policy is trained.
     norm = read(run, name, at_least=MIN_TREND, of_policy=name == "policy/grad_norm")
     constant = read(run, "group/constant", at_least=1)
     if name == "policy/grad_norm" and norm and constant and compares_groups(run):

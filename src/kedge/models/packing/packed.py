@@ -151,9 +151,10 @@ class _Group:
         longest: Number of columns.
         num_tokens: Number of tokens.
         slots: Each token's position in the rectangle; None if the rectangle is full.
-        prompt: The pieces that all rows continue, or the tokens of the pass that each row continues; None for whole
-            rows.
-        mask: The prompt tokens and columns that each column attends to; or, per row, what is added to the logits.
+        prompt: The prompt before the rows: its spans if all rows share one; otherwise, for each row, the indices of its
+            prompt's tokens in the pass. None if the rows contain their own prompts.
+        mask: For a shared prompt, the prompt tokens and columns that each column attends to; otherwise the additive
+            attention mask of each row.
     """
 
     num_rows: int
