@@ -24,7 +24,7 @@ from bench.study.task import Problem
 from bench.study.unit import Budget, Outcome, Unit, append_outcome, read_outcomes
 from bench.tables import renewed
 from handbook.lines import Level, Line, draw_lines
-from handbook.palette import MUTED, POLICY, REFERENCES, START, Quantity
+from handbook.palette import MUTED, POLICY, QUALITY, REFERENCES, SCORE, START, Quantity
 from handbook.style import label_axes, new_axes
 from handbook.svg import save_svg
 from kedge_base.intervals import Interval, mean_interval
@@ -38,7 +38,7 @@ PAGE: Final = DOCS / "episodes.md"
 """Written by hand, except for the tables."""
 SEEDS: Final = (0, 1, 2)
 TUNING_SEED: Final = 100
-COLORS: Final = (POLICY, REFERENCES, START)
+COLORS: Final = (POLICY, REFERENCES, QUALITY.color, SCORE.color, START)
 
 COMMON: Final[dict[str, Any]] = {
     "rollout.temperature": 1.0,
@@ -125,6 +125,12 @@ EXAMPLES: Final = {
         arms={
             "PPO, critic": {"ppo.critic": "separate", "ppo.critic_learning_rate": 1e-3},
             "PPO, head": {"ppo.critic": "shared"},
+            "REINFORCE++": {"ppo.advantage": "reinforce++"},
+            "REINFORCE++, critic": {
+                "ppo.advantage": "reinforce++_critic",
+                "ppo.critic": "separate",
+                "ppo.critic_learning_rate": 1e-3,
+            },
             "GRPO": {
                 "ppo.advantage": "grpo",
                 "rollout.num_prompts": 32,
