@@ -93,3 +93,31 @@ def test_the_histogram_is_a_range_and_a_number() -> None:
     for bins in ([0, 1], [0, 1, 2.5]):
         with pytest.raises(ConfigError, match=r"\{hl_gauss: \[a number, a number, a whole number\]\}; it is"):
             config_from_settings("ppo", {"value_loss": {"hl_gauss": bins}})
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        ({"ppo.eval_every": 4}, (4, 100)),
+        ({"ppo.eval_every": None}, (None, 100)),
+        ({"ppo.eval_every.num_prompts": 8}, (20, 8)),
+        ({"ppo.eval_every": {"updates": 4}}, (4, 64)),
+    ],
+)
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        {"ppo.eval_every": {"updates": 20, "num_prompts": 100}},
+        {"ppo.eval_every": 20, "ppo.eval_every.num_prompts": 100},
+    ],
+)
+def test_a_plain_value_keeps_the_other_parameters_of_an_earlier_layer(
+    earlier: dict[str, Any], later: dict[str, Any], expected: tuple[int | None, int]
+) -> None:
+    found = config_from_settings("ppo", earlier, later).ppo.eval_every
+    assert (found.updates, found.num_prompts) == expected
+
+
+def test_the_weight_of_ptx_keeps_the_batch_of_its_preset() -> None:
+    found = config_from_settings("ppo", {"preset": "instructgpt", "ppo.ptx_coef": 27.8, "data.pretraining": ["t.txt"]})
+    assert (found.ppo.ptx_coef.coef, found.ppo.ptx_coef.batch) == (27.8, 8)

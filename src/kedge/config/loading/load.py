@@ -17,7 +17,7 @@ from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schedules import check_schedules
 from kedge.config.schema.rewards import RewardTermConfig
 from kedge.config.schema.root import Config
-from kedge.config.schema.section import parameters_of
+from kedge.config.schema.section import is_parameters, parameters_of
 from kedge_base.errors import ConfigError
 from kedge_base.packages import current_names
 from kedge_base.stage import find_stage
@@ -74,7 +74,7 @@ def resolve(layers: Sequence[Mapping[str, Any]], places: Mapping[str, str] | Non
     later = {name for layer in flat[1:] for name in layer}
     try:
         return validated(
-            _nested({**recipes, **_merged(flat), "preset": names}),
+            _nested({**_merged([recipes, *flat]), "preset": names}),
             {name: place for name, place in (places or {}).items() if name not in later},
         )
     except ConfigError as error:
@@ -85,7 +85,7 @@ def resolve(layers: Sequence[Mapping[str, Any]], places: Mapping[str, str] | Non
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """A copy of the configuration with new values for some dotted names, validated again as a whole."""
-    return validated(_nested({**flat_settings(config.model_dump()), **flat_settings(values)}), {})
+    return validated(_nested(_merged([flat_settings(config.model_dump()), flat_settings(values)])), {})
 
 
 def resolved_yaml(config: Config) -> str:
@@ -205,7 +205,17 @@ def _holds_names(name: str) -> bool:
 
 
 def _merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: value for layer in layers for name, value in layer.items()}
+    """Merge layers of dotted names; a plain value leaves the other parameters of an earlier one, a mapping none."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        whole = tuple(f"{name}." for name, value in layer.items() if isinstance(value, Mapping))
+        merged = {name: value for name, value in merged.items() if not name.startswith(whole)}
+        for name, value in layer.items():
+            kind = getattr(find_field(name), "annotation", None)
+            is_plain = is_parameters(kind) and not isinstance(value, Mapping)
+            keeps = is_plain and isinstance(merged.get(name), Mapping)
+            merged[name] = {**merged[name], next(iter(parameters_of(kind))): value} if keeps else value
+    return merged
 
 
 def config_from_settings(stage: str, *layers: Mapping[str, Any]) -> Config:

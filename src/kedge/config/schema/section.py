@@ -1,7 +1,7 @@
 """The base of every configuration section."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, TypeGuard, TypeVar, cast, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -98,9 +98,14 @@ class Parameters(Section):
         return found if any(getattr(self, name) != field.default for name, field in others) else found[first]
 
 
+def is_parameters(kind: Any) -> TypeGuard[type[Parameters]]:
+    """True for a type of values that are parameters, the first of which may be written alone."""
+    return isinstance(kind, type) and issubclass(kind, Parameters)
+
+
 def parameters_of(kind: Any) -> dict[str, FieldInfo]:
     """The parameters that a value of a type can have, by name."""
-    if isinstance(kind, type) and issubclass(kind, Parameters):
+    if is_parameters(kind):
         return dict(kind.model_fields)
     return {name: field for part in get_args(kind) for name, field in parameters_of(part).items()}
 
