@@ -1,4 +1,4 @@
-"""What the configuration and the tools that read a run's folder need to know about each value of `ppo.advantage`."""
+"""Classifies the values of `ppo.advantage`, for the configuration and for tools that read a run's folder."""
 
 NEED_VALUES = ("gae", "monte_carlo", "td", "n_step", "rloo_critic", "reinforce++_critic")
 """The estimators that use a critic."""

@@ -265,8 +265,8 @@ def _group_of_several(rows: list[tuple[Spans, int]], device: torch.device, dtype
     is_there = torch.arange(before) < widths[:, None]
     # Gaps point to a token that is masked.
     places = torch.tensor([prompt[0].start for prompt, _ in rows])[:, None].expand(-1, before)
-    read_there = [place for prompt, _ in rows for span in prompt for place in range(span.start, span.stop)]
-    chosen = places.masked_scatter(is_there, torch.tensor(read_there)).to(device)
+    read_there = torch.cat([torch.arange(span.start, span.stop) for prompt, _ in rows for span in prompt])
+    chosen = places.masked_scatter(is_there, read_there).to(device)
     read = before + group.longest
     width = -(-read // MASK_STEP) * MASK_STEP
     mask = torch.zeros(len(rows), 1, group.longest, width, dtype=dtype, device=device)
@@ -419,9 +419,9 @@ class _Arranged(NamedTuple):
         rows      start · prompt A · response 1   start · prompt A · response 2   start · prompt B · response 3
         a pass    start | prompt B · response 3 | prompt A | response 1 | response 2
 
-    Embeddings, projections and norms run once on a shared piece; what continues it attends to it and to itself. A
-    piece's states belong to all of its rows, so the rows' gradients add up there. What begins a row comes first, then
-    what continues one piece, then what continues two, each longest first.
+    Embeddings, projections and norms run once on a shared piece; the rows that continue it attend to it and to
+    themselves, and their gradients add up there. Pieces are ordered by depth, whole rows and first pieces before those
+    that continue one piece, those before the ones that continue two; within a depth, the longest comes first.
 
     Attributes:
         read: The tokens to read, as indices into the concatenated rows.

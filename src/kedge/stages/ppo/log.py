@@ -429,7 +429,7 @@ class Costs:
 
 
 def _control_variate_metrics(advantage: Advantage, experience: Experience) -> dict[str, float]:
-    """What a critic contributes to an advantage that is right without it."""
+    """Measure what a critic adds to an estimator that works without one."""
     if not isinstance(advantage, ControlVariateAdvantage):
         return {}
     inputs: AdvantageInputs = {"values": experience.values, "group": experience.rollout.group}
