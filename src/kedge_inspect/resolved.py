@@ -13,17 +13,29 @@ KL_COSTS = ("reward/total", "reward/kl")
 
 def critic_of(run: RunRecord) -> str:
     """The kind of critic: `shared`, `separate` or `none`; empty if the run's configuration does not say."""
-    critic = str(run.setting("ppo.critic") or "")
+    critic = _name(run.setting("ppo.critic") or "")
     if critic != "auto":
-        return {"detached": "shared", "frozen_attention": "separate"}.get(critic, critic)
+        return {"detached": "shared", "frozen_attention": "separate", "privileged": "separate"}.get(critic, critic)
     if "critic" in run.roles:
         return "separate"
     return "shared" if may_need_critic(_advantage_of(run)) else "none"
 
 
+def privileged_of(run: RunRecord) -> str:
+    """What the critic reads and the policy does not: columns, or a text with columns in braces; empty if nothing."""
+    written = run.setting("ppo.critic")
+    if _name(written) != "privileged":
+        return ""
+    columns = written["privileged"] if isinstance(written, Mapping) else ["answer"]
+    return repr(columns) if isinstance(columns, str) else ", ".join(map(str, columns))
+
+
 def _advantage_of(run: RunRecord) -> str:
-    """The estimator's name, without its parameter."""
-    written = run.setting("ppo.advantage") or "gae"
+    return _name(run.setting("ppo.advantage") or "gae")
+
+
+def _name(written: object) -> str:
+    """A choice's name, without its parameter."""
     return "".join(written) if isinstance(written, Mapping) else str(written)
 
 

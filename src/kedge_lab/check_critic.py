@@ -116,6 +116,7 @@ def run_check_critic(
     summary = {
         "model": found.policy,
         "critic": str(config.evaluate.critic),
+        **({} if roles.privileged is None else {"privileged": roles.privileged.template}),
         "reward": roles.reward.name,
         **{name: value for name, value in asdict(test).items() if name != "bins"},
     }
@@ -135,6 +136,8 @@ def _print(summary: dict[str, Any], test: PrefixTest) -> None:
         f"{test.num_prefixes} prefixes of responses to {test.num_prompts} prompts, "
         f"{test.num_continuations:.3g} continuations of each, scored by {summary['reward']}"
     )
+    if template := summary.get("privileged"):
+        title += f"; the critic also reads {template!r}"
     print_table(title, ["figure", "critic", "prompt's mean", "perfect", "chance"], rows)
     print(f"Mean error {test.error:.3g} (prompt's mean return: {test.prompt_error:.3g}), bias {test.bias:.3g}")
 

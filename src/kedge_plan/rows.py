@@ -17,6 +17,7 @@ from kedge.data.readers import read_table
 from kedge.data.tokens import encode_example, encode_prompt, pad_left
 from kedge.models import load_tokenizer
 from kedge.ranks import ALONE
+from kedge.rollout.privileged import privileged_text
 from kedge.runs.inputs import reading
 from kedge_base.errors import KedgeError
 from kedge_base.stage import find_stage
@@ -37,6 +38,7 @@ class Lengths:
         assumed: True if no data was read.
         pretraining: Lengths of the texts of ptx mixing; None without it.
         common: Tokens that all prompts begin with.
+        privileged: Most tokens that only a critic reads beside a prompt.
     """
 
     prompts: tuple[int, ...]
@@ -46,6 +48,7 @@ class Lengths:
     assumed: bool = False
     pretraining: Lengths | None = None
     common: int = 0
+    privileged: int = 0
 
 
 def lengths_of(config: Config, stage: str) -> Lengths:
@@ -64,8 +67,15 @@ def lengths_of(config: Config, stage: str) -> Lengths:
         return Lengths(longest, origin="data.max_prompt_tokens", assumed=True, pretraining=ptx)
     tokenizer, records, rows = table
     found = [encode_prompt(tokenizer, record.text) for record in records]
-    lengths, common = tuple(map(len, found)), common_start(found)
-    return Lengths(lengths, origin=f"the first {len(found):,} prompts", rows=rows, pretraining=ptx, common=common)
+    text = privileged_text(config.ppo.privileged) if not config.environment.source else None
+    return Lengths(
+        tuple(map(len, found)),
+        origin=f"the first {len(found):,} prompts",
+        rows=rows,
+        pretraining=ptx,
+        common=common_start(found),
+        privileged=0 if text is None else text.longest(records, tokenizer),
+    )
 
 
 def _lengths_of_answers(config: Config, role: str, source: str | None) -> Lengths:
@@ -89,6 +99,7 @@ class Rows:
         budget: Tokens of a pass; None for all rows at once.
         group: Number of adjacent responses to each prompt, which a pass reads once.
         common: Tokens that all prompts begin with.
+        privileged: Tokens that only the critic reads beside each prompt.
     """
 
     prompts: tuple[int, ...]
@@ -96,6 +107,12 @@ class Rows:
     budget: int | None
     group: int = 1
     common: int = 0
+    privileged: int = 0
+
+    @property
+    def for_critic(self) -> Rows:
+        """The rows as a separate critic reads them; named as in a rollout."""
+        return replace(self, prompts=tuple(each + self.privileged for each in self.prompts), privileged=0)
 
     @property
     def count(self) -> int:
@@ -104,13 +121,14 @@ class Rows:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each row."""
-        return [prompt + response for prompt, response in zip(self.prompts, self.responses, strict=True)]
+        """Most tokens of each row that a model reads."""
+        pairs = zip(self.prompts, self.responses, strict=True)
+        return [prompt + self.privileged + response for prompt, response in pairs]
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all rows; named as in a rollout."""
-        return sum(self.lengths)
+        return sum(self.prompts) + sum(self.responses)
 
     @property
     def num_actions(self) -> int:
@@ -157,6 +175,7 @@ class Rows:
         """Sampled responses of these lengths."""
         prompt_ids, prompt_mask = pad_left(self.texts(), 0)
         mask = torch.arange(max(self.responses)) < torch.tensor(self.responses)[:, None]
+        beside = torch.ones(self.count, self.privileged, dtype=torch.long) if self.privileged else None
         return Rollout(
             prompt_ids=prompt_ids,
             prompt_mask=prompt_mask,
@@ -168,6 +187,8 @@ class Rows:
             group=torch.arange(self.count) // self.group,
             policy_version=torch.zeros(self.count, dtype=torch.long),
             values=torch.zeros(mask.shape) if values else None,
+            privileged_ids=beside,
+            privileged_mask=None if beside is None else beside.bool(),
         )
 
 

@@ -163,7 +163,7 @@ def subject_of(
             for each in (lengths.prompts, lengths.completions)
         )
     budget = config.runtime.first_pass_tokens
-    rows = Rows(prompts, responses, budget, work.group(config), lengths.common)
+    rows = Rows(prompts, responses, budget, work.group(config), lengths.common, lengths.privileged)
     texts = None
     if (ptx := lengths.pretraining) is not None:
         count = config.ppo.ptx_coef.batch * config.responses_per_update // config.ppo.num_minibatches

@@ -98,7 +98,7 @@ def episodes(models: Path) -> dict[str, Any]:
         "max_new_tokens": 30,
         "environment.max_turns": 3,
         "environment.max_turn_tokens": 4,
-        "ppo.critic": "shared",
+        "ppo.critic": {"privileged": "Left:{left}"},
     }
 
 
@@ -109,6 +109,10 @@ class Counting:
         """The seed decides how long it is."""
         self.left = seed % 3
         return " and" * (seed % 4)
+
+    def privileged(self) -> dict[str, str]:
+        """What the critic may know, in texts of different lengths."""
+        return {"left": " one" * self.left}
 
     def step(self, text: str) -> tuple[str, float, bool, bool]:
         """Answer what was said."""

@@ -59,6 +59,9 @@ class Rollout:
             environment.
         ending: how each episode ended, as a number of `ENDINGS`; None without an environment.
         calls: the number of tool calls in each episode, and how many of them failed; None without an environment.
+        privileged_ids: token ids that only a separate critic reads, between prompt and response; right-padded. None
+            for a critic that reads what the policy reads.
+        privileged_mask: True on those tokens.
 
     Source: spec §1, §4.15.
     """
@@ -77,6 +80,21 @@ class Rollout:
     cut_off: Bool[Tensor, " batch"] | None = None
     ending: Int[Tensor, " batch"] | None = None
     calls: Int[Tensor, "batch 2"] | None = None
+    privileged_ids: Int[Tensor, "batch privileged"] | None = None
+    privileged_mask: Bool[Tensor, "batch privileged"] | None = None
+
+    @cached_property
+    def for_critic(self) -> Rollout:
+        """The rows as a separate critic reads them: privileged tokens end the prompt."""
+        if self.privileged_ids is None or self.privileged_mask is None:
+            return self
+        return replace(
+            self,
+            prompt_ids=torch.cat([self.prompt_ids, self.privileged_ids], dim=1),
+            prompt_mask=torch.cat([self.prompt_mask, self.privileged_mask], dim=1),
+            privileged_ids=None,
+            privileged_mask=None,
+        )
 
     @cached_property
     def num_responses(self) -> int:
@@ -105,8 +123,9 @@ class Rollout:
 
     @cached_property
     def row_lengths(self) -> list[int]:
-        """Number of tokens in each row that a model reads, including the prompt."""
-        return cast("list[int]", (self.prompt_mask.sum(-1) + self.token_mask.sum(-1)).tolist())  # pyright: ignore[reportUnknownMemberType]
+        """Number of tokens in each row that a model reads at most, including the prompt."""
+        lengths = self.for_critic.prompt_mask.sum(-1) + self.token_mask.sum(-1)
+        return cast("list[int]", lengths.tolist())  # pyright: ignore[reportUnknownMemberType]
 
     @cached_property
     def prompts(self) -> list[Pieces]:

@@ -489,7 +489,11 @@ class ActorCritic(nn.Module):
             hidden = self.policy.hidden(reading.rows)[reading.states]
             logprobs, entropy = self.policy.over_logits(measure, reading.at_actions(hidden), reading.actions)
             shared = hidden if self.value_gradient == "trunk" else hidden.detach()
-            values, logits = reading.pad_values(self._read_values(reading, shared)) if self.has_critic else (None, None)
+            values = logits = None
+            if self.has_critic:
+                is_same = rollout.privileged_ids is None
+                read = reading if is_same else self._critic_reading(rollout, after_last=value_after_last)
+                values, logits = read.pad_values(self._read_values(read, shared))
         return PolicyOutputs(
             logprobs=reading.pad(logprobs, reading.action_mask),
             entropy=reading.pad(entropy, reading.action_mask),
@@ -501,7 +505,7 @@ class ActorCritic(nn.Module):
         self, rollout: Rollout, *, precision: Precision = "fp32", value_after_last: bool = False
     ) -> Float[Tensor, "slots dim"]:
         """The hidden states that the critic's head reads, row by row, in the order of the slots."""
-        reading = _Reading.of(rollout, after_last=value_after_last)
+        reading = self._critic_reading(rollout, after_last=value_after_last)
         trunk = self.policy.trunk if self.critic is None else self.critic.trunk
         assert trunk is not None, "a critic has a value at every token"
         with autocast(precision, self.device):
@@ -517,7 +521,7 @@ class ActorCritic(nn.Module):
             precision: Number format of the matrix products.
             value_after_last: Also return the value of the state after the last action; see `forward`.
         """
-        reading = _Reading.of(rollout, after_last=value_after_last)
+        reading = self._critic_reading(rollout, after_last=value_after_last)
         with autocast(precision, self.device):
             shared = None
             if self.critic is None:
@@ -530,6 +534,10 @@ class ActorCritic(nn.Module):
     ) -> Float[Tensor, "batch time"]:
         """Only the critic's values, as in `PolicyOutputs`; used when the log probabilities are already known."""
         return self.critic_outputs(rollout, precision=precision, value_after_last=value_after_last).values
+
+    def _critic_reading(self, rollout: Rollout, *, after_last: bool) -> _Reading:
+        """What the critic reads: a separate one also the privileged tokens."""
+        return _Reading.of(rollout if self.critic is None else rollout.for_critic, after_last=after_last)
 
     def _read_values(self, reading: _Reading, hidden: Tensor | None) -> Values:
         if self.critic is not None:

@@ -35,6 +35,8 @@ from kedge_base.errors import ModelError
 
 NORMALIZATION_KEY = "kedge_score_shift"
 """Key of the score shift in config.json; kedge writes it for every reward model, even if the shift is 0."""
+PRIVILEGED_KEY = "kedge_privileged"
+"""Key of the template of what a critic reads and the policy does not."""
 
 HAS_NEW_ROW = "has_new_row"
 """Attribute of an embedding that grew by a row for the pad token, which its source's files lack."""
@@ -221,6 +223,8 @@ def take_settings(model: PreTrainedModel, adapter: AdapterFolder, held: Collecti
     """
     if adapter.generation_config is not None:
         model.generation_config = adapter.generation_config
+    if (template := adapter.privileged) is not None:
+        setattr(model.config, PRIVILEGED_KEY, template)
     if (shift := adapter.score_shift) is not None:
         setattr(model.config, NORMALIZATION_KEY, shift)
     elif any(not name.startswith(f"{model.base_model_prefix}.") for name in held) and hasattr(

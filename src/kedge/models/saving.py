@@ -188,7 +188,7 @@ def save_scalar_model(
             save_model(model.classifier, part, weights, final=final)
         else:
             model.adapter.save(part, weights=weights != {})
-            write_shift(part, float(model.shift))
+            write_shift(part, float(model.shift), model.privileged)
         save_tokenizer(tokenizer, part)
         _pad_with(_pad_in_base(model.classifier, model.adapter, tokenizer, but_eos=True), tokenizer, part)
         _write_card(part, card)

@@ -23,6 +23,7 @@ from kedge.models.packing.probe import Findings, trial_rows
 from kedge.models.packing.trunk import Precision, Trunk, autocast
 from kedge.models.pretrained import (
     NORMALIZATION_KEY,
+    PRIVILEGED_KEY,
     context_length,
     disable_dropout,
     fit_embedding,
@@ -110,6 +111,11 @@ class ScalarModel(nn.Module):
     def context_length(self) -> int | None:
         """Maximum tokens per row; None if the architecture has no limit."""
         return context_length(self.classifier)
+
+    @property
+    def privileged(self) -> str | None:
+        """The template of the text that a critic reads and the policy does not, kept in `config.json`; or None."""
+        return getattr(self.classifier.config, PRIVILEGED_KEY, None)
 
     @property
     def head(self) -> nn.Linear | None:

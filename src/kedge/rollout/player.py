@@ -17,6 +17,7 @@ from kedge.data import Prompt, Rendered
 from kedge.data.fields import Messages
 from kedge.data.records import RowError
 from kedge.data.turns import PlainTurns, TemplateTurns, ToolUse, Turns
+from kedge.rollout.privileged import PrivilegedText
 from kedge_base.errors import DataError, EnvError
 from kedge_base.thoughts import opened_thought
 from kedge_base.workers.codec import own_copy
@@ -68,6 +69,7 @@ class _State:
     ending: str = ""
     opening: str = ""
     rewards: dict[int, float] = field(default_factory=dict)
+    privileged: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -105,6 +107,11 @@ class Answer(Protocol):
         """Number of failed calls."""
         ...
 
+    @property
+    def privileged(self) -> Mapping[str, Any]:
+        """What only a critic may read, by name, when the episode opens."""
+        ...
+
 
 class Environment(Protocol):
     """The other side of episodes, which are identified by number.
@@ -122,8 +129,8 @@ class Environment(Protocol):
         """The tools that the policy may call."""
         ...
 
-    def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> Mapping[int, Messages | None]:
-        """Start episodes, each with a row of the data and a seed; return the messages after the prompt, or None for a
+    def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> Mapping[int, Answer | None]:
+        """Start episodes, each with a row of the data and a seed; return what follows the prompt, or None for a
         failure.
         """
         ...
@@ -182,6 +189,7 @@ class Player:
         self._limits = limits
         self._say = say
         self._stop_ids: frozenset[int] = frozenset()
+        self._privileged: PrivilegedText | None = None
         self._turns: dict[tuple[int, bool], Turns] = {}
         self._waited = _WaitingTime()
         self._waited_before = 0.0
@@ -192,6 +200,7 @@ class Player:
         prompt_tokens: int | None,
         tokenizer: PreTrainedTokenizerBase,
         prompts: Sequence[Prompt],
+        privileged: PrivilegedText | None = None,
     ) -> None:
         """Examine the policy's tokens and template, and try to open an episode, before anything expensive starts.
 
@@ -200,17 +209,22 @@ class Player:
             prompt_tokens: Tokens that an episode may open with; None for no limit.
             tokenizer: The policy's.
             prompts: A row to try; may be empty.
+            privileged: What the critic reads and the policy does not.
 
         Raises:
             EnvError: The environment failed.
-            DataError: A conversation cannot continue with this chat template, or opens with too many tokens.
+            DataError: A conversation cannot continue with this chat template, or opens with too many tokens, or without
+                what the critic reads.
         """
         self._stop_ids = frozenset(stop_ids)
+        self._privileged = privileged
         self._limits = replace(self._limits, prompt_tokens=prompt_tokens)
         if prompts:
             trial = self.episodes(tokenizer, prompts, [0])
             trial = replace(trial, limits=replace(trial.limits, on_error="stop"))
             trial.open([0])
+            if privileged is not None:
+                privileged.ids(trial.rows()[0] or {}, tokenizer, f"an episode of {self.environment.name}")
             trial.end()
 
     def episodes(
@@ -231,7 +245,8 @@ class Player:
         """
         turns = [self._turns_of(tokenizer, prompt) for prompt in prompts]
         limits = replace(self._limits, tokens=max_new_tokens or self._limits.tokens)
-        return Episodes(self.environment, turns, tokenizer, prompts, seeds, limits, self._stop_ids, self._waited)
+        given = (tokenizer, prompts, seeds, limits, self._stop_ids, self._waited, self._privileged)
+        return Episodes(self.environment, turns, *given)
 
     def check(self, rollout: Rollout) -> Rollout:
         """Check the episodes that were played.
@@ -309,6 +324,7 @@ class Episodes:
         limits: The limits.
         stop_ids: The tokens that end a turn of the policy.
         waited: Counts the environment's seconds.
+        privileged: What the critic reads and the policy does not.
     """
 
     environment: Environment
@@ -319,6 +335,7 @@ class Episodes:
     limits: Limits
     stop_ids: Collection[int]
     waited: _WaitingTime
+    privileged: PrivilegedText | None = None
     _states: dict[int, _State] = field(default_factory=dict)
 
     @property
@@ -343,8 +360,8 @@ class Episodes:
             self._states[row] = _State(next(_NUMBERS) if known is None else known.number)
         # Copies: an environment may change its row, which other episodes and a resumed run read again.
         starts = {row: (own_copy(self.prompts[row].row), self.seeds[row]) for row in rows}
-        messages = self._call(self.environment.open, starts)
-        return [self._opening(row, messages[row]) for row in rows]
+        opened = self._call(self.environment.open, starts)
+        return [self._opening(row, opened[row]) for row in rows]
 
     def answer(self, said: Mapping[int, Sequence[int]]) -> dict[int, list[int] | None]:
         """See `Dialogue`."""
@@ -359,6 +376,14 @@ class Episodes:
         # The environment has already ended episodes with its own endings.
         self._finish(row for row, turn in turns.items() if answers[row] is None and turn.ending is None)
         return answers
+
+    def rows(self) -> list[Mapping[str, Any] | None]:
+        """Each prompt's row, with what the environment lets only a critic read; None for an episode that failed."""
+        states = [self._states[row] for row in range(len(self.prompts))]
+        return [
+            None if state.ending == "failed" else {**prompt.row, **state.privileged}
+            for prompt, state in zip(self.prompts, states, strict=True)
+        ]
 
     def end(self) -> None:
         """End episodes that were only opened as a test."""
@@ -375,6 +400,8 @@ class Episodes:
         device = rewards.device
         states = [self._states[row] for row in range(len(self.prompts))]
         endings = [ENDINGS.index(state.ending) for state in states]
+        if self.privileged is not None:
+            rollout = self.privileged.added(rollout, self.rows(), self.tokenizer)
         return replace(
             rollout,
             rewards=rewards,
@@ -407,10 +434,13 @@ class Episodes:
             raise EnvError(self.environment.failure)
         self._states[row].ending = "failed"
 
-    def _opening(self, row: int, messages: Messages | None) -> list[int]:
-        if messages is None:
+    def _opening(self, row: int, opened: Answer | None) -> list[int]:
+        if opened is None:
             self._fail(row)
-            messages = [{"role": "user", "content": "…"}]  # the policy says something before the episode is left
+            messages: Messages = [{"role": "user", "content": "…"}]  # the policy speaks before the episode is left
+        else:
+            messages = opened.messages
+            self._states[row].privileged = opened.privileged
         try:
             tokens = self.turns[row].open(self.prompts[row], messages)
         except RowError as error:

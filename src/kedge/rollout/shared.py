@@ -87,16 +87,19 @@ class SharedEngine:
         return Rollout(**tables)
 
     def _equally_wide(self, part: Rollout, own: Tensor, rows: Sequence[int]) -> Rollout:
-        """Pad the prompts of this rank's rows to the largest width of all ranks."""
-        lengths = torch.zeros(len(own), dtype=torch.long, device=own.device)
-        lengths[rows] = part.prompt_mask.sum(-1)[: len(rows)]
-        self.ranks.fill_in(own, lengths)
-        width = int(lengths.max())
-        return replace(
-            part,
-            prompt_ids=_widened(part.prompt_ids, width, self.pad_id),
-            prompt_mask=_widened(part.prompt_mask, width, False),
-        )
+        """Pad the prompts of this rank's rows, and their privileged tokens, to the largest width of all ranks."""
+        tables = part.tensors()
+        for name in ("prompt", "privileged"):
+            mask = tables.get(f"{name}_mask")
+            if mask is None:
+                continue
+            lengths = torch.zeros(len(own), dtype=torch.long, device=own.device)
+            lengths[rows] = mask.sum(-1)[: len(rows)]
+            self.ranks.fill_in(own, lengths)
+            width = int(lengths.max())
+            tables[f"{name}_ids"] = _widened(tables[f"{name}_ids"], width, self.pad_id)
+            tables[f"{name}_mask"] = _widened(mask, width, False)
+        return Rollout(**tables)
 
 
 def _widened(table: Tensor, width: int, fill: float) -> Tensor:

@@ -110,8 +110,8 @@ def read_argument(field: str, value: Any, name: str) -> tuple[Mapping[str, Any],
     if callable(value) and not is_pretrained(value):
         own = field in ("ppo.advantage", "ppo.policy_loss", "environment.source")
         return {field: f"python:{function_name(value)}"} if own else {}, value
-    if field == "ppo.critic_init" and isinstance(value, str):
-        return initial_critic(value), None
+    if field == "ppo.critic_init" and isinstance(value, str | Mapping):
+        return {"ppo.critic": value} if isinstance(value, Mapping) else initial_critic(value), None
     if field in ("ppo.advantage", "ppo.policy_loss", "environment.source"):
         return {field: value}, None
     if not isinstance(value, (str, os.PathLike)):

@@ -20,7 +20,7 @@ from kedge_inspect.page.numbers import (
 )
 from kedge_inspect.page.sentences import before_and_after, paired_responses
 from kedge_inspect.record import RunRecord
-from kedge_inspect.resolved import critic_of, learns_from_teacher
+from kedge_inspect.resolved import critic_of, learns_from_teacher, privileged_of
 
 MOST_POINTS = 240
 SMOOTHED_OVER = 25
@@ -222,7 +222,8 @@ def critic(record: RunRecord) -> dict[str, Any]:
     last = checks[-1]
     points = [last["prefixes"][at] for at in evenly_spaced(len(last["prefixes"]), CRITIC_MOST_POINTS)]
     return {
-        "sentence": _critic_sentence(last, _place(record, last)),
+        "sentence": _critic_sentence(last, _place(record, last))
+        + (f" The critic also reads {read}, which the policy does not." if (read := privileged_of(record)) else ""),
         "figures": [
             {
                 "label": label,

@@ -61,14 +61,14 @@ class Environment:
         self.tools = Tools(about["tools"]) if about["tools"] else None
         self._is_async: bool = about["is_async"]
 
-    def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> dict[int, list[dict[str, str]] | None]:
+    def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> dict[int, Turn | None]:
         """Start or restart episodes. One that fails is tried again on another instance, after a pause.
 
         Args:
             episodes: The row of the data and a seed, by the episode's number.
 
         Returns:
-            The messages that follow each row's prompt; None for an episode that failed.
+            For each, the messages that follow the row's prompt, and what a critic may read; None for one that failed.
 
         Raises:
             EnvError: The process ended, or could not be interrupted; also raised by the other methods.
@@ -79,7 +79,7 @@ class Environment:
         if failed := [number for number, turn in turns.items() if turn.ending == "failed"]:
             time.sleep(PAUSE)
             turns |= self._call("open", {number: arguments[number] for number in failed})
-        return {number: None if turn.ending == "failed" else turn.messages for number, turn in turns.items()}
+        return {number: None if turn.ending == "failed" else turn for number, turn in turns.items()}
 
     def step(self, texts: Mapping[int, str]) -> dict[int, Turn]:
         """Send a text to each of some episodes; return the replies. A failure ends the episode."""

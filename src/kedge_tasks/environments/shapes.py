@@ -29,6 +29,9 @@ Args:
         def get_reward(self) -> float: ...
 
 An instance plays one episode at a time, and is `reset` for the next; without `reset`, each episode gets a new instance.
+
+Both may have a method `privileged()`, called after `reset`: it returns a mapping, such as {"secret": 7}, with what a
+critic may read and the policy must not.
 """
 
 from __future__ import annotations
@@ -78,6 +81,7 @@ class Turn:
         ending: How the episode ended; None if it continues.
         num_calls: Tools that the policy called.
         num_errors: Calls that failed, or could not be read.
+        privileged: What only a critic may read, by name, when an episode opens.
     """
 
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -85,6 +89,7 @@ class Turn:
     ending: Ending | None = None
     num_calls: int = 0
     num_errors: int = 0
+    privileged: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Game:
@@ -105,13 +110,13 @@ class Game:
     @property
     def is_async(self) -> bool:
         """True if a method is declared with `async def`."""
-        return _is_async(self._environment, ("reset", "step"))
+        return _is_async(self._environment, ("reset", "step", "privileged"))
 
     async def open(self, row: Mapping[str, Any], seed: int) -> Turn:
         """Start an episode; return the messages that follow the row's prompt."""
         reset = self._environment.reset
         opening = await _result(reset(**_accepted(reset, {"row": row, "seed": seed})))
-        return Turn(_messages(opening, self._name))
+        return Turn(_messages(opening, self._name), privileged=await _privileged(self._environment, self._name))
 
     async def step(self, text: str) -> Turn:
         """Pass on the policy's text; return the environment's reply."""
@@ -150,14 +155,15 @@ class ToolUser:
     @property
     def is_async(self) -> bool:
         """See `Game`."""
-        return _is_async(self._environment, ("reset", "get_reward", *self.tools.names))
+        return _is_async(self._environment, ("reset", "get_reward", "privileged", *self.tools.names))
 
     async def open(self, row: Mapping[str, Any], seed: int) -> Turn:
         """Start an episode; return the messages that follow the row's prompt."""
-        if not self.has_reset:
-            return Turn()
-        reset = self._environment.reset
-        return Turn(_messages(await _result(reset(**_accepted(reset, {"seed": seed, **row}))), self._name))
+        opening = None
+        if self.has_reset:
+            reset = self._environment.reset
+            opening = await _result(reset(**_accepted(reset, {"seed": seed, **row})))
+        return Turn(_messages(opening, self._name), privileged=await _privileged(self._environment, self._name))
 
     async def step(self, text: str) -> Turn:
         """Make the tool calls in the policy's text; return their results."""
@@ -236,6 +242,17 @@ def _check_signatures(environment: Any, name: str) -> None:
         reset.bind(**_accepted(environment.reset, {"row": {}, "seed": 0}))
     except TypeError as error:
         raise EnvError(f"{name}: {error}; expected reset(row, seed) and step(text)") from None
+
+
+async def _privileged(environment: Any, name: str) -> dict[str, Any]:
+    """What an environment shows to a critic; empty without a method `privileged`."""
+    get_privileged = getattr(environment, "privileged", None)
+    if get_privileged is None:
+        return {}
+    found = await _result(get_privileged())
+    if not isinstance(found, Mapping):
+        raise EnvError(f'{name}.privileged gave {found!r:.60}; expected a mapping, such as {{"secret": 7}}')
+    return {str(key): value for key, value in cast("Mapping[Any, Any]", found).items()}
 
 
 async def _result(value: Any) -> Any:

@@ -13,7 +13,7 @@ from kedge_base.errors import EnvError
 from kedge_base.texts import error_text
 from kedge_base.thoughts import answer_of
 
-RESERVED = frozenset({"reset", "step", "get_reward", "close"})
+RESERVED = frozenset({"reset", "step", "get_reward", "privileged", "close"})
 """Public methods of an environment that are not tools."""
 
 HERMES = "tool_call"

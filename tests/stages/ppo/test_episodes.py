@@ -204,8 +204,8 @@ def test_a_reward_function_is_added_and_reads_the_whole_episode(tmp_path, policy
 
 
 @pytest.mark.parametrize("more", [{}, {"max_staleness": 1}, {"preset": "grpo", "num_responses": 2},
-                                  {"adapter.kind": "lora"}, {"ppo.critic": "separate"}],
-                         ids=["ppo", "stale", "grpo", "lora", "separate"])  # fmt: skip
+                                  {"adapter.kind": "lora"}, {"ppo.critic": {"privileged": ["secret"]}}],
+                         ids=["ppo", "stale", "grpo", "lora", "privileged"])  # fmt: skip
 def test_a_resumed_run_plays_the_same_episodes(tmp_path, policy, more):
     settings = EPISODES | {"num_updates": 3, "checkpoint.every": 1, **more}
     run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=GAMES)

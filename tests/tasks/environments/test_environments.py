@@ -19,7 +19,7 @@ from kedge.training.stopping import Terminated, stopping
 from kedge_base.errors import DataError, EnvError
 from kedge_tasks.environments.client import Environment
 from kedge_tasks.environments.session import Session
-from kedge_tasks.environments.shapes import Step
+from kedge_tasks.environments.shapes import Step, Turn
 from kedge_tasks.environments.tools import Tools
 from tests.processes import members
 from tests.tasks.environments import worlds
@@ -51,14 +51,18 @@ def world(tmp_path):
 def test_a_game_is_played_by_several_at_a_time(world, local):
     guess = world("Guess", local=local)
     opened = guess.open({7: ({"most": 9}, 3), 8: ({}, 4), 9: ({}, 3)})
-    assert [each[0]["content"] for each in opened.values()] == ["From 1 to 9.\n", "From 1 to 5.\n", "From 1 to 5.\n"]
-    assert opened[7][0]["role"] == "user"
+    assert [each.messages[0]["content"] for each in opened.values()] == [
+        "From 1 to 9.\n",
+        "From 1 to 5.\n",
+        "From 1 to 5.\n",
+    ]
+    assert opened[7].messages[0]["role"] == "user"
     # By hand: random.Random(3).randint(1, 5) is 2, and of 4 it is 2.
     turns = guess.step({9: "1", 7: "12", 8: "no digit"})
     assert (turns[9].reward, turns[9].ending, turns[9].messages[0]["content"]) == (0.25, None, "no.\n")
     assert (turns[7].reward, turns[7].ending) == (1.0, "completed")
     assert guess.finish([8, 9]) == {8: 0.0, 9: 0.0}
-    assert guess.open({7: ({"most": 2}, 0)})[7][0]["content"] == "From 1 to 2.\n"
+    assert guess.open({7: ({"most": 2}, 0)})[7].messages[0]["content"] == "From 1 to 2.\n"
 
 
 def test_the_global_generator_gives_an_episode_the_same_numbers_whatever_runs_beside_it(world):
@@ -72,7 +76,7 @@ def test_the_global_generator_gives_an_episode_the_same_numbers_whatever_runs_be
 
 def test_a_step_may_be_a_tuple_as_in_gymnasium(world):
     environment = world("Tuple")
-    assert environment.open({1: ({}, 0)}) == {1: []}
+    assert environment.open({1: ({}, 0)}) == {1: Turn()}
     assert environment.step({1: "go"})[1].messages == [{"role": "user", "content": "again"}]
     turn = environment.step({1: "cut"})[1]
     assert (turn.reward, turn.ending) == (0.5, "truncated")
@@ -210,7 +214,7 @@ def test_a_fault_of_the_environment_is_one_line(world, tmp_path, local, name, te
     assert "Traceback" in log
     # The others are in no way harmed.
     assert environment.finish([2]) == {2: 0.0}
-    assert environment.open({1: ({}, 0)}) == {1: []}
+    assert environment.open({1: ({}, 0)}) == {1: Turn()}
 
 
 @pytest.mark.parametrize(
@@ -284,7 +288,7 @@ def test_what_an_async_environment_keeps_is_of_one_event_loop(world, local, name
 @pytest.mark.parametrize("local", [False, True])
 def test_an_async_environment_is_made_in_its_event_loop(world, local):
     client = world("OwnClient", local=local)
-    assert [said[0]["content"] for said in client.open({1: ({}, 5), 2: ({}, 6)}).values()] == ["og", "og"]
+    assert [turn.messages[0]["content"] for turn in client.open({1: ({}, 5), 2: ({}, 6)}).values()] == ["og", "og"]
     assert client.step({1: "abc", 2: "de"})[2].messages[0]["content"] == "ed"
 
 
@@ -478,7 +482,7 @@ def test_a_call_that_opens_an_episode_is_made_again():
             return super().reset(row, seed)
 
     environment = Environment(Full)
-    assert environment.open({1: ({}, 3)})[1][0]["content"] == "From 1 to 5.\n"
+    assert environment.open({1: ({}, 3)})[1].messages[0]["content"] == "From 1 to 5.\n"
     assert len(made) == 2
 
 

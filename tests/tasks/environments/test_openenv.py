@@ -12,6 +12,7 @@ import pytest
 from kedge.stages.ppo import run_ppo
 from kedge_base.errors import EnvError
 from kedge_tasks.environments.client import Environment
+from kedge_tasks.environments.shapes import Turn
 from tests.stages.ppo.test_episodes import EPISODES, GAMES, assert_same
 from tests.stages.ppo.test_ppo import configure
 from tests.tasks.environments import worlds
@@ -52,8 +53,8 @@ def test_a_game_is_played_in_sessions_that_are_used_again(served, form):
         assert game.name == "openenv"
         opened = game.open({7: ({"most": 9, "prompt": "Play."}, 3), 8: ({}, 2**40 + 4)})
         assert opened == {
-            7: [{"role": "user", "content": "From 1 to 9.\n"}],
-            8: [{"role": "user", "content": "From 1 to 5.\n"}],
+            7: Turn([{"role": "user", "content": "From 1 to 9.\n"}]),
+            8: Turn([{"role": "user", "content": "From 1 to 5.\n"}]),
         }
         assert sorted(server.received, key=str) == [
             {"type": "reset", "data": {"seed": 3, "most": 9, "prompt": "Play."}},
@@ -72,7 +73,7 @@ def test_a_game_is_played_in_sessions_that_are_used_again(served, form):
             connection.close()
         until(lambda: server.open == 0)
         time.sleep(0.2)
-        assert game.open({7: ({}, 3)})[7][0]["content"] == "From 1 to 5.\n"
+        assert game.open({7: ({}, 3)})[7].messages[0]["content"] == "From 1 to 5.\n"
         assert server.opened == 3
 
 
@@ -89,7 +90,7 @@ def test_sessions_answer_at_the_same_time(served):
             connection.recv()
 
     with running(Together()) as (url, _):
-        assert served(url).open({number: ({}, 0) for number in range(6)}) == {number: [] for number in range(6)}
+        assert served(url).open({number: ({}, 0) for number in range(6)}) == {number: Turn() for number in range(6)}
 
 
 def test_a_late_answer_ends_the_episode_and_its_session(served):
@@ -247,7 +248,7 @@ def test_other_actions_and_observations_are_functions(tmp_path):
             "                   observation=lambda seen: f\"turn {seen['turn']}\")\n"
         )
         maze = Environment(f"{file}:Maze")
-        assert maze.open({1: ({}, 0)})[1][0]["content"] == "turn 1"
+        assert maze.open({1: ({}, 0)})[1].messages[0]["content"] == "turn 1"
         assert maze.step({1: "go"})[1].messages[0]["content"] == "turn 1"
         assert server.received[-1] == {"type": "step", "data": {"message": "gogo", "move": 2}}
         maze.close()
@@ -335,7 +336,7 @@ def test_the_packages_own_server(served):
         game = served(url)
         # Of the row, `most` is an argument of its reset; `prompt` is not, and no fault.
         opened = game.open({1: ({"most": 5, "prompt": "Play."}, 3), 2: ({}, 3)})
-        assert [each[0]["content"] for each in opened.values()] == ["From 1 to 5.", "From 1 to 10."]
+        assert [each.messages[0]["content"] for each in opened.values()] == ["From 1 to 5.", "From 1 to 10."]
         turns = game.step({1: str(random.Random(3).randint(1, 5)), 2: "x"})
         assert (turns[1].reward, turns[1].ending) == (1.0, "completed")
         assert (turns[2].reward, turns[2].ending, turns[2].messages[0]["content"]) == (0.0, None, "no")

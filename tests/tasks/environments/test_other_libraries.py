@@ -33,7 +33,7 @@ def adapter(tmp_path):
 
 def test_the_game_of_the_page(adapter):
     game = adapter("Guess")
-    assert game.open({1: ({}, 3)})[1][0]["content"] == "Guess my number, from 1 to 10."
+    assert game.open({1: ({}, 3)})[1].messages[0]["content"] == "Guess my number, from 1 to 10."
     secret = random.Random(3).randint(1, 10)
     assert game.step({1: f"Is it {secret - 1}?"})[1].messages[0]["content"] == "Higher."
     turn = game.step({1: str(secret)})[1]
@@ -52,7 +52,7 @@ def test_the_tools_of_the_page(adapter):
 def test_gymnasium(adapter):
     pytest.importorskip("gymnasium")
     lake = adapter("Lake")
-    assert "Walk to G" in lake.open({1: ({}, 0)})[1][0]["content"]
+    assert "Walk to G" in lake.open({1: ({}, 0)})[1].messages[0]["content"]
     turns = [lake.step({1: f"I go {word}."})[1] for word in ("down", "down", "right", "right", "down", "right")]
     assert [turn.reward for turn in turns] == [0.0] * 5 + [1.0]
     assert [turn.ending for turn in turns] == [None] * 5 + ["completed"]
@@ -64,7 +64,7 @@ def test_gymnasium(adapter):
 def test_textarena(adapter):
     pytest.importorskip("textarena")
     numbers = adapter("Numbers")
-    assert "between 1 and 20" in numbers.open({1: ({}, 3)})[1][0]["content"]
+    assert "between 1 and 20" in numbers.open({1: ({}, 3)})[1].messages[0]["content"]
     low, high, rewards = 1, 20, []
     while True:
         guess = (low + high) // 2

@@ -19,6 +19,9 @@ class Guess:
         self.row = row
         return f"From 1 to {row.get('most', 5)}.\n"
 
+    def privileged(self):
+        return {"secret": getattr(self, "secret", None)}
+
     def step(self, text):
         guess = sum(character.isdigit() for character in text)
         if guess == self.secret:

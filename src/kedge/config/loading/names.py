@@ -35,7 +35,8 @@ def _words(dotted: str) -> list[str]:
 def full_name(name: str, stage: str | None = None, *, value: object = None) -> str:
     """The dotted name of a field; dotted names and names at the top level are returned unchanged.
 
-    A name of both a section and a field, such as `critic`, is the section if its value is a mapping, else the field.
+    A name of both a section and a field, such as `critic`, is the section if its value is a mapping of other names than
+    those that the field takes, else the field.
 
     Args:
         name: As the user wrote it.
@@ -54,7 +55,7 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
         head, _, part = name.partition(".")
         owners = _owners(head, groups) if part and section_type(head) is None else []
         return f"{owners[0]}.{part}" if len(owners) == 1 and "." in owners[0] else name
-    if section_type(name) is not None and (isinstance(value, Mapping) or name not in _SHADOWED):
+    if section_type(name) is not None and (name not in _SHADOWED or _is_section(name, value, groups)):
         return name
     unread = () if stage is None else find_stage(stage).unread
     owners = [dotted for dotted in _owners(name, groups) if dotted not in unread]
@@ -71,6 +72,11 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
     if elsewhere and not (answer and any(f" {section}." in answer for group in groups for section in group)):
         raise ConfigError(f"{name} is not {kind}; the field is {' or '.join(elsewhere)}")
     raise ConfigError(unknown(name, _known(groups), kind=kind, stage=stage))
+
+
+def _is_section(name: str, value: object, groups: Sequence[Sequence[str]]) -> bool:
+    names = {word for owner in _owners(name, groups) for word in _words(owner)}
+    return isinstance(value, Mapping) and not (value and value.keys() <= names)
 
 
 def _owners(name: str, groups: Sequence[Sequence[str]]) -> list[str]:

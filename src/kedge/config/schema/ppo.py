@@ -1,6 +1,7 @@
 """`ppo`: the PPO update."""
 
 from collections.abc import Mapping
+from string import Formatter
 from typing import Any, Literal, cast
 
 from pydantic import model_validator
@@ -28,6 +29,7 @@ KINDS: Mapping[str, Literal["shared", "separate", "none"]] = {
     "detached": "shared",
     "separate": "separate",
     "frozen_attention": "separate",
+    "privileged": "separate",
     "none": "none",
 }
 """The kind of critic that each value of `critic` stands for."""
@@ -118,6 +120,14 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
         return self.critic_init not in ("auto", "reward", "policy")
 
     @property
+    def privileged(self) -> str | None:
+        """What `critic=privileged` reads after the prompt: a text with columns in braces; None for another critic."""
+        if self.critic.name != "privileged":
+            return None
+        columns = self.critic.parameter or ["answer"]
+        return columns if isinstance(columns, str) else "".join(f"\n{name}: {{{name}}}" for name in columns) + "\n"
+
+    @property
     def value_weight(self) -> float:
         """The weight of the value loss, whose squares are halved: value_coef, or twice that for value_loss=mse."""
         return self.value_coef * (2.0 if self.value_loss.name == "mse" else 1.0)
@@ -158,8 +168,8 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
     @property
     def resolved_critic(self) -> Literal["shared", "separate", "none"]:
         """The kind of critic, `auto` resolved."""
-        if self.critic != "auto":
-            return KINDS[self.critic]
+        if self.critic.name != "auto":
+            return KINDS[self.critic.name]
         return "shared" if may_need_critic(self.estimator) else "none"
 
     @check
@@ -219,6 +229,21 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
             raise ValueError(
                 f"ppo.value_loss={{hl_gauss: {[low, high, number]}}} must name the lower end, the upper end and the "
                 "number of bins, such as [-10, 10, 101]"
+            )
+
+    @check
+    def _check_privileged(self) -> None:
+        template = self.privileged
+        if template is None:
+            return
+        try:
+            fields = [(name, form or kind) for _, name, form, kind in Formatter().parse(template) if name is not None]
+        except ValueError as error:
+            raise ValueError(f"ppo.critic={{privileged: {template!r}}}: {error}") from None
+        if not fields or not all(name and not more and not set(name) & set(".[") for name, more in fields):
+            raise ValueError(
+                f"ppo.critic={{privileged: {template!r}}} must be columns, such as [answer], or a text with "
+                "columns in braces, such as 'The answer is {answer}.'"
             )
 
     @check

@@ -35,8 +35,8 @@ from kedge_base.texts import error_text
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 SHIFT_FILE = "score_shift.json"
-SHIFT = "score_shift"
-"""The shift's key in a separate file, since PEFT warns about unknown entries in adapter_config.json."""
+SHIFT, PRIVILEGED = "score_shift", "privileged"
+"""Keys in a separate file, since PEFT warns about unknown entries in adapter_config.json."""
 SUPPORTED = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
     "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
@@ -148,9 +148,19 @@ class AdapterFolder:
         Raises:
             ModelError: The file is damaged.
         """
+        return self._scalar_settings.get(SHIFT)
+
+    @property
+    def privileged(self) -> object:
+        """What a critic reads and the policy does not; see `ScalarModel.privileged`. Errors as in `score_shift`."""
+        return self._scalar_settings.get(PRIVILEGED)
+
+    @property
+    def _scalar_settings(self) -> Mapping[str, object]:
         path = self.folder / SHIFT_FILE
         try:
-            return json.loads(path.read_bytes())[SHIFT] if path.is_file() else None
+            settings = json.loads(path.read_bytes()) if path.is_file() else {SHIFT: None}
+            return {**settings, SHIFT: settings[SHIFT]}
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise ModelError(f'{path} cannot be read; expected {{"{SHIFT}": a number}}') from error
 
@@ -254,9 +264,10 @@ def _is_crowded(name: str, value: object) -> bool:
     return isinstance(value, (list, dict)) and len(value) > MOST_NAMES and name != "trainable_token_indices"
 
 
-def write_shift(folder: Path, shift: float) -> None:
-    """Write the shift that is subtracted from an adapter's scores."""
-    (folder / SHIFT_FILE).write_text(json.dumps({SHIFT: shift}) + "\n", encoding="utf-8")
+def write_shift(folder: Path, shift: float, privileged: str | None) -> None:
+    """Write the shift that is subtracted from an adapter's scores, and what a critic reads and the policy does not."""
+    settings = {SHIFT: shift} if privileged is None else {SHIFT: shift, PRIVILEGED: privileged}
+    (folder / SHIFT_FILE).write_text(json.dumps(settings) + "\n", encoding="utf-8")
 
 
 def check_names(adapter: AdapterFolder, saved: Collection[str], known: Collection[str]) -> None:

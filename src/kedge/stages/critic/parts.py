@@ -23,6 +23,8 @@ from kedge_base.run_folder.output import replace_file, writing
 INDEX = "index.json"
 STORED = ("prompt_ids", "prompt_mask", "response_ids", "token_mask", "action_mask", "stopped", "group")
 """The tensors of a rollout that are needed to train a critic."""
+PRIVILEGED = ("privileged_ids", "privileged_mask")
+"""Those that only a critic with privileged information has."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Part:
     def of(cls, experience: Experience, group: Tensor, **facts: Any) -> Part:
         """Make a part from an experience; `group` has the number of each row's prompt among all prompts."""
         rollout = experience.rollout
-        tensors = {name: getattr(rollout, name).cpu() for name in STORED if name != "group"}
+        tensors = {name: table.cpu() for name, table in rollout.tensors().items() if name in (*STORED, *PRIVILEGED)}
         return cls.from_tensors(
             {**tensors, "group": group, "returns": experience.returns.cpu(), "mask": experience.reward_mask.cpu()},
             **facts,
@@ -56,7 +58,7 @@ class Part:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], **facts: Any) -> Part:
         """Make a part from stored tensors; see `tensors`."""
-        kept: dict[str, Tensor] = {name: tensors[name] for name in STORED}
+        kept: dict[str, Any] = {name: tensors[name] for name in (*STORED, *PRIVILEGED) if name in tensors}
         rollout = Rollout(
             **kept,
             logprobs=torch.zeros(tensors["action_mask"].shape),
@@ -67,7 +69,8 @@ class Part:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Tensors to store."""
-        rollout = {name: getattr(self.returns.rollout, name).contiguous() for name in STORED}
+        tables = self.returns.rollout.tensors()
+        rollout = {name: tables[name].contiguous() for name in (*STORED, *PRIVILEGED) if name in tables}
         return {**rollout, "returns": self.returns.returns.contiguous(), "mask": self.returns.mask.contiguous()}
 
     @property

@@ -30,7 +30,9 @@ from kedge.models import (
 )
 from kedge.models.heads import value_head_file
 from kedge.models.loading import LoadOptions
+from kedge.models.pretrained import PRIVILEGED_KEY, load_config
 from kedge.models.sharded import shard_model
+from kedge.models.sources import base_source, find_adapter
 from kedge.rewards.model import ModelReward, share_tokens
 from kedge.runs.frozen import say_loaded_whole
 from kedge.runs.run import Run
@@ -66,10 +68,12 @@ def load_actor_critic(
         is_new = True
         if value.resolved_critic == "separate":
             critic, is_trained = _load_critic(config, tokenizer, models, loading)
+            if value.privileged is not None:
+                setattr(critic.classifier.config, PRIVILEGED_KEY, value.privileged)
             if bins is not None:
                 critic.predict_histogram(bins)  # with the values of a trained critic, or the reward model's scores
             head = None if is_trained else _new_head(critic)
-            is_new = not value.names_critic
+            is_new = not (is_trained and value.names_critic)
             if value.critic == "frozen_attention":
                 freeze_attention(critic)
         elif head is not None and value.names_critic:
@@ -107,7 +111,8 @@ def _load_critic(
     `auto` copies the reward model if there is exactly one, and it has the policy's tokens and a value at each of them.
     """
     if config.ppo.names_critic:
-        return load_saved_critic(config, tokenizer, loading), True
+        critic = load_saved_critic(config, tokenizer, loading)
+        return critic, not critic.has_new_head
     wanted = config.ppo.critic_init
     obstacle = _why_not_copied(models)
     if wanted == "reward" and obstacle is not None:
@@ -152,7 +157,8 @@ def with_saved_critic(config: Config) -> Config:
     with _named():
         kind = _kind(value.critic_init)
     if value.critic == "auto":
-        return with_values(config, {"ppo.critic": kind})
+        template = _privileged_of(config) if kind == "separate" else None
+        return with_values(config, {"ppo.critic": kind if template is None else {"privileged": template}})
     if value.resolved_critic != kind:
         raise ConfigError(
             f"ppo.critic={value.critic} does not fit ppo.critic_init={value.critic_init}, which is {KINDS[kind]}; "
@@ -162,17 +168,19 @@ def with_saved_critic(config: Config) -> Config:
 
 
 def load_saved_critic(config: Config, tokenizer: PreTrainedTokenizerBase, loading: LoadOptions) -> ScalarModel:
-    """Load the separate critic that `ppo.critic_init` names.
+    """Load the separate critic that `ppo.critic_init` names; a language model gets a new head.
 
     Raises:
-        ModelError: It cannot be loaded, has no trained head, other tokens than the policy, or no value at every token.
+        ModelError: It cannot be loaded, has other tokens than the policy, or no value at every token.
     """
     source = config.ppo.critic_init
     own = load_tokenizer(source, trust_remote_code=config.runtime.trust_remote_code)
     if not share_tokens(own, tokenizer):
         raise ModelError(f"ppo.critic_init={source} has another tokenizer than the policy; a critic reads the same ids")
     with _named():
-        critic = load_scalar_model(source, tokenizer=tokenizer, **loading)
+        critic = load_scalar_model(source, tokenizer=tokenizer, init="any", **loading)
+    if critic.has_new_head:
+        say(f"ppo.critic_init={source} has no trained head: the critic starts from its other weights")
     if not critic.has_values:
         raise ModelError(f"ppo.critic_init={source} only scores whole texts; a critic needs a decoder")
     return critic
@@ -208,6 +216,16 @@ def _named() -> Iterator[None]:
 
 def _kind(source: str) -> Literal["shared", "separate"]:
     return "separate" if value_head_file(source) is None else "shared"
+
+
+def _privileged_of(config: Config) -> object:
+    """What a saved separate critic reads and the policy does not; None for another critic."""
+    source = config.ppo.critic_init
+    with _named():
+        if (adapter := find_adapter(source)) is not None:
+            return adapter.privileged
+        read = load_config(base_source(source), trust_remote_code=config.runtime.trust_remote_code)
+    return getattr(read, PRIVILEGED_KEY, None)
 
 
 @torch.no_grad()

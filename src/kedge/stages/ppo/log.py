@@ -408,10 +408,11 @@ class Costs:
         size = (read(rollout), rollout.num_actions)
         scored = (sum(each.num_tokens for each in sampled), sum(each.num_actions for each in sampled))
         policy = self.policy.flops(*size)
-        critic = self.critic.flops(*size)
+        critic_size = (read(rollout.for_critic), rollout.num_actions)
+        critic = self.critic.flops(*critic_size)
         again = 1 + self.recomputes
         policy_trained = again * policy + self.policy.backward_flops(*size)
-        critic_trained = again * critic + self.critic.backward_flops(*size)
+        critic_trained = again * critic + self.critic.backward_flops(*critic_size)
         phases = {
             "rollout": self.policy.flops(sum(map(read, sampled)), scored[1]),
             "reward": self.rewards.flops(*scored),

@@ -28,6 +28,7 @@ from kedge.rewards import WeightedReward
 from kedge.rewards.model import ModelReward
 from kedge.rewards.score import MissingEos
 from kedge.rollout import Engine
+from kedge.rollout.privileged import PrivilegedText, privileged_text
 from kedge.runs.frozen import freeze_models, hold_bases_of, loading_of, measuring_scores
 from kedge.runs.inputs import (
     check_columns,
@@ -46,7 +47,7 @@ from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.supervised.losses import CompletionLoss
-from kedge_base.errors import ModelError
+from kedge_base.errors import DataError, ModelError
 from kedge_base.machine.progress import say
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Roles:
         pretraining: The pretraining loss of ptx mixing, or None.
         own: The user's own parts of the algorithm.
         player: Plays episodes with an environment; None for responses of a single turn.
+        privileged: What the critic reads and the policy does not, if anything.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -84,6 +86,7 @@ class Roles:
     pretraining: PretrainingMix | None
     own: OwnFunctions = field(default_factory=OwnFunctions)
     player: Player | None = None
+    privileged: PrivilegedText | None = None
 
 
 def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
@@ -117,9 +120,14 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
     if has_prompts:
         all_prompts = load_rows("prompts", config, run, tokenizer, room=room)
         records = hold_out_prompts(config, run, tokenizer, all_prompts, room=room)
+    privileged = None if actor_critic.critic is None else privileged_text(actor_critic.critic.privileged)
+    if privileged is not None and not run.resumed:
+        say(f"the critic also reads, between prompt and response: {privileged.template!r}")
     if player is not None:
-        player.begin(stop_tokens.ids, room, tokenizer, records.train[:1])
+        player.begin(stop_tokens.ids, room, tokenizer, records.train[:1], privileged)
     else:
+        if privileged is not None:
+            _check_privileged(privileged, config, actor_critic, [*records.train, *records.held_out], tokenizer)
         _say_if_trained_on(records.held_out, records.train)
         _say_if_too_long(config, [*records.train, *records.held_out], tokenizer, rewards.weighted_models)
     scoring = [each.model for each in rewards.models.values()]
@@ -143,6 +151,7 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
         pretraining=_load_pretraining(config, run, tokenizer, actor_critic.policy),
         own=own,
         player=player,
+        privileged=privileged,
     )
 
 
@@ -178,9 +187,12 @@ def check_roles(config: Config, run: Run, policy: Policy, rewards: WeightedRewar
     _, player = load_own_code(config, run, tokenizer)
     room = longest_prompt(config, ActorCritic(policy.model), rewards.weighted_models)
     records = hold_out_prompts(config, run, tokenizer, prompts, room=room)
+    privileged = privileged_text(config.ppo.privileged)
     if player is not None:
-        player.begin(policy.stop_tokens.ids, room, tokenizer, records.train[:1])
+        player.begin(policy.stop_tokens.ids, room, tokenizer, records.train[:1], privileged)
         player.environment.close()
+    elif privileged is not None:
+        privileged.longest([*records.train, *records.held_out], tokenizer)
     if config.ppo.reference is not None:
         _reference(config, run, tokenizer, {**loading_of(config, run), "bases": None})
     _checked_judge(config, run, tokenizer, rewards, records)
@@ -256,6 +268,27 @@ def longest_prompt(config: Config, actor_critic: ActorCritic, models: Mapping[st
     # The critic comes last: it is often a copy of the policy or a reward model, and errors should name the original.
     limits["the critic"] = None if critic is None else critic.context_length
     return room_for_prompt(limits, config.rollout.max_new_tokens)
+
+
+def _check_privileged(
+    privileged: PrivilegedText,
+    config: Config,
+    actor_critic: ActorCritic,
+    prompts: Sequence[Prompt],
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Check that all rows have what the critic reads, and that it fits beside the longest prompt and response."""
+    longest = privileged.longest(prompts, tokenizer)
+    limit = None if actor_critic.critic is None else actor_critic.critic.context_length
+    if limit is None or not prompts:
+        return
+    prompt = max(len(encode_prompt(tokenizer, each.text)) for each in prompts)
+    if prompt + longest + config.rollout.max_new_tokens > limit:
+        raise DataError(
+            f"the critic reads at most {limit} tokens, and what ppo.critic=privileged adds to prompt and response has "
+            f"up to {longest}, beside {prompt} + {config.rollout.max_new_tokens}; lower data.max_prompt_tokens or "
+            "rollout.max_new_tokens, or shorten the columns"
+        )
 
 
 def _say_if_too_long(

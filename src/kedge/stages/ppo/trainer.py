@@ -207,9 +207,12 @@ class Trainer:
             RewardError: A reward failed, or scores are invalid.
             UnscoredError: No response has a score.
         """
+        each = [prompts[group] for group in rollout.group.tolist()]
+        if self.roles.privileged is not None and rollout.privileged_ids is None:
+            rollout = self.roles.privileged.added(rollout, [prompt.row for prompt in each], self.roles.tokenizer)
         return score_rollout(
             rollout,
-            [prompts[group] for group in rollout.group.tolist()],
+            each,
             self.roles.reward if scores is None else WeightedReward.of_scores(scores),
             self.roles.tokenizer,
             max_new_tokens=self.settings.rollout.max_new_tokens,

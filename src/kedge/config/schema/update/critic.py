@@ -26,15 +26,24 @@ class ValueWarmup(Parameters):
 class CriticTraining(Section):
     """The critic, its loss and its warm-up."""
 
-    critic: Literal["auto", "shared", "detached", "separate", "frozen_attention", "none"] = field(
+    critic: Choice[
+        Literal["auto", "shared", "detached", "separate", "frozen_attention", "privileged", "none"],
+        Literal["privileged"],
+        list[str] | str,
+    ] = field(
         "auto",
         meaning="A value head on the policy's trunk (shared; detached: the value loss does not train the trunk, so "
         "that value prediction never changes the policy), a separate model (frozen_attention: its attention layers, "
-        "and any adapter in them, stay as they are, without gradients and optimizer state), or none. Auto: none where "
+        "and any adapter in them, stay as they are, without gradients and optimizer state), or none. Privileged: a "
+        "separate model that also reads columns of the prompt's row, or of what an environment's privileged() returns, "
+        "and the policy does not: {privileged: [answer, steps]}, or a text with columns in braces: {privileged: "
+        "'Right: {answer}.'}; privileged alone reads the column answer. Auto: none where "
         "ppo.advantage needs no values, else shared. One that ppo.advantage does not need is trained but not used.",
         source="shared: S0, S1, S4, Ziegler; it costs nothing, and explains nothing in short runs. S3, Stiennon and "
         "N+ use a separate one, which learns, at twice the memory and training time (bench/defaults/RESULTS.md). RLOO "
-        "and GRPO have no critic",
+        "and GRPO have no critic. Privileged: asymmetric actor-critic (Pinto et al., 1710.06542; unbiased for any "
+        "signal if the policy's state is read as well: Baisero & Amato, 2105.11674)",
+        text="columns, or a text with columns in braces",
     )
     critic_init: Literal["auto", "reward", "policy"] | str = field(
         "auto",
