@@ -83,7 +83,7 @@ class Rollout:
     privileged_ids: Int[Tensor, "batch privileged"] | None = None
     privileged_mask: Bool[Tensor, "batch privileged"] | None = None
 
-    @cached_property
+    @property
     def for_critic(self) -> Rollout:
         """The rows as a separate critic reads them: privileged tokens end the prompt."""
         if self.privileged_ids is None or self.privileged_mask is None:

@@ -1,6 +1,8 @@
 """`ppo`: the critic."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Len
 
 from kedge.config.schema.field import Choice, field
 from kedge.config.schema.section import Parameters, Section
@@ -29,7 +31,7 @@ class CriticTraining(Section):
     critic: Choice[
         Literal["auto", "shared", "detached", "separate", "frozen_attention", "privileged", "none"],
         Literal["privileged"],
-        list[str] | str,
+        Annotated[list[str], Len(1)] | str,
     ] = field(
         "auto",
         meaning="A value head on the policy's trunk (shared; detached: the value loss does not train the trunk, so "
