@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import kedge
 from kedge.algorithm.experience import Rollout
 from kedge.config import config_from_settings
+from kedge.config.schema.ppo import KINDS
 from kedge.models import ActorCritic, load_language_model, load_scalar_model, load_tokenizer
 from kedge.rollout.privileged import PrivilegedText
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.critics import with_saved_critic
+from kedge.stages.ppo.log import Costs, ForwardCost
 from kedge_base.errors import ConfigError, DataError, EnvError
+from kedge_inspect.record import RunRecord
+from kedge_inspect.resolved import critic_of, privileged_of
+from kedge_plan.rows import Rows, lengths_of
 from tests.stages.ppo.test_episodes import EPISODES, GAMES, weights
 from tests.stages.ppo.test_ppo import configure, metrics_without_times, varied
 from tests.tasks.environments import worlds
@@ -92,6 +99,32 @@ def test_the_policy_reads_none_of_it_to_the_bit(policy: Path, models: ActorCriti
         assert torch.equal(entropy, found[0][1])
         assert all(torch.equal(one, other) for one, other in zip(gradients, found[0][2], strict=True))
     assert not torch.allclose(found[0][3], found[1][3]), "the critic reads it"
+
+
+def test_a_run_and_a_plan_count_what_only_the_critic_reads(policy: Path, models: ActorCritic, tmp_path: Path) -> None:
+    rollout = sampled(policy, [{**row, "answer": "so much more to read " * 4} for row in ROWS])
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        models(rollout, temperature=1.0)
+    costs = Costs(*(ForwardCost.of(each) for each in (models.policy, models.critic, None)), ForwardCost())
+    metrics = costs.metrics(rollout, evaluated="all", num_passes=1, train_policy=True, shares_prompts=True)
+    assert metrics["flops/experience"] == pytest.approx(counter.get_total_flops(), rel=0.15)
+
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    config = configure(policy, tmp_path / "run", critic=READS, **{"data.prompts": [str(tmp_path / "prompts.jsonl")]})
+    lengths = lengths_of(config, "ppo")
+    assert lengths.privileged == int(sampled(policy, ROWS).for_critic.prompt_mask.sum(-1).max()) - lengths.prompts[0]
+    rows = Rows(lengths.prompts, (4,) * len(ROWS), None, privileged=lengths.privileged)
+    assert rows.rollout(values=False).row_lengths == rows.lengths
+    assert rows.for_critic.num_tokens == rows.num_tokens + len(ROWS) * lengths.privileged
+
+
+def test_the_report_says_what_the_critic_reads() -> None:
+    for name, kind in KINDS.items():
+        run = RunRecord(
+            Path("run"), config={"ppo": {"critic": {name: ["hint", "answer"]} if name == "privileged" else name}}
+        )
+        assert critic_of(run) == kind
+        assert privileged_of(run) == ("hint, answer" if name == "privileged" else "")
 
 
 def test_a_run_whose_advantages_need_no_values_does_not_depend_on_the_column(policy: Path, tmp_path: Path) -> None:
