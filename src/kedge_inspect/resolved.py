@@ -22,7 +22,7 @@ def critic_of(run: RunRecord) -> str:
 
 
 def privileged_of(run: RunRecord) -> str:
-    """What the critic reads and the policy does not: columns, or a text with columns in braces; empty if nothing."""
+    """The critic's privileged information: columns, or a text with columns in braces; empty without it."""
     written = run.setting("ppo.critic")
     if _name(written) != "privileged":
         return ""

@@ -536,7 +536,7 @@ class ActorCritic(nn.Module):
         return self.critic_outputs(rollout, precision=precision, value_after_last=value_after_last).values
 
     def _critic_reading(self, rollout: Rollout, *, after_last: bool) -> _Reading:
-        """What the critic reads: a separate one also the privileged tokens."""
+        """Read a rollout for the critic; a separate one also reads the privileged tokens."""
         return _Reading.of(rollout if self.critic is None else rollout.for_critic, after_last=after_last)
 
     def _read_values(self, reading: _Reading, hidden: Tensor | None) -> Values:

@@ -36,7 +36,7 @@ from kedge_base.errors import ModelError
 NORMALIZATION_KEY = "kedge_score_shift"
 """Key of the score shift in config.json; kedge writes it for every reward model, even if the shift is 0."""
 PRIVILEGED_KEY = "kedge_privileged"
-"""Key of the template of what a critic reads and the policy does not."""
+"""Key of the template of a critic's privileged information."""
 
 HAS_NEW_ROW = "has_new_row"
 """Attribute of an embedding that grew by a row for the pad token, which its source's files lack."""

@@ -114,7 +114,7 @@ class ScalarModel(nn.Module):
 
     @property
     def privileged(self) -> str | None:
-        """The template of the text that a critic reads and the policy does not, kept in `config.json`; or None."""
+        """The template of a critic's privileged information, from `config.json`; None without it."""
         return getattr(self.classifier.config, PRIVILEGED_KEY, None)
 
     @property

@@ -109,7 +109,7 @@ class Answer(Protocol):
 
     @property
     def privileged(self) -> Mapping[str, Any]:
-        """What only a critic may read, by name, when the episode opens."""
+        """The critic's privileged information about an episode that was opened, by name."""
         ...
 
 
@@ -209,12 +209,12 @@ class Player:
             prompt_tokens: Tokens that an episode may open with; None for no limit.
             tokenizer: The policy's.
             prompts: A row to try; may be empty.
-            privileged: What the critic reads and the policy does not.
+            privileged: The critic's privileged information.
 
         Raises:
             EnvError: The environment failed.
-            DataError: A conversation cannot continue with this chat template, or opens with too many tokens, or without
-                what the critic reads.
+            DataError: A conversation cannot continue with this chat template, opens with too many tokens, or lacks
+                privileged information.
         """
         self._stop_ids = frozenset(stop_ids)
         self._privileged = privileged
@@ -324,7 +324,7 @@ class Episodes:
         limits: The limits.
         stop_ids: The tokens that end a turn of the policy.
         waited: Counts the environment's seconds.
-        privileged: What the critic reads and the policy does not.
+        privileged: The critic's privileged information.
     """
 
     environment: Environment
@@ -378,7 +378,7 @@ class Episodes:
         return answers
 
     def rows(self) -> list[Mapping[str, Any] | None]:
-        """Each prompt's row, with what the environment lets only a critic read; None for an episode that failed."""
+        """Each prompt's row, with the environment's privileged information; None for an episode that failed."""
         states = [self._states[row] for row in range(len(self.prompts))]
         return [
             None if state.ending == "failed" else {**prompt.row, **state.privileged}

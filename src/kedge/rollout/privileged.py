@@ -1,7 +1,7 @@
-"""What a critic reads and the policy does not: a text with columns of a prompt's row, between prompt and response.
+"""Privileged information: columns of a prompt's row that a critic reads, and the policy does not.
 
-A baseline may depend on anything but the actions from here on, so the policy's gradient stays unbiased, and nothing of
-the text reaches the policy.
+They become a text between prompt and response. A baseline may depend on anything but the actions that follow, so the
+policy's gradient stays unbiased.
 
 Source: asymmetric actor-critic: Pinto et al. (arXiv 1710.06542); Baisero & Amato (2105.11674), who condition the value
 on the policy's own state as well.
@@ -30,7 +30,7 @@ def privileged_text(template: str | None) -> PrivilegedText | None:
 
 @dataclass(frozen=True)
 class PrivilegedText:
-    """A template for a critic's privileged text.
+    """Renders privileged information.
 
     Args:
         template: A text with columns in braces.
@@ -42,7 +42,7 @@ class PrivilegedText:
         """The text's tokens for a row of the data.
 
         Raises:
-            DataError: The row lacks a column; it is called by its `place`.
+            DataError: The row lacks a column; the message names its `place`.
         """
         columns = [name for _, name, _, _ in Formatter().parse(self.template) if name]
         if missing := [name for name in columns if row.get(name) is None]:

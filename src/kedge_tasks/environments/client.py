@@ -68,7 +68,7 @@ class Environment:
             episodes: The row of the data and a seed, by the episode's number.
 
         Returns:
-            For each, the messages that follow the row's prompt, and what a critic may read; None for one that failed.
+            For each, the messages that follow the row's prompt, and privileged information; None for one that failed.
 
         Raises:
             EnvError: The process ended, or could not be interrupted; also raised by the other methods.

@@ -30,8 +30,8 @@ Args:
 
 An instance plays one episode at a time, and is `reset` for the next; without `reset`, each episode gets a new instance.
 
-Both may have a method `privileged()`, called after `reset`: it returns a mapping, such as {"secret": 7}, with what a
-critic may read and the policy must not.
+Both may have a method `privileged()`, called after `reset`: it returns a mapping, such as {"secret": 7}, of privileged
+information: a critic may read it, the policy does not.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Turn:
         ending: How the episode ended; None if it continues.
         num_calls: Tools that the policy called.
         num_errors: Calls that failed, or could not be read.
-        privileged: What only a critic may read, by name, when an episode opens.
+        privileged: Privileged information for a critic, by name, when an episode opens.
     """
 
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -245,7 +245,7 @@ def _check_signatures(environment: Any, name: str) -> None:
 
 
 async def _privileged(environment: Any, name: str) -> dict[str, Any]:
-    """What an environment shows to a critic; empty without a method `privileged`."""
+    """An environment's privileged information for a critic; empty without a method `privileged`."""
     get_privileged = getattr(environment, "privileged", None)
     if get_privileged is None:
         return {}

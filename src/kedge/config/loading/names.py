@@ -35,8 +35,8 @@ def _words(dotted: str) -> list[str]:
 def full_name(name: str, stage: str | None = None, *, value: object = None) -> str:
     """The dotted name of a field; dotted names and names at the top level are returned unchanged.
 
-    A name of both a section and a field, such as `critic`, is the section if its value is a mapping of other names than
-    those that the field takes, else the field.
+    A name of both a section and a field, such as `critic`, is the field, unless its value is a mapping with keys that
+    the field does not accept.
 
     Args:
         name: As the user wrote it.

@@ -121,7 +121,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @property
     def privileged(self) -> str | None:
-        """What `critic=privileged` reads after the prompt: a text with columns in braces; None for another critic."""
+        """The critic's privileged information: a text with columns in braces; None for a critic without it."""
         if self.critic.name != "privileged":
             return None
         columns = self.critic.parameter or ["answer"]

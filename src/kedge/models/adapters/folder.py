@@ -152,7 +152,7 @@ class AdapterFolder:
 
     @property
     def privileged(self) -> object:
-        """What a critic reads and the policy does not; see `ScalarModel.privileged`. Errors as in `score_shift`."""
+        """The template of a critic's privileged information; see `ScalarModel`. Errors as in `score_shift`."""
         return self._scalar_settings.get(PRIVILEGED)
 
     @property
@@ -265,7 +265,7 @@ def _is_crowded(name: str, value: object) -> bool:
 
 
 def write_shift(folder: Path, shift: float, privileged: str | None) -> None:
-    """Write the shift that is subtracted from an adapter's scores, and what a critic reads and the policy does not."""
+    """Write the shift that is subtracted from an adapter's scores, and the template of privileged information."""
     settings = {SHIFT: shift} if privileged is None else {SHIFT: shift, PRIVILEGED: privileged}
     (folder / SHIFT_FILE).write_text(json.dumps(settings) + "\n", encoding="utf-8")
 

@@ -24,7 +24,7 @@ INDEX = "index.json"
 STORED = ("prompt_ids", "prompt_mask", "response_ids", "token_mask", "action_mask", "stopped", "group")
 """The tensors of a rollout that are needed to train a critic."""
 PRIVILEGED = ("privileged_ids", "privileged_mask")
-"""Those that only a critic with privileged information has."""
+"""Further tensors, for a critic with privileged information."""
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,7 @@ def _kind(source: str) -> Literal["shared", "separate"]:
 
 
 def _privileged_of(config: Config) -> object:
-    """What a saved separate critic reads and the policy does not; None for another critic."""
+    """The template of a saved critic's privileged information; None without it."""
     source = config.ppo.critic_init
     with _named():
         if (adapter := find_adapter(source)) is not None:

@@ -71,7 +71,7 @@ class Roles:
         pretraining: The pretraining loss of ptx mixing, or None.
         own: The user's own parts of the algorithm.
         player: Plays episodes with an environment; None for responses of a single turn.
-        privileged: What the critic reads and the policy does not, if anything.
+        privileged: The critic's privileged information; None without it.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -277,7 +277,7 @@ def _check_privileged(
     prompts: Sequence[Prompt],
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Check that all rows have what the critic reads, and that it fits beside the longest prompt and response."""
+    """Check that all rows have the privileged information, and that it fits beside the longest prompt and response."""
     longest = privileged.longest(prompts, tokenizer)
     limit = None if actor_critic.critic is None else actor_critic.critic.context_length
     if limit is None or not prompts:
