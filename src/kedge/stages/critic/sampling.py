@@ -97,10 +97,10 @@ def as_first_update(config: Config, *, holds_out: bool) -> Config:
     config = config_at(config, 1)
     settings = config.critic
     advantages = config.ppo
-    is_same = advantages.resolved_critic == settings.kind  # then it may be privileged
+    is_privileged = settings.kind == "separate" and advantages.privileged is not None
     ppo = PpoConfig.model_validate(
         {
-            "critic": advantages.critic if is_same else settings.kind,
+            "critic": advantages.critic if is_privileged else settings.kind,
             "critic_init": settings.base,
             "advantage": "to_go",
             "gamma": advantages.gamma,
