@@ -394,7 +394,7 @@ def effective_settings(*configs: Config) -> list[dict[str, Any]]:
     for config, settings in zip(configs, every, strict=True):
         exact = config.rollout.engine.name == "builtin" and not config.rollout.max_staleness
         values = {
-            "critic": config.ppo.resolved_critic if config.ppo.critic == "auto" else config.ppo.critic,
+            "critic": config.ppo.resolved_critic if config.ppo.critic == "auto" else settings["ppo"]["critic"],
             "whiten_advantages": config.ppo.whitens_advantages,
             "old_logprobs": {"trainer": None}
             if exact and config.ppo.importance_cap == "auto"

@@ -26,8 +26,10 @@ PENALIZED = ("kl_penalty_fixed", "kl_penalty_adaptive")
 KINDS: Mapping[str, Literal["shared", "separate", "none"]] = {
     "shared": "shared",
     "detached": "shared",
+    "readout": "shared",
     "separate": "separate",
     "frozen_attention": "separate",
+    "frozen": "separate",
     "none": "none",
 }
 """The kind of critic that each value of `critic` stands for."""
@@ -118,6 +120,16 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
         return self.critic_init not in ("auto", "reward", "policy")
 
     @property
+    def critic_passes(self) -> int:
+        """Passes over the responses per epoch that train the critic; 0 for one that no loss trains (at first)."""
+        return 0 if self.critic.name in ("readout", "frozen") else self.num_critic_epochs
+
+    @property
+    def readout_batches(self) -> int:
+        """Number of batches that `critic=readout` is fitted to."""
+        return self.critic.parameter or 4
+
+    @property
     def value_weight(self) -> float:
         """The weight of the value loss, whose squares are halved: value_coef, or twice that for value_loss=mse."""
         return self.value_coef * (2.0 if self.value_loss.name == "mse" else 1.0)
@@ -159,7 +171,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
     def resolved_critic(self) -> Literal["shared", "separate", "none"]:
         """The kind of critic, `auto` resolved."""
         if self.critic != "auto":
-            return KINDS[self.critic]
+            return KINDS[self.critic.name]
         return "shared" if may_need_critic(self.estimator) else "none"
 
     @check
@@ -223,7 +235,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @check
     def _check_init(self) -> None:
-        if self.critic in ("auto", "shared", "detached") and self.critic_init == "reward":
+        if self.critic.name in ("auto", "shared", "detached", "readout") and self.critic_init == "reward":
             raise ValueError("ppo.critic_init=reward needs ppo.critic=separate")
 
     @check
