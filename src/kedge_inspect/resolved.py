@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from kedge_base.estimators import NEED_GROUPS, UNWHITENED, may_need_critic
 from kedge_inspect.record import RunRecord
@@ -11,20 +12,38 @@ KL_COSTS = ("reward/total", "reward/kl")
 """Metrics that are redundant if the rewards contain no KL: the score of the responses trained on, and 0."""
 
 
+KINDS = {"detached": "shared", "readout": "shared", "frozen_attention": "separate", "frozen": "separate"}
+"""Values of `ppo.critic` that are kinds of another one."""
+
+
 def critic_of(run: RunRecord) -> str:
     """The kind of critic: `shared`, `separate` or `none`; empty if the run's configuration does not say."""
-    critic = str(run.setting("ppo.critic") or "")
+    critic = _word(run.setting("ppo.critic") or "")
     if critic != "auto":
-        return {"detached": "shared", "frozen_attention": "separate"}.get(critic, critic)
+        return KINDS.get(critic, critic)
     if "critic" in run.roles:
         return "separate"
     return "shared" if may_need_critic(_advantage_of(run)) else "none"
 
 
 def _advantage_of(run: RunRecord) -> str:
-    """The estimator's name, without its parameter."""
-    written = run.setting("ppo.advantage") or "gae"
-    return "".join(written) if isinstance(written, Mapping) else str(written)
+    return _word(run.setting("ppo.advantage") or "gae")
+
+
+def _word(written: object) -> str:
+    """A value's name, without its parameter."""
+    return "".join(cast("Mapping[str, object]", written)) if isinstance(written, Mapping) else str(written)
+
+
+def num_readout_batches(run: RunRecord) -> int | None:
+    """Number of batches that a read-out is fitted to; None for another critic."""
+    written = run.setting("ppo.critic")
+    return 4 if written == "readout" else run.setting("ppo.critic.readout")
+
+
+def is_frozen(run: RunRecord) -> bool:
+    """True if the critic is not trained, or was not up to the last update."""
+    return run.setting("ppo.critic") == "frozen" and run.series("value/frozen")[1][-1:] != [0.0]
 
 
 def is_detached(run: RunRecord) -> bool:
