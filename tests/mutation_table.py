@@ -18,6 +18,8 @@ MASKING = "tests/algorithm/test_masking.py"
 POLICY = "tests/algorithm/test_policy_losses.py"
 PREFERENCE = "tests/algorithm/test_preference.py"
 READOUT = "tests/algorithm/test_readout.py"
+STATES = "tests/training/test_readout.py"
+CHEAP = "tests/stages/ppo/test_cheap_critics.py"
 SHAPING = "tests/algorithm/test_shaping.py"
 FITTED_CRITIC = "tests/stages/test_critic.py"
 LANGUAGE = "tests/models/test_language.py"
@@ -747,6 +749,41 @@ MUTATIONS = (
         ' if may_need_critic(self.estimator) else "none"',
         "",
         "tests/stages/ppo/test_critic_free.py::test_nothing_of_a_critic_is_logged_or_saved",
+    ),
+    Mutation(
+        "readout-that-forgets-nothing",
+        "Readout.fit",
+        "kept.mul_(self._decay)",
+        "kept",
+        f"{STATES}::test_the_head_is_the_ridge_regression_of_recent_states_by_hand[False-None]",
+    ),
+    Mutation(
+        "readout-of-every-epoch",
+        "Readout.read",
+        "chosen = is_new & (",
+        "chosen = (",
+        f"{STATES}::test_passes_of_its_own_read_the_same_states",
+    ),
+    Mutation(
+        "readout-penalty-without-held-out-prompts",
+        "second_half",
+        "rollout.group % 2 == 1",
+        "torch.zeros_like(rollout.group, dtype=torch.bool)",
+        f"{STATES}::test_responses_to_a_prompt_are_in_one_half_unless_it_is_the_only_one",
+    ),
+    Mutation(
+        "thaw-by-the-mean-of-shares",
+        "FrozenCritic.observe",
+        "[(1 - metrics[EXPLAINED]) * variance, variance]",
+        "[1 - metrics[EXPLAINED], 1.0]",
+        f"{CHEAP}::test_a_critic_is_thawed_by_five_updates_together",
+    ),
+    Mutation(
+        "frozen-critic-in-every-pass",
+        "LanguageLearner._forward",
+        "values or self.needs_values",
+        "True",
+        f"{CHEAP}::test_a_frozen_critic_stays_to_the_bit_and_has_no_optimizer_state",
     ),
     Mutation(
         "sequence-ratio-without-length",

@@ -174,7 +174,7 @@ def test_help_is_short_of_types(
     assert "list[" not in shown
 
 
-CRITICS = ("auto", "shared", "detached", "separate", "frozen_attention", "none")
+CRITICS = ("auto", "shared", "detached", "readout", "separate", "frozen_attention", "frozen", "none", "privileged")
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,8 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     elsewhere |= {f"policy/sampler_{of}_p{percent}" for of in ("ratio", "response") for percent in ("01", "50", "99")}
     # With an advantage that compares the responses to a prompt.
     elsewhere |= {"group/single"}
+    # With ppo.critic=frozen.
+    elsewhere |= {"value/frozen"}
     # With data.draw={evenly: 3}.
     elsewhere |= {"prompt/resting"}
     # With ppo.importance_mask.

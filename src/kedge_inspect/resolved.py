@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from kedge_base.estimators import NEED_GROUPS, UNWHITENED, may_need_critic
 from kedge_inspect.record import RunRecord
@@ -11,11 +12,21 @@ KL_COSTS = ("reward/total", "reward/kl")
 """Metrics that are redundant if the rewards contain no KL: the score of the responses trained on, and 0."""
 
 
+KINDS = {
+    "detached": "shared",
+    "readout": "shared",
+    "frozen_attention": "separate",
+    "frozen": "separate",
+    "privileged": "separate",
+}
+"""Values of `ppo.critic` that are kinds of another one."""
+
+
 def critic_of(run: RunRecord) -> str:
     """The kind of critic: `shared`, `separate` or `none`; empty if the run's configuration does not say."""
-    critic = _name(run.setting("ppo.critic") or "")
+    critic = _word(run.setting("ppo.critic") or "")
     if critic != "auto":
-        return {"detached": "shared", "frozen_attention": "separate", "privileged": "separate"}.get(critic, critic)
+        return KINDS.get(critic, critic)
     if "critic" in run.roles:
         return "separate"
     return "shared" if may_need_critic(_advantage_of(run)) else "none"
@@ -24,19 +35,30 @@ def critic_of(run: RunRecord) -> str:
 def privileged_of(run: RunRecord) -> str:
     """The critic's privileged information: columns, or a text with columns in braces; empty without it."""
     written = run.setting("ppo.critic")
-    if _name(written) != "privileged":
+    if _word(written) != "privileged":
         return ""
     columns = written["privileged"] if isinstance(written, Mapping) else ["answer"]
     return repr(columns) if isinstance(columns, str) else ", ".join(map(str, columns))
 
 
 def _advantage_of(run: RunRecord) -> str:
-    return _name(run.setting("ppo.advantage") or "gae")
+    return _word(run.setting("ppo.advantage") or "gae")
 
 
-def _name(written: object) -> str:
-    """A choice's name, without its parameter."""
-    return "".join(written) if isinstance(written, Mapping) else str(written)
+def _word(written: object) -> str:
+    """A value's name, without its parameter."""
+    return "".join(cast("Mapping[str, object]", written)) if isinstance(written, Mapping) else str(written)
+
+
+def num_readout_batches(run: RunRecord) -> int | None:
+    """Number of batches that a read-out is fitted to; None for another critic."""
+    written = run.setting("ppo.critic")
+    return 4 if written == "readout" else run.setting("ppo.critic.readout")
+
+
+def is_frozen(run: RunRecord) -> bool:
+    """True if the critic is not trained, or was not up to the last update."""
+    return run.setting("ppo.critic") == "frozen" and run.series("value/frozen")[1][-1:] != [0.0]
 
 
 def is_detached(run: RunRecord) -> bool:

@@ -29,6 +29,7 @@ from kedge.config import Config
 from kedge.models import ActorCritic, LanguageModel, Precision, ScalarModel, TokenRows, hold_frozen
 from kedge.models.adapters import Adapter, AdapterSettings
 from kedge.models.frozen import FrozenDtype, hold_bases
+from kedge.models.language import ValueGradient
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.models.pretrained import (
     check_weight_files,
@@ -172,17 +173,21 @@ class HollowModels:
 
     def actor_critic(self, *, freezes: bool = False) -> ActorCritic:
         """Policy and critic of a PPO run; parts of the critic that PPO freezes are frozen."""
+        kind = self.config.ppo.critic.name
         policy = self.policy(value_head=self.config.ppo.resolved_critic == "shared")
         critic = None
         if "critic" in self.blueprints:
             critic = self._scalar("critic", adapter_of(self.config))
             if (bins := value_bins_of(self.config)) is not None:
                 critic.predict_histogram(bins)
-            if freezes and self.config.ppo.critic == "frozen_attention":
+            if freezes and kind == "frozen_attention":
                 freeze_attention(critic)
+            elif freezes and kind == "frozen":
+                critic.requires_grad_(False)
             self._counted("critic", critic)
-        is_detached = self.config.ppo.critic == "detached"
-        actor_critic = ActorCritic(policy, critic, value_gradient="head" if is_detached else "trunk")
+        # The sums of a read-out are counted by the update, not made.
+        gradients: Mapping[str, ValueGradient] = {"detached": "head", "readout": "head", "frozen": "none"}
+        actor_critic = ActorCritic(policy, critic, value_gradient=gradients.get(kind, "trunk"))
         if self.config.runtime.activation_checkpointing:
             actor_critic.checkpoint_activations()
         return actor_critic

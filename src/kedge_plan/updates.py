@@ -267,6 +267,10 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
     reference = models.reference() if loop.needs_reference else None
     copies = _allocate(_copied_ahead(config, actor_critic.policy))
     phases.counter.hold([copies], ("weights", "sampler"))
+    head = actor_critic.value_head if loop.critic.name == "readout" else None
+    square = 0 if head is None or subject.accelerator else 8 * head.in_features**2  # in the CPU's memory
+    sums = _allocate(4 * square)  # of both halves, kept and of this update
+    phases.counter.hold([sums], ("weights", "read-out"))
     rows, minibatches = _trial_rows(subject.rows, loop.num_minibatches)
     # The KL of models without contents is meaningless and must not stop the epochs early.
     schedules = {**config.schedules, "ppo.num_epochs": {1: 1}, "ppo.early_stop_kl": {1: 1e9}}
@@ -293,6 +297,9 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
         experience = trainer.estimate(scored)
         phases.start("train", "policy", times=epochs * passes)
         result = trainer.improve(experience)
+        if head is not None:
+            phases.start("fit", "policy")
+            _allocate(SQUARES * square)
         phases.end()
     models.sizes.update(_cost(subject, trainer, scorers, experience, result))
 
@@ -329,9 +336,10 @@ def _cost(
     flops = costs.metrics(
         rows,
         sampled=(rows, rows.one_per_prompt()) if settings.needs_baseline else (),
-        evaluated="nothing" if result.reused_first_pass else trainer.evaluated,
+        evaluated=trainer.evaluated_before(result),
         num_passes=per_epoch * result.num_gradients,
         train_policy=True,
+        train_critic=roles.actor_critic.trains_critic,
         num_critic_passes=per_epoch * result.num_critic_gradients,
         num_readings=int(settings.measures_distance),
         shares_prompts=max(rows.lengths) <= roles.actor_critic.shares_up_to,

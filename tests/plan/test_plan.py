@@ -90,12 +90,24 @@ def test_lengths_of_an_update_are_like_those_of_the_data() -> None:
         {"ppo.num_minibatches": 2, "runtime.micro_batch_tokens": 64},
         {"ppo.critic": "separate", "runtime.activation_checkpointing": True},
         {"ppo.critic": "frozen_attention"},
+        {"ppo.critic": "frozen"},
+        {"ppo.critic": "readout"},
         {"adapter.kind": "lora", "adapter.base_dtype": "int8"},
         {"optimization.optimizer": "muon", "ppo.critic": "none", "ppo.advantage": "rloo", "rollout.num_responses": 2},
         {"ppo.value_loss": "hl_gauss", "runtime.frozen_dtype": "int8"},
         {"rollout.max_staleness": 1},
     ],
-    ids=["micro-batches", "separate critic", "frozen attention", "base in 8 bits", "muon", "histogram", "ahead"],
+    ids=[
+        "micro-batches",
+        "separate critic",
+        "frozen attention",
+        "frozen",
+        "read-out",
+        "base in 8 bits",
+        "muon",
+        "histogram",
+        "ahead",
+    ],
 )
 def test_the_planned_peak_is_that_of_a_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Within 5 %: the published target of the closed form's median."""
@@ -130,8 +142,20 @@ GRPO = {"ppo.advantage": "grpo", "ppo.kl_in": {"loss": "k3"}, "ppo.critic": "non
         {"ppo.num_minibatches": 2, "runtime.micro_batch_tokens": 64},
         {"adapter.kind": "lora"},
         {"ppo.critic": "separate", "ppo.num_minibatches": 4, "ppo.early_stop_kl": 0.5},
+        {"ppo.critic": "frozen", "ppo.num_critic_epochs": 2},
+        {"ppo.critic": "readout", "ppo.num_minibatches": 2},
     ],
-    ids=["four epochs", "grpo", "remax", "separate critic", "micro-batches", "lora", "early stop"],
+    ids=[
+        "four epochs",
+        "grpo",
+        "remax",
+        "separate critic",
+        "micro-batches",
+        "lora",
+        "early stop",
+        "frozen",
+        "read-out",
+    ],
 )
 @pytest.mark.parametrize("model", [False, True], ids=["function", "reward model"])
 def test_the_planned_cost_of_an_update_is_that_of_a_run(tmp_path: Path, settings: dict[str, Any], model: bool) -> None:

@@ -75,6 +75,24 @@ def separate(models: Path) -> dict[str, Any]:
     }
 
 
+def readout(models: Path) -> dict[str, Any]:
+    """A read-out of the policy's states, of rows that the ranks share unevenly, first while the policy waits."""
+    return {
+        **PPO,
+        "reward": vowels_of_all,
+        "num_prompts": 5,
+        "num_responses": 2,
+        "num_minibatches": 2,
+        "ppo.critic": {"readout": 2},
+        "ppo.value_warmup_updates": 1,
+    }
+
+
+def frozen(models: Path) -> dict[str, Any]:
+    """A separate critic that is not trained."""
+    return {**PPO, "reward": models / "reward", "num_prompts": 4, "ppo.critic": "frozen"}
+
+
 def idle(models: Path) -> dict[str, Any]:
     """Fewer rows in a minibatch than ranks; no critic."""
     return {
@@ -227,6 +245,8 @@ def recomputed(models: Path) -> dict[str, Any]:
 POLICY_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "shared": shared,
     "separate": separate,
+    "readout": readout,
+    "frozen": frozen,
     "idle": idle,
     "recomputed": recomputed,
     "episodes": episodes,

@@ -94,7 +94,19 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
     check(
         tmp_path,
         2,
-        ("shared", "shared:shard", "ahead", "episodes", "sft", "generate", "evaluate:shard", "reward:shard"),
+        (
+            "shared",
+            "shared:shard",
+            "readout",
+            "readout:shard",
+            "frozen:shard",
+            "ahead",
+            "episodes",
+            "sft",
+            "generate",
+            "evaluate:shard",
+            "reward:shard",
+        ),
     )
     for name in ("replicate", "shard"):
         folder = tmp_path / "several" / "runs" / ("shared" if name == "replicate" else "shared-shard")

@@ -131,13 +131,15 @@ def test_after_a_critic_comes_ppo_with_its_settings_of_ppo_and_sampling() -> Non
         (None, ["ppo.value_loss={hl_gauss: [-1,3,101]}"], "auto", {"value_loss": {"hl_gauss": (-1, 3, 101)}}),
         (None, ["ppo.critic=separate", "ppo.critic_learning_rate=1e-4"], "separate", {"critic_learning_rate": 1e-4}),
         (None, ["ppo.critic=detached"], "separate", {"critic": "separate"}),
+        (None, ["ppo.critic=frozen"], "frozen", {}),
+        (None, ["critic.kind=shared", "ppo.critic={readout: 3}"], {"readout": 3}, {}),
         ("vapo", ["critic.kind=shared"], "shared", {"value_gae_lambda": 1.0}),
         ("rloo", ["ppo.critic=shared", "ppo.value_warmup_updates=2"], "separate", {"value_warmup_updates": 2}),
         (None, ["schedules={ppo.kl_coef: {1: 0.2}}"], "auto", {}),
     ],
 )
 def test_the_command_after_a_critic_is_valid_whatever_was_set(
-    preset: str | None, overrides: list[str], kind: str, expected: dict[str, object]
+    preset: str | None, overrides: list[str], kind: object, expected: dict[str, object]
 ) -> None:
     _, config = after_critic(*overrides, preset=preset)
     assert config.ppo.critic == kind

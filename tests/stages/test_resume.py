@@ -23,6 +23,7 @@ from kedge.stages.ppo import guarding, run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.rlhf import run_rlhf
 from kedge.stages.sft import run_sft
+from kedge.training import controllers
 from kedge.training.checkpoint.store import newest_valid
 from kedge.training.stopping import Terminated
 from kedge_base.errors import ConfigError, DataError, ModelError, OutputError
@@ -104,6 +105,9 @@ def assert_same(resumed: Path, whole: Path) -> None:
             "value_warmup_updates": 3,
             "value_loss": "hl_gauss",
         },
+        {"ppo.critic": {"readout": 3}, "num_responses": 2, "advantage": "rloo_critic", "num_minibatches": 1},
+        {"critic": "readout", "value_warmup_updates": 2},
+        {"critic": "frozen"},  # thawed after the second update
         # The second update explains 0.015: the warm-up ends after it.
         {"ppo.value_warmup_updates.until": 0.01, "value_warmup_updates": 4, "kl_controller": "schulman"},
         {"kl_coef": 0.0, "precision": "bf16", "num_minibatches": 1},
@@ -120,6 +124,7 @@ def assert_same(resumed: Path, whole: Path) -> None:
 )
 def test_ppo_goes_on_to_the_bit(tmp_path, policy, stop_at, settings, monkeypatch):
     monkeypatch.setattr(guarding, "SPIKE_HISTORY", 2)
+    monkeypatch.setattr(controllers, "BLIND_UPDATES", 2)
     (tmp_path / "reward.py").write_text(DRAWS)
     rewards = [f"{tmp_path / 'reward.py'}:noisy"]
     # Six prompts, four an update: the run stops in the middle of an epoch over them.

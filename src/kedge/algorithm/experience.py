@@ -258,6 +258,7 @@ class PolicyOutputs:
         kl: KL(π_old‖π) of the distribution at each action, nats, from the policy at the start of the epochs to the
             current one; 0 elsewhere. None for a policy that keeps only the probabilities of its actions, so that the KL
             is estimated from them.
+        states: the hidden state of each slot, row by row; None unless the critic is a read-out of them.
     """
 
     logprobs: Float[Tensor, "batch time"]
@@ -265,6 +266,7 @@ class PolicyOutputs:
     values: Float[Tensor, "batch time"] | None
     value_logits: Float[Tensor, "batch time bins"] | None = None
     kl: Float[Tensor, "batch time"] | None = None
+    states: Float[Tensor, "slots dim"] | None = None
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class ReadoutSums:
         features: Σx.
         target: Σy.
         square: Σy².
-        count: Examples.
+        count: Examples; a fraction where sums have been weighted.
     """
 
     gram: Float[Tensor, "dim dim"]
@@ -60,7 +60,7 @@ class ReadoutSums:
     features: Float[Tensor, " dim"]
     target: float = 0.0
     square: float = 0.0
-    count: int = 0
+    count: float = 0
 
     @classmethod
     def empty(cls, dim: int) -> ReadoutSums:
@@ -70,11 +70,11 @@ class ReadoutSums:
 
     def add(self, features: Float[Tensor, "examples dim"], targets: Float[Tensor, " examples"]) -> None:
         """Add examples."""
-        rows = features.double().cpu()
-        values = targets.double().cpu()
-        self.gram += rows.T @ rows
-        self.cross += rows.T @ values
-        self.features += rows.sum(0)
+        rows = features.double()
+        values = targets.double()
+        self.gram += (rows.T @ rows).cpu()
+        self.cross += (rows.T @ values).cpu()
+        self.features += rows.sum(0).cpu()
         self.target += float(values.sum())
         self.square += float(values @ values)
         self.count += len(values)
@@ -88,8 +88,7 @@ class ReadoutSums:
     def of(cls, flat: Float[Tensor, " numbers"], dim: int) -> ReadoutSums:
         """The sums that `flat` returned."""
         gram, cross, features, numbers = torch.split(flat, [dim * dim, dim, dim, 3])
-        target, square, count = map(float, numbers)
-        return cls(gram.view(dim, dim), cross, features, target, square, int(count))
+        return cls(gram.view(dim, dim), cross, features, *map(float, numbers))
 
     def __add__(self, other: ReadoutSums) -> ReadoutSums:
         return ReadoutSums(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))

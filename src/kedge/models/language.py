@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kedge.algorithm.critic import Bins
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs, Rollout
 from kedge.algorithm.logprobs import token_logprobs_and_entropy
+from kedge.algorithm.readout import ReadoutSums
 from kedge.models.adapters import Adapter
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values, scale_head
 from kedge.models.packing.packed import TokenRows
@@ -31,7 +32,7 @@ from kedge_base.errors import ModelError
 if TYPE_CHECKING:
     from kedge.models.scalar import ScalarModel
 
-ValueGradient = Literal["trunk", "head"]
+ValueGradient = Literal["trunk", "head", "none"]
 
 ROUNDING = 1e-6
 """Relative spread below which numbers count as equal."""
@@ -349,16 +350,19 @@ class ActorCritic(nn.Module):
         policy: The policy; its value head, if any, is the critic.
         critic: A separate critic, for a policy without a value head.
         value_gradient: The gradient of the values reaches the trunk that a value head shares with the policy,
-            or ends at the head.
+            or ends at the head; none: the critic is not trained, and is left out of training passes.
 
     Attributes:
         values_started: False for a new critic that has yet to be fitted to the first returns; see `start_values`. None
             without a critic.
+        readout: The sums that an untrained value head is fitted to, of two halves; None for any other critic. See
+            `Readout`.
 
     Source: spec §7.34.
     """
 
     values_started: Tensor | None
+    readout: Tensor | None
 
     def __init__(
         self, policy: LanguageModel, critic: ScalarModel | None = None, *, value_gradient: ValueGradient = "trunk"
@@ -368,9 +372,15 @@ class ActorCritic(nn.Module):
         self.policy = policy
         self.critic = critic
         self.value_gradient = value_gradient
-        # A buffer, so that it is restored together with the weights that it describes.
+        # Buffers, so that they are restored together with the weights that they describe.
         started = torch.tensor(True, device=policy.device) if self.has_critic else None
         self.register_buffer("values_started", started, persistent=False)
+        head = None if self.trains_critic else policy.value_head
+        sums = None
+        if head is not None:
+            head.requires_grad_(False)
+            sums = ReadoutSums.empty(head.in_features).flat().repeat(2, 1)
+        self.register_buffer("readout", sums, persistent=False)
 
     @property
     def device(self) -> torch.device:
@@ -381,6 +391,15 @@ class ActorCritic(nn.Module):
     def has_critic(self) -> bool:
         """True if the model has a value head or a separate critic."""
         return self.critic is not None or self.policy.value_head is not None
+
+    @property
+    def trains_critic(self) -> bool:
+        """True if a gradient of the values trains a critic."""
+        return self.has_critic and self.value_gradient != "none"
+
+    def train_critic(self) -> None:
+        """Train a separate critic from now on."""
+        self.value_gradient = "trunk"
 
     def policy_parameters(self) -> Iterator[nn.Parameter]:
         """The policy's parameters without the value head; frozen while the critic warms up."""
@@ -455,7 +474,7 @@ class ActorCritic(nn.Module):
 
     def separable_parameters(self) -> Iterator[nn.Parameter]:
         """The critic's parameters, if no gradient of the values reaches the policy; otherwise empty."""
-        separable = self.critic is not None or self.value_gradient == "head"
+        separable = self.critic is not None or self.value_gradient != "trunk"
         return self.critic_parameters() if separable else iter(())
 
     def checkpoint_activations(self) -> None:
@@ -472,6 +491,7 @@ class ActorCritic(nn.Module):
         precision: Precision = "fp32",
         entropy_gradient: bool = False,
         value_after_last: bool = False,
+        values: bool = True,
     ) -> PolicyOutputs:
         """Evaluate the actions of some rows under the current weights.
 
@@ -482,6 +502,7 @@ class ActorCritic(nn.Module):
             entropy_gradient: Keep the entropy differentiable, for an entropy bonus; otherwise it is only a metric.
             value_after_last: Also return the value of the state after the last action if the rollout is wide enough:
                 the slot of the score with `score_at: after_last`.
+            values: Also return the critic's values, if there is a critic.
         """
         reading = _Reading.of(rollout, after_last=value_after_last)
         measure = partial(token_logprobs_and_entropy, temperature=temperature, entropy_gradient=entropy_gradient)
@@ -489,16 +510,17 @@ class ActorCritic(nn.Module):
             hidden = self.policy.hidden(reading.rows)[reading.states]
             logprobs, entropy = self.policy.over_logits(measure, reading.at_actions(hidden), reading.actions)
             shared = hidden if self.value_gradient == "trunk" else hidden.detach()
-            values = logits = None
-            if self.has_critic:
+            read = None
+            if values and self.has_critic:
                 is_same = rollout.privileged_ids is None
-                read = reading if is_same else self._critic_reading(rollout, after_last=value_after_last)
-                values, logits = read.pad_values(self._read_values(read, shared))
+                seen = reading if is_same else self._critic_reading(rollout, after_last=value_after_last)
+                with torch.set_grad_enabled(torch.is_grad_enabled() and self.trains_critic):
+                    read = seen.pad_values(self._read_values(seen, shared))
         return PolicyOutputs(
-            logprobs=reading.pad(logprobs, reading.action_mask),
-            entropy=reading.pad(entropy, reading.action_mask),
-            values=values,
-            value_logits=logits,
+            reading.pad(logprobs, reading.action_mask),
+            reading.pad(entropy, reading.action_mask),
+            *(read or (None, None)),
+            states=None if self.readout is None else hidden.detach(),
         )
 
     def value_states(

@@ -259,11 +259,10 @@ def _of_ppo(config: Config) -> dict[str, Any]:
     """
     kind = config.critic.kind
     kept = _changed(config, "ppo.", "rollout.", "reward_functions.", "schedules")
-    written = kept.get("ppo.critic")
     for name in ("ppo.critic", "ppo.critic_init", *(["ppo.critic_learning_rate"] if kind == "shared" else [])):
         kept.pop(name, None)
     if config.ppo.critic != "auto" and config.ppo.resolved_critic == kind:
-        return {**kept, "ppo.critic": written}
+        return {**kept, "ppo.critic": config.ppo.model_dump()["critic"]}
     is_open = config.ppo.critic == "auto" and "ppo.critic_learning_rate" not in kept
     return kept if is_open else {**kept, "ppo.critic": kind}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kedge.algorithm.controllers import adapt_entropy_coef, adapt_kl_coef_schulman, adapt_kl_coef_ziegler
@@ -210,6 +210,64 @@ class ValueWarmup:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
         self._length = state["length"]
+
+
+BLIND_UPDATES = 5
+"""Updates over which a frozen critic is judged: a single batch of a good critic can look bad by chance."""
+
+LEAST_EXPLAINED = 0.001
+"""Share of the variance that a frozen critic has to explain. Not 0, since a constant explains 0 up to rounding."""
+
+
+@dataclass
+class FrozenCritic:
+    """Keeps a critic as it is until its values no longer explain anything.
+
+    It is judged by the last updates together, 1 − Σ Var(R − V) / Σ Var(R), so that a batch whose returns hardly vary
+    does not decide. Values are measured on fresh responses, to which nothing has been fitted.
+
+    Attributes:
+        thaw: Lets the critic be trained from now on.
+        errors: Var(R − V) and Var(R) of the last updates.
+        is_frozen: The critic has not been thawed.
+
+    Source: DVPO (arXiv 2502.16944) freezes a pretrained critic for good.
+    """
+
+    thaw: Callable[[], object]
+    errors: list[list[float]] = field(default_factory=list[list[float]])
+    is_frozen: bool = True
+
+    def metrics(self, update: int) -> dict[str, float]:
+        """1 while it is frozen and 0 after that."""
+        return {"value/frozen": float(self.is_frozen)}
+
+    def observe(self, update: int, metrics: Mapping[str, float]) -> str | None:
+        """Record an update; return a line for the user if the critic is trained from the next one on."""
+        variance = metrics["value/returns_std"] ** 2
+        if not (self.is_frozen and variance):
+            return None
+        self.errors = [*self.errors, [(1 - metrics[EXPLAINED]) * variance, variance]][-BLIND_UPDATES:]
+        explained = 1 - sum(error for error, _ in self.errors) / sum(variance for _, variance in self.errors)
+        if len(self.errors) < BLIND_UPDATES or explained >= LEAST_EXPLAINED:
+            return None
+        self.is_frozen = False
+        self.thaw()
+        return (
+            f"The critic is trained from update {update + 1} on: frozen, it explained {explained:.3g} of the variance "
+            f"of the returns in the last {BLIND_UPDATES} updates."
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last updates' errors, and whether it is frozen."""
+        return {"errors": self.errors, "is_frozen": self.is_frozen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self.errors = state["errors"]
+        self.is_frozen = state["is_frozen"]
+        if not self.is_frozen:
+            self.thaw()
 
 
 class EarlyEnd:

@@ -146,7 +146,7 @@ class LanguageLearner:
     @property
     def needs_values(self) -> bool:
         """See `Learner`."""
-        return self.actor_critic.has_critic
+        return self.actor_critic.trains_critic
 
     def find_tokens(self, rollout: Rollout, optimizer: Optimizer) -> None:
         """Find how many tokens a pass over such responses can hold, if that is not known; see `pass_trial`."""
@@ -173,7 +173,7 @@ class LanguageLearner:
         def forward() -> PolicyOutputs | None:
             tokens = tokens_of(self.micro_batch_tokens)
             plan = self.ranks.plan(rollout.row_lengths, tokens, prompts)
-            return self._forward(rollout) if len(plan) == 1 else None
+            return self._forward(rollout, values=True) if len(plan) == 1 else None
 
         prompts = rollout.shared_prompts(self.actor_critic.shares_up_to)
         outputs = within_memory(self.micro_batch_tokens, rollout.row_lengths, forward, prompts=prompts)
@@ -201,7 +201,7 @@ class LanguageLearner:
         """See `Learner`."""
         if self._pending is not None and self._has_first_pass(batch):
             (_, outputs), self._pending = self._pending, None
-            return outputs
+            return outputs if self.needs_values else replace(outputs, values=None)
         return self._forward(batch.rollout)
 
     def repeated(self, batch: Experience, attempt: Callable[[], T]) -> T:
@@ -215,6 +215,12 @@ class LanguageLearner:
     def evaluate_critic(self, batch: Experience) -> CriticOutputs:
         """See `Learner`."""
         return self.actor_critic.critic_outputs(
+            batch.rollout, precision=self.precision, value_after_last=self.value_after_last
+        )
+
+    def value_states(self, batch: Experience) -> Float[Tensor, "slots dim"]:
+        """The states that the critic's head reads."""
+        return self.actor_critic.value_states(
             batch.rollout, precision=self.precision, value_after_last=self.value_after_last
         )
 
@@ -238,11 +244,12 @@ class LanguageLearner:
         pairs = ((getattr(self._pending[0], name), getattr(batch.rollout, name)) for name in names)
         return all(torch.equal(one, other) for one, other in pairs)
 
-    def _forward(self, rollout: Rollout) -> PolicyOutputs:
+    def _forward(self, rollout: Rollout, *, values: bool = False) -> PolicyOutputs:
         return self.actor_critic(
             rollout,
             temperature=self.temperature,
             precision=self.precision,
             entropy_gradient=self.entropy_gradient,
             value_after_last=self.value_after_last,
+            values=values or self.needs_values,
         )

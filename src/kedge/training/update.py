@@ -24,6 +24,9 @@ from kedge_base.errors import ConfigError
 ExtraLoss = Iterator[Callable[[], Iterable[Tensor]]]
 """An additional loss for each step (ptx mixing), as parts that add up; each part is freed before the next."""
 
+ReadStates = Callable[[Int[Tensor, " rows"], Float[Tensor, "slots dim"]], object]
+"""Reads the hidden states of some rows."""
+
 # As in SB3 and Spinning Up, where also only the policy's steps end; spec §6.31.
 EARLY_STOP_MARGIN = 1.5
 
@@ -110,6 +113,7 @@ class UpdateResult:
         num_gradients: Gradients of the total loss that were computed: of the steps taken, and of one that was refused
             or exceeded the KL limit.
         num_critic_gradients: Gradients of the value term alone that were computed.
+        num_readings: Passes over all responses without gradients.
         stopped_early: The approximate KL exceeded its limit; the policy's remaining steps were skipped.
         refused: `check_step` refused a step, and the remaining steps were skipped; or there was nothing to train on.
         distance_moved: Result of the function with this name; None if it was not measured.
@@ -124,6 +128,7 @@ class UpdateResult:
     critic_steps: list[dict[str, float]] = field(default_factory=list)
     num_gradients: int = 0
     num_critic_gradients: int = 0
+    num_readings: int = 0
     stopped_early: bool = False
     refused: bool = False
     distance_moved: float | None = None
@@ -159,6 +164,7 @@ def ppo_update(
     early_stop_kl: float | None = None,
     extra_loss: ExtraLoss | None = None,
     check_step: StepCheck = refuse_nonfinite,
+    read_states: ReadStates | None = None,
 ) -> UpdateResult:
     """Train policy and critic on one batch of experience.
 
@@ -185,6 +191,7 @@ def ppo_update(
             skipped. The critic's steps are still taken: they do not move the policy.
         extra_loss: An additional loss, added to every step.
         check_step: Called before each step; False refuses the step and skips the rest of the update.
+        read_states: Called with the rows of each pass of the policy's first epoch and their hidden states.
 
     Raises:
         ConfigError: Only the critic is to be trained, and the learner has no critic.
@@ -203,11 +210,12 @@ def ppo_update(
         early_stop_kl=early_stop_kl,
         extra_loss=extra_loss,
         check_step=check_step,
+        read_states=read_states,
     )
     shuffled = partial(minibatches_of, len(experience.old_logprobs), num_minibatches)
     for _ in range(num_epochs):
         steps.take_epoch(shuffled(generator))
-        for _ in range(num_critic_epochs - 1):
+        for _ in range(num_critic_epochs - 1 if learner.needs_values else 0):
             steps.take_critic_epoch(shuffled(critic_generator or generator))
     return steps.result
 
@@ -228,6 +236,7 @@ class Steps(Generic[B]):
         early_stop_kl: Target of the approximate KL; see `ppo_update`.
         extra_loss: An additional loss, added to every step.
         check_step: Called before each step; False refuses the step and ends the update.
+        read_states: See `ppo_update`.
         result: The result so far.
     """
 
@@ -239,6 +248,7 @@ class Steps(Generic[B]):
     early_stop_kl: float | None = None
     extra_loss: ExtraLoss | None = None
     check_step: StepCheck = refuse_nonfinite
+    read_states: ReadStates | None = None
     result: UpdateResult = field(default_factory=UpdateResult)
 
     def __post_init__(self) -> None:
@@ -376,7 +386,11 @@ class Steps(Generic[B]):
     ) -> Terms:
         """Compute the total loss of a micro-batch, and record its rows in the epoch."""
         outputs = self.learner.evaluate(part)
-        self.result.passes[-1].record(rows[part_rows], outputs)
+        rows = rows[part_rows]
+        self.result.passes[-1].record(rows, outputs)
+        # In a later epoch, another rank may have read them.
+        if self.read_states is not None and outputs.states is not None and len(rows) and len(self.result.passes) == 1:
+            self.read_states(rows, outputs.states)
         return self.objective(outputs, part, divisors)
 
     def _critic_terms(self, divisors: Divisors, part_rows: Int[Tensor, " part"], part: B) -> Terms:

@@ -11,7 +11,7 @@ from typing import Any
 from kedge_inspect.doctor.rule import SMALLER_STEPS, Direction, Remedy, Symptom, rule, scale, set_to
 from kedge_inspect.doctor.series import MIN_TREND, WINDOW, Series, fmt, read, rose
 from kedge_inspect.record import RunRecord
-from kedge_inspect.resolved import critic_of, is_detached
+from kedge_inspect.resolved import critic_of, is_detached, is_frozen, num_readout_batches
 
 BIASED = 1.0
 """Distance of the mean value from the mean return, in standard deviations of the returns, of a critic that has not even
@@ -95,6 +95,11 @@ def has_critic(run: RunRecord) -> bool:
     return critic_of(run) != "none"
 
 
+def trains_critic(run: RunRecord) -> bool:
+    """True if the run has a critic that a loss trains, or its configuration does not say."""
+    return has_critic(run) and num_readout_batches(run) is None and not is_frozen(run)
+
+
 def with_something_to_explain(run: RunRecord, explained: Series) -> Series:
     """Drop the updates whose returns hardly vary: their explained variance means nothing.
 
@@ -169,9 +174,9 @@ def dead_critic(run: RunRecord, explained: Series, mean: Series, returns: Series
     its own weights and learning rate; else triple `ppo.value_coef` and `ppo.value_head_rate`. A separate critic needs
     about ten times the policy's rate, `ppo.critic_learning_rate` (`bench/defaults/RESULTS.md`).
     `ppo.value_warmup_updates=5` trains either before the policy. Below −0.1, unless it is rising, the values are noise:
-    a third of the critic's learning rate. As long as the explained variance is 0.05 or below, `ppo.gae_lambda=1`, the
-    default: with 0.95 a score reaches the early tokens of a long response through the values alone
-    ([measured](critic.md#does-it-pay)).
+    a third of the critic's learning rate, or twice the batches of a read-out, as in `ppo.critic={readout: 8}`. As long
+    as the explained variance is 0.05 or below, `ppo.gae_lambda=1`, the default: with 0.95 a score reaches the early
+    tokens of a long response through the values alone ([measured](critic.md#does-it-pay)).
 
     Threshold: A late explained variance of at most 0.05, or a mean value one standard deviation of the returns off.
     Serious if the mean is off, the explained variance is below −1 (worse than unrelated values) or the values are
@@ -202,8 +207,15 @@ def _train_critic(run: RunRecord, critic: _Critic) -> Iterator[Remedy]:
 
 
 def train_critic_less(run: RunRecord) -> Iterator[Remedy]:
-    """Lower the critic's learning rate, or the policy's if they share it; and warm the critic up."""
-    if run.setting("ppo.critic_learning_rate"):
+    """Lower the critic's learning rate, or the policy's if they share it; and warm the critic up.
+
+    A read-out is fitted to more responses instead, and a frozen critic is trained.
+    """
+    if batches := num_readout_batches(run):
+        yield set_to("ppo.critic", {"readout": 2 * batches}, why="to fit it to more responses")
+    elif is_frozen(run):
+        yield _TRAINED
+    elif run.setting("ppo.critic_learning_rate"):
         yield scale("ppo.critic_learning_rate", 1 / 3)
     elif critic_of(run) == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1:
         yield scale("ppo.value_head_rate", 1 / 3)
@@ -212,12 +224,17 @@ def train_critic_less(run: RunRecord) -> Iterator[Remedy]:
     yield from _warm_up(run)
 
 
+_TRAINED = set_to("ppo.critic", "separate", why="for a critic with its own weights and learning rate")
+
+
 def _train_critic_more(run: RunRecord) -> Iterator[Remedy]:
-    if critic_of(run) == "separate":
+    if has_critic(run) and not trains_critic(run):
+        yield _TRAINED
+    elif critic_of(run) == "separate":
         yield from _raise_critic_rate(run)
     else:
         if not is_detached(run):
-            yield set_to("ppo.critic", "separate", why="for a critic with its own weights and learning rate")
+            yield _TRAINED
         yield scale("ppo.value_coef", 3.0)
         yield scale("ppo.value_head_rate", 3.0)
     yield from _warm_up(run)
@@ -258,7 +275,7 @@ def _warm_up(run: RunRecord) -> Iterator[Remedy]:
     needs=("value/clip_fraction", *NEEDED),
     also=(*CRITIC_METRICS,),
     updates=MIN_TREND,
-    fits=lambda run: has_critic(run) and (not run.config or run.setting("ppo.value_clip_range") is not None),
+    fits=lambda run: trains_critic(run) and (not run.config or run.setting("ppo.value_clip_range") is not None),
 )
 def value_clip_binding(
     run: RunRecord, clipped: Series, explained: Series, mean: Series, returns: Series
@@ -288,7 +305,7 @@ def value_clip_binding(
     needs=NEEDED,
     also=(*CRITIC_METRICS, "value/loss", "value/outside_support"),
     updates=MIN_TREND,
-    fits=has_critic,
+    fits=trains_critic,
 )
 def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, returns: Series) -> Symptom | None:
     """Seen: `value/std` is far larger than `value/returns_std`; or `value/returns_std` is far from 1 with

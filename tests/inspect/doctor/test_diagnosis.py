@@ -447,6 +447,11 @@ def test_values_that_are_noise_are_trained_less_and_constant_ones_more(explained
             [-0.5] * 16,
             "lower ppo.critic_learning_rate from 0.001 to 0.00033",
         ),
+        ({"ppo.critic": "readout"}, [0.0] * 16, "set ppo.critic=separate"),
+        ({"ppo.critic": "readout"}, [-0.5] * 16, "set ppo.critic={readout: 8}"),
+        ({"ppo.critic": {"readout": 3}}, [-0.5] * 16, "set ppo.critic={readout: 6}"),
+        ({"ppo.critic": "frozen"}, [0.0] * 16, "set ppo.critic=separate"),
+        ({"ppo.critic": "frozen"}, [-0.5] * 16, "set ppo.critic=separate"),
         # Started by the reward model, whose values before the last token mean nothing, and still learning.
         ({"ppo.critic": "separate"}, [-5.0 + 0.3 * step for step in range(16)], "set ppo.critic_learning_rate=0.003"),
     ],
@@ -459,6 +464,27 @@ def test_a_dead_critic_gets_weights_and_steps_of_its_own(
     )
     [finding] = (finding for finding in diagnose(run) if finding.rule == "dead_critic")
     assert finding.try_.startswith(first)
+
+
+def test_a_thawed_critic_is_told_to_train_at_another_rate() -> None:
+    settings = {"ppo.critic": "frozen", "ppo.learning_rate": 3e-4, "ppo.critic_learning_rate": 1e-3}
+    for last, first in (1.0, "set ppo.critic=separate"), (0.0, "lower ppo.critic_learning_rate from 0.001"):
+        frozen = [1.0] * 5 + [last] * 11
+        metrics = {"value/explained_variance": [-0.5] * 16, "value/frozen": frozen}
+        run = synthetic_run(metrics=metrics, settings=settings)
+        [finding] = (each for each in diagnose(run) if each.rule == "dead_critic")
+        assert finding.try_.startswith(first)
+
+
+@pytest.mark.parametrize("critic", ["readout", "frozen"])
+def test_a_critic_without_a_loss_has_no_loss_to_judge(critic: str) -> None:
+    """Neither a clip nor a unit."""
+    settings = {"ppo.critic": critic, "ppo.value_unit": "score", "ppo.value_clip_range": 0.2}
+    run = synthetic_run(
+        metrics={"value/clip_fraction": [0.9] * 16, "value/returns_std": [30.0] * 16}, settings=settings
+    )
+    rules = {finding.rule for finding in diagnose(run)}
+    assert not rules & {"value_clip_binding", "value_scale_mismatch"}
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ def _baseline(config: Config) -> list[str]:
 
 def _critic_passes(config: Config) -> list[str]:
     """Describe the passes that train only the critic."""
-    passes = config.ppo.num_critic_epochs - 1
-    if not passes:
+    passes = config.ppo.critic_passes - 1
+    if passes < 1:
         return []
     number = _count(_critic_steps(config, 1), "optimizer step")
     return [f"  After each pass the critic makes {passes} more alone: another {number} per update."]
@@ -119,7 +119,7 @@ def _reach(config: Config) -> list[str]:
 def _critic_steps(config: Config, num_updates: int) -> int:
     """Describe the optimizer steps of the passes that train only the critic."""
     loop = config.ppo
-    return count_epochs(config, num_updates) * loop.num_minibatches * (loop.num_critic_epochs - 1)
+    return count_epochs(config, num_updates) * loop.num_minibatches * max(0, loop.critic_passes - 1)
 
 
 def _critic_cost(config: Config) -> str:
@@ -129,7 +129,7 @@ def _critic_cost(config: Config) -> str:
     one each. Every pass over the responses is a step for each model that it trains.
     """
     ppo = config.ppo
-    critic = 1 / 3 + ppo.num_epochs * ppo.num_critic_epochs
+    critic = 1 / 3 + ppo.num_epochs * ppo.critic_passes
     others = (1 + ppo.needs_reference) / 3 + ppo.num_epochs
     advice = [
         *([] if ppo.critic_check.every else ["ppo.critic_check measures what it sees"]),
@@ -146,7 +146,8 @@ def _critic_cost(config: Config) -> str:
 def _warmup(config: Config, warmup: int) -> str:
     ppo = config.ppo
     until, others = ppo.value_warmup_updates.until, _count(ppo.num_policy_updates, "update")
-    steps = count_epochs(config, warmup) * ppo.num_minibatches + _critic_steps(config, warmup)
+    steps = count_epochs(config, warmup) * ppo.num_minibatches * min(1, ppo.critic_passes)
+    steps += _critic_steps(config, warmup)
     first = f"{_count(warmup, 'update')} ({_count(steps, 'optimizer step')})"
     if until is None:
         return (

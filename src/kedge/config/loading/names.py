@@ -1,11 +1,13 @@
 """Resolves names of fields as users write them: dotted, or bare if only one section has the field."""
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Literal, get_args, get_origin
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin
 
 from kedge.config.explain.describe import USUAL, all_fields, fields_named, find_field, section_type, unknown
 from kedge.config.libraries import foreign_answer
+from kedge.config.schema.field import Choice
 from kedge.config.schema.root import Config
 from kedge.config.schema.update.former import ANSWERS, PARTS
 from kedge_base.errors import ConfigError
@@ -28,8 +30,16 @@ def initial_critic(critic: str | None) -> dict[str, str | None]:
 def _words(dotted: str) -> list[str]:
     """The texts that a field accepts by name."""
     field = find_field(dotted)
-    choices = [] if field is None else [field.annotation, *get_args(field.annotation)]
-    return [str(word) for choice in choices if get_origin(choice) is Literal for word in get_args(choice)]
+    return [] if field is None else [*_literals(field.annotation)]
+
+
+def _literals(annotation: Any) -> Iterator[str]:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        yield from map(str, parts)
+    elif origin in (Choice, Union, types.UnionType):
+        for part in parts[:1] if origin is Choice else parts:
+            yield from _literals(part)
 
 
 def full_name(name: str, stage: str | None = None, *, value: object = None) -> str:

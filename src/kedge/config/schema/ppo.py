@@ -27,9 +27,11 @@ PENALIZED = ("kl_penalty_fixed", "kl_penalty_adaptive")
 KINDS: Mapping[str, Literal["shared", "separate", "none"]] = {
     "shared": "shared",
     "detached": "shared",
+    "readout": "shared",
     "separate": "separate",
     "frozen_attention": "separate",
     "privileged": "separate",
+    "frozen": "separate",
     "none": "none",
 }
 """The kind of critic that each value of `critic` stands for."""
@@ -126,6 +128,16 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
             return None
         columns = self.critic.parameter or ["answer"]
         return columns if isinstance(columns, str) else "".join(f"\n{name}: {{{name}}}" for name in columns) + "\n"
+
+    @property
+    def critic_passes(self) -> int:
+        """Passes over the responses per epoch that train the critic; 0 for one that no loss trains (at first)."""
+        return 0 if self.critic.name in ("readout", "frozen") else self.num_critic_epochs
+
+    @property
+    def readout_batches(self) -> int:
+        """Number of batches that `critic=readout` is fitted to."""
+        return (self.critic.parameter if self.critic.name == "readout" else None) or 4
 
     @property
     def value_weight(self) -> float:
@@ -248,7 +260,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @check
     def _check_init(self) -> None:
-        if self.critic in ("auto", "shared", "detached") and self.critic_init == "reward":
+        if self.critic.name in ("auto", "shared", "detached", "readout") and self.critic_init == "reward":
             raise ValueError("ppo.critic_init=reward needs ppo.critic=separate")
 
     @check

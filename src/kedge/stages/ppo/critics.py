@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -29,6 +29,7 @@ from kedge.models import (
     load_value_head,
 )
 from kedge.models.heads import value_head_file
+from kedge.models.language import ValueGradient
 from kedge.models.loading import LoadOptions
 from kedge.models.pretrained import PRIVILEGED_KEY, load_config
 from kedge.models.sharded import shard_model
@@ -86,7 +87,8 @@ def load_actor_critic(
                 say(f"the critic continues with the value head that is saved with {source}")
         elif head is not None:
             initialize_head(head, "zero")
-    actor_critic = ActorCritic(policy, critic, value_gradient="head" if value.critic == "detached" else "trunk")
+    gradients: Mapping[str, ValueGradient] = {"detached": "head", "readout": "none", "frozen": "none"}
+    actor_critic = ActorCritic(policy, critic, value_gradient=gradients.get(value.critic.name, "trunk"))
     if is_new and actor_critic.values_started is not None and learns_in_returns_std(config):
         actor_critic.values_started.fill_(False)
     if config.runtime.activation_checkpointing:

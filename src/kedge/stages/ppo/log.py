@@ -160,6 +160,7 @@ class PpoLog:
                 else trainer.roles.player.metrics(batch.scored.rollout, batch.rollouts)
             ),
             **({} if trainer.warmup is None else trainer.warmup.metrics(trainer.update)),
+            **({} if trainer.frozen is None else trainer.frozen.metrics(trainer.update)),
             **budget_metrics(trainer.run.micro_batch_tokens),
             "policy/staleness": trainer.update - 1 - int(batch.trained.rollout.policy_version.min()),
             "prompt/distinct": len({prompt.text for prompt in batch.prompts}) / len(batch.prompts),
@@ -230,16 +231,17 @@ class PpoLog:
         rollout = batch.trained.rollout
         # An update that lost responses can have fewer responses than minibatches.
         steps_per_pass = min(trainer.settings.ppo.num_minibatches, rollout.num_responses)
-        shares_up_to = trainer.roles.actor_critic.shares_up_to
+        actor_critic = trainer.roles.actor_critic
         return self._costs.metrics(
             rollout,
             sampled=batch.rollouts,
-            evaluated="nothing" if result.reused_first_pass else trainer.evaluated,
+            evaluated=trainer.evaluated_before(result),
             num_passes=result.num_gradients / steps_per_pass,
             train_policy=trainer.trains_policy,
+            train_critic=actor_critic.trains_critic,
             num_critic_passes=result.num_critic_gradients / steps_per_pass,
-            num_readings=int(trainer.settings.measures_distance),
-            shares_prompts=rollout.shared_prompts(shares_up_to) is not None,
+            num_readings=int(trainer.settings.measures_distance) + result.num_readings,
+            shares_prompts=rollout.shared_prompts(actor_critic.shares_up_to) is not None,
         )
 
     @cached_property
@@ -382,6 +384,7 @@ class Costs:
         evaluated: Evaluated,
         num_passes: float,
         train_policy: bool,
+        train_critic: bool = True,
         num_critic_passes: float = 0.0,
         num_readings: int = 0,
         shares_prompts: bool = False,
@@ -395,6 +398,7 @@ class Costs:
             evaluated: The models that needed a separate forward pass for old log probabilities and values.
             num_passes: Number of epochs with gradients of the total loss; can be a fraction.
             train_policy: False if only the critic was trained.
+            train_critic: False if no pass evaluated the critic, which was not trained.
             num_critic_passes: Number of additional epochs of the critic alone; can be a fraction. For a shared head
                 they are forward passes through the trunk.
             num_readings: Number of forward passes after the epochs.
@@ -412,14 +416,16 @@ class Costs:
         critic = self.critic.flops(*critic_size)
         again = 1 + self.recomputes
         policy_trained = again * policy + self.policy.backward_flops(*size)
-        critic_trained = again * critic + self.critic.backward_flops(*critic_size)
+        critic_read, critic_trained = 0.0, 0.0
+        if train_critic:
+            critic_read, critic_trained = critic, again * critic + self.critic.backward_flops(*critic_size)
         phases = {
             "rollout": self.policy.flops(sum(map(read, sampled)), scored[1]),
             "reward": self.rewards.flops(*scored),
             "experience": self.reference.flops(*size)
             + {"nothing": 0.0, "critic": critic, "all": policy + critic}[evaluated],
             "train": num_passes * ((policy_trained if train_policy else policy) + critic_trained)
-            + num_readings * (policy + critic)
+            + num_readings * (policy + critic_read)
             + num_critic_passes * (critic_trained if critic else self.policy.flops(size[0], 0)),
         }
         sft_step = policy + self.policy.backward_flops(*size)
@@ -443,8 +449,10 @@ def _scoring(models: Mapping[str, ModelReward]) -> ForwardCost:
 
 def write_roles(run: Run, roles: Roles) -> None:
     """Write `roles.json`: parameters and bytes per model; adapter bases are listed separately."""
-    trained = {"policy": roles.actor_critic.policy, "critic": roles.actor_critic.critic}
-    frozen = {"reference": roles.reference, **{f"reward: {name}": e.model for name, e in roles.reward.models.items()}}
+    critic = {"critic": roles.actor_critic.critic}
+    trained = {"policy": roles.actor_critic.policy, **(critic if roles.actor_critic.trains_critic else {})}
+    rewards = {f"reward: {name}": each.model for name, each in roles.reward.models.items()}
+    frozen = {**critic, "reference": roles.reference, **rewards}
     models = {name: list(model.parameters()) for name, model in {**trained, **frozen}.items() if model is not None}
     kept = state_bytes(unwrapped(roles.optimizer))
     bases = {weight for weights in models.values() for weight in weights if is_frozen(weight)}

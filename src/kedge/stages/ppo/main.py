@@ -175,7 +175,7 @@ class Updates:
         """
         trainer = self.trainer
         trainer.begin(update)
-        with self.guard.watching(update, num_steps=trainer.settings.num_steps):
+        with self.guard.watching(update, num_steps=trainer.num_steps):
             batch = sample(update, clock)
             self.measurements.at_start(clock)
             with clock.phase("experience"):
@@ -217,7 +217,6 @@ def observers_of(
     settings = trainer.run_settings.ppo
     roles = trainer.roles
     early_end = EarlyEnd(settings.eval_patience, settings.max_kl, loop)
-    warmup = trainer.warmup
 
     def adapt_coefficients(event: Event) -> None:
         if isinstance(event, Made) and trainer.trains_policy and not event.result.refused:
@@ -232,13 +231,15 @@ def observers_of(
     yield measurements.after_update
     yield compare_with_best
     yield lambda event: early_end.observe(event.metrics)
-    if warmup is not None:
 
-        def end_warmup(event: Event) -> None:
-            if isinstance(event, Made) and (line := warmup.observe(event.update, event.metrics)):
+    def watch_critic(event: Event) -> None:
+        for phase in filter(None, (trainer.warmup, trainer.frozen)):
+            if isinstance(event, Made) and (line := phase.observe(event.update, event.metrics)):
                 log.progress.say(line)
+                if phase is trainer.frozen and trainer.guard is not None:
+                    trainer.guard.forget_steps()  # the next ones train the critic as well
 
-        yield end_warmup
+    yield watch_critic
     if callback is not None:
         policy = roles.actor_critic.policy.causal
         show = watched(callback, trainer.run, loop, settings.num_updates, model=policy, tokenizer=roles.tokenizer)

@@ -103,7 +103,7 @@ class PpoSettings:
         max_grad_norm: Largest gradient norm; None or 0 for no clipping.
         warmup_fraction: Share of the updates during which the learning rate rises.
         learns_in_returns_std: The value loss is measured in standard deviations of the returns.
-        num_steps: Optimizer steps of a complete update.
+        num_steps: Optimizer steps of a complete update, without further passes of the critic.
         measures_distance: A controller needs the distance that each update moves the policy.
         needs_baseline: The advantages need the score of a greedy response to each prompt.
     """
@@ -167,7 +167,7 @@ class PpoSettings:
             max_grad_norm=config.optimization.of("ppo").max_grad_norm,
             warmup_fraction=ppo.warmup_fraction,
             learns_in_returns_std=learns_in_returns_std(config),
-            num_steps=ppo.num_epochs * ppo.num_minibatches * ppo.num_critic_epochs,
+            num_steps=ppo.num_epochs * ppo.num_minibatches,
             measures_distance=ppo.loss_name == "kl_penalty_adaptive",
             needs_baseline=estimation.advantage.needs == "baseline",
         )
@@ -292,12 +292,12 @@ def value_warmup_of(config: Config) -> ValueWarmup | None:
 def learns_in_returns_std(config: Config) -> bool:
     """True if the critic's start, loss and steps are in standard deviations of the returns (`ppo.value_unit`)."""
     value = config.ppo
-    return value.value_unit == "returns_std" and value.value_bins is None
+    return value.value_unit == "returns_std" and value_bins_of(config) is None
 
 
 def value_bins_of(config: Config) -> Bins | None:
-    """Return the bins of the critic's histogram; None if its output is a scalar."""
-    bins = config.ppo.value_bins
+    """Return the bins of the critic's histogram; None if its output is a scalar, as a read-out's is."""
+    bins = None if config.ppo.critic.name == "readout" else config.ppo.value_bins
     return None if bins is None else Bins(*bins)
 
 

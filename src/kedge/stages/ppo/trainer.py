@@ -34,10 +34,11 @@ from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.settings import PpoSettings, coefficients_of, value_warmup_of
 from kedge.training.checkpoint.loop import CheckpointedLoop
-from kedge.training.controllers import Coefficients, ValueWarmup
+from kedge.training.controllers import Coefficients, FrozenCritic, ValueWarmup
 from kedge.training.guard import Guard
 from kedge.training.learner import LanguageLearner
 from kedge.training.optimizer import set_learning_rate
+from kedge.training.readout import Readout
 from kedge.training.runtime import stream, stream_seed, stream_seeds
 from kedge.training.update import UpdateResult, distance_moved, ppo_update
 from kedge_base.machine.memory import give_back
@@ -60,6 +61,7 @@ class Trainer:
         settings: The current update's settings.
         coefficients: The current coefficients.
         warmup: The critic's warm-up; None for no warm-up.
+        frozen: Keeps the critic from being trained; None unless it starts frozen.
         guard: Checks experience and steps; None checks nothing.
         update: The current update, from 1.
         staleness: Number of updates between the sampling weights and the trained ones.
@@ -72,6 +74,7 @@ class Trainer:
     settings: PpoSettings
     coefficients: Coefficients
     warmup: ValueWarmup | None = None
+    frozen: FrozenCritic | None = None
     guard: Guard | None = None
     update: int = 1
     staleness: int = 0
@@ -83,7 +86,9 @@ class Trainer:
     def of(cls, config: Config, run: Run, roles: Roles) -> Trainer:
         """Create the trainer at the start of a run."""
         settings = PpoSettings.of(config, exact=roles.engine.is_exact, own=roles.own)
-        return cls(run, roles, settings, settings, coefficients_of(config), value_warmup_of(config))
+        is_frozen = config.ppo.critic.name == "frozen"
+        frozen = FrozenCritic(roles.actor_critic.train_critic) if is_frozen else None
+        return cls(run, roles, settings, settings, coefficients_of(config), value_warmup_of(config), frozen)
 
     def register(self, loop: CheckpointedLoop) -> None:
         """Register the coefficients and everything else that a run determines itself for saving with a loop."""
@@ -92,6 +97,8 @@ class Trainer:
             loop.register("missing EOS", missing_eos, optional=True)
         if self.warmup is not None and self.warmup.ends_by_result:
             loop.register("value warm-up", self.warmup, optional=True)
+        if self.frozen is not None:
+            loop.register("frozen critic", self.frozen, optional=True)
 
     def begin(self, update: int) -> None:
         """Start an update: set its scheduled settings and coefficients."""
@@ -110,6 +117,12 @@ class Trainer:
     def trains_policy(self) -> bool:
         """False while the critic warms up."""
         return self.warmup is None or self.warmup.trains_policy(self.update)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of a complete update."""
+        trains_critic = self.roles.actor_critic.trains_critic
+        return self.settings.num_steps * (self.settings.ppo.num_critic_epochs if trains_critic else 1)
 
     @property
     def pad_id(self) -> int:
@@ -264,7 +277,14 @@ class Trainer:
         assert learner is not None, "`estimate` comes first"
         self._learner = None
         rates = self._learning_rates()
-        result = self._epochs(learner, experience, rates) if takes_steps else UpdateResult(refused=True)
+        readout = None
+        if takes_steps and self.roles.actor_critic.readout is not None:
+            readout = Readout(learner, experience, num_batches=settings.ppo.readout_batches)
+        result = self._epochs(learner, experience, rates, readout) if takes_steps else UpdateResult(refused=True)
+        if readout is not None and not result.refused:
+            if self.guard is not None:
+                self.guard.before_step()  # the fit changes weights as a step does
+            readout.fit()
         result.learning_rates = rates
         if settings.measures_distance:
             result.distance_moved = distance_moved(learner, experience)
@@ -272,6 +292,12 @@ class Trainer:
         if self.run_settings.config.runtime.activation_checkpointing and self.run.device.type == "cpu":
             give_back()  # otherwise fragmentation left by these passes grows the process by a fifth
         return result
+
+    def evaluated_before(self, result: UpdateResult) -> Evaluated:
+        """The models that needed a pass for the last experience besides those of its epochs."""
+        if not result.reused_first_pass:
+            return self.evaluated
+        return "nothing" if self.roles.actor_critic.trains_critic else "critic"
 
     def behind(self, update: int, version: int, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Trainer:
         """Return a trainer that samples an update's responses ahead of time, in another thread.
@@ -369,12 +395,20 @@ class Trainer:
         return self.settings.learning_rates(self.update, warmup_updates=warmup_updates, train_policy=self.trains_policy)
 
     def _epochs(
-        self, learner: LanguageLearner, experience: Experience, learning_rates: Mapping[str, float]
+        self,
+        learner: LanguageLearner,
+        experience: Experience,
+        learning_rates: Mapping[str, float],
+        readout: Readout | None,
     ) -> UpdateResult:
         settings = self.settings
         ppo = settings.ppo
         update = self.update
         trains_policy = self.trains_policy
+        if not (trains_policy or learner.needs_values):
+            if readout is not None:
+                readout.read_all()
+            return UpdateResult(num_readings=int(readout is not None))
         objective = settings.objective(experience, self.coefficients, train_policy=trains_policy)
         optimizer = self.roles.optimizer
         pretraining = self.roles.pretraining
@@ -394,6 +428,7 @@ class Trainer:
                 critic_generator=stream(settings.seed, "critic minibatches", update),
                 extra_loss=pretraining.draw(update) if pretraining and trains_policy else None,
                 check_step=_unchecked if self.guard is None else self.guard.allows,
+                read_states=None if readout is None else readout.read,
             )
         # Nothing reads them again, and the next update's sampling and passes need the memory.
         optimizer.zero_grad(set_to_none=True)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from annotated_types import Len
+from annotated_types import Ge, Len
 
 from kedge.config.schema.field import Choice, field
 from kedge.config.schema.section import Parameters, Section
@@ -28,18 +28,23 @@ class ValueWarmup(Parameters):
 class CriticTraining(Section):
     """The critic, its loss and its warm-up."""
 
-    critic: Choice[
-        Literal["auto", "shared", "detached", "separate", "frozen_attention", "privileged", "none"],
-        Literal["privileged"],
-        Annotated[list[str], Len(1)] | str,
-    ] = field(
+    critic: (
+        Choice[
+            Literal["auto", "shared", "detached", "readout", "separate", "frozen_attention", "frozen", "none"],
+            Literal["readout"],
+            Annotated[int, Ge(1)],
+        ]
+        | Choice[Literal["privileged"], Literal["privileged"], Annotated[list[str], Len(1)] | str]
+    ) = field(
         "auto",
         meaning="A value head on the policy's trunk (shared; detached: the value loss does not train the trunk, so "
-        "that value prediction never changes the policy), a separate model (frozen_attention: its attention layers, "
-        "and any adapter in them, stay as they are, without gradients and optimizer state), or none. Privileged: a "
-        "separate model that also reads columns of the prompt's row, or of what an environment's privileged() returns, "
-        "and the policy does not: {privileged: [answer, steps]}, or a text with columns in braces: {privileged: "
-        "'Right: {answer}.'}; privileged alone reads the column answer. Auto: none where "
+        "that value prediction never changes the policy; readout: no loss trains it, but each update refits it by "
+        "least squares to about the last 4 batches, or to k of them with {readout: k}), a separate model "
+        "(frozen_attention: its attention layers, and any adapter in them, stay as they are, without gradients and "
+        "optimizer state; frozen: all of it does, until its values explain nothing for five updates), or none. "
+        "Privileged: a separate model that also reads columns of the prompt's row, or of what an environment's "
+        "privileged() returns, and the policy does not: {privileged: [answer, steps]}, or a text with columns in "
+        "braces: {privileged: 'Right: {answer}.'}; privileged alone reads the column answer. Auto: none where "
         "ppo.advantage needs no values, else shared. One that ppo.advantage does not need is trained but not used.",
         source="shared: S0, S1, S4, Ziegler; it costs nothing, and explains nothing in short runs. S3, Stiennon and "
         "N+ use a separate one, which learns, at twice the memory and training time (bench/defaults/RESULTS.md). RLOO "
@@ -60,7 +65,7 @@ class CriticTraining(Section):
     value_coef: float = field(
         0.1,
         ge=0,
-        meaning="Weight of the value loss.",
+        meaning="Weight of the value loss. Unused, as all settings of the loss, with critic=readout.",
         source="Ziegler, Stiennon, N+; S0 and S2 use 0.5, where value gradients dominate a shared trunk",
         too_high="a shared trunk serves value prediction rather than the policy",
         too_low="the value function learns slowly, and the advantages are poor",
