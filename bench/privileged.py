@@ -43,7 +43,7 @@ ROOT: Final = Path(__file__).parents[1]
 WORK: Final = ROOT / "bench" / ".work" / "privileged"
 RECORD: Final = ROOT / "bench" / "results" / "privileged.jsonl"
 CRITICS: Final = ROOT / "bench" / "results" / "privileged.json"
-PAGE: Final = ROOT / "docs" / "critic.md"
+PAGE: Final = ROOT / "bench" / "privileged.md"
 NAME: Final = "privileged"
 
 TOKENS: Final = 160_000
@@ -81,7 +81,7 @@ ARMS: Final[Mapping[str, tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]]]
 
 
 def main() -> int:
-    """Run what is missing, and renew the tables of docs/critic.md."""
+    """Run what is missing, and renew the tables of bench/privileged.md."""
     parser = argparse.ArgumentParser(prog="python -m bench.privileged", description=__doc__)
     parser.add_argument("--page", action="store_true", help="write from the record, and run nothing")
     if not parser.parse_args().page:
