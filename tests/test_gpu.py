@@ -38,6 +38,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "grpo": {"preset": "grpo", "rollout.num_responses": 4},
     "lora": {"critic": "shared", "adapter": {"kind": "lora", "rank": 4}},
     "ahead": {"critic": "shared", "max_staleness": 1},
+    "readout": {"critic": "readout", "num_minibatches": 2},
+    "frozen": {"critic": "frozen"},
 }
 
 
