@@ -53,7 +53,7 @@ def _word(written: object) -> str:
 def num_readout_batches(run: RunRecord) -> int | None:
     """Number of batches that a read-out is fitted to; None for another critic."""
     written = run.setting("ppo.critic")
-    return 4 if written == "readout" else run.setting("ppo.critic.readout")
+    return 8 if written == "readout" else run.setting("ppo.critic.readout")
 
 
 def is_frozen(run: RunRecord) -> bool:

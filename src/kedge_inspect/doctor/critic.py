@@ -174,7 +174,7 @@ def dead_critic(run: RunRecord, explained: Series, mean: Series, returns: Series
     its own weights and learning rate; else triple `ppo.value_coef` and `ppo.value_head_rate`. A separate critic needs
     about ten times the policy's rate, `ppo.critic_learning_rate` (`bench/defaults/RESULTS.md`).
     `ppo.value_warmup_updates=5` trains either before the policy. Below −0.1, unless it is rising, the values are noise:
-    a third of the critic's learning rate, or twice the batches of a read-out, as in `ppo.critic={readout: 8}`. As long
+    a third of the critic's learning rate, or twice the batches of a read-out, as in `ppo.critic={readout: 16}`. As long
     as the explained variance is 0.05 or below, `ppo.gae_lambda=1`, the default: with 0.95 a score reaches the early
     tokens of a long response through the values alone ([measured](critic.md#does-it-pay)).
 

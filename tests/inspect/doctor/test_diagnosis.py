@@ -448,7 +448,7 @@ def test_values_that_are_noise_are_trained_less_and_constant_ones_more(explained
             "lower ppo.critic_learning_rate from 0.001 to 0.00033",
         ),
         ({"ppo.critic": "readout"}, [0.0] * 16, "set ppo.critic=separate"),
-        ({"ppo.critic": "readout"}, [-0.5] * 16, "set ppo.critic={readout: 8}"),
+        ({"ppo.critic": "readout"}, [-0.5] * 16, "set ppo.critic={readout: 16}"),
         ({"ppo.critic": {"readout": 3}}, [-0.5] * 16, "set ppo.critic={readout: 6}"),
         ({"ppo.critic": "frozen"}, [0.0] * 16, "set ppo.critic=separate"),
         ({"ppo.critic": "frozen"}, [-0.5] * 16, "set ppo.critic=separate"),

@@ -137,7 +137,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
     @property
     def readout_batches(self) -> int:
         """Number of batches that `critic=readout` is fitted to."""
-        return (self.critic.parameter if self.critic.name == "readout" else None) or 4
+        return (self.critic.parameter if self.critic.name == "readout" else None) or 8
 
     @property
     def value_weight(self) -> float:

@@ -39,7 +39,7 @@ class CriticTraining(Section):
         "auto",
         meaning="A value head on the policy's trunk (shared; detached: the value loss does not train the trunk, so "
         "that value prediction never changes the policy; readout: no loss trains it, but each update refits it by "
-        "least squares to about the last 4 batches, or to k of them with {readout: k}), a separate model "
+        "least squares to about the last 8 batches, or to k of them with {readout: k}), a separate model "
         "(frozen_attention: its attention layers, and any adapter in them, stay as they are, without gradients and "
         "optimizer state; frozen: all of it does, until its values explain nothing for five updates), or none. "
         "Privileged: a separate model that also reads columns of the prompt's row, or of what an environment's "
