@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from kedge.algorithm.experience import PolicyOutputs, Rollout
 from kedge.algorithm.prefixes import LEAST_SHARED, common_start, prefix_tree
 from kedge.models import ActorCritic, LanguageModel, ScalarModel, TokenRows, response_logprobs
+from kedge.models.live_bytes import LiveBytes
 from kedge.models.packing import packed
 from kedge.models.packing.packed import Packed
 from kedge.models.packing.trunk import Trunk
@@ -283,6 +284,19 @@ def test_the_gradients_are_the_same_to_the_bit_each_time() -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(each, found[0]) for each in found)
+
+
+def test_the_gradients_of_prompts_need_no_more_work_for_each_than_for_a_few() -> None:
+    """The gradient of a slice would be as large as the pass, for each prompt."""
+    model, work = language_model("llama"), list[float]()
+    for number in (16, 64):
+        rows = torch.arange(8)[None] + 3 + torch.arange(2 * number)[:, None]
+        rows[1::2, :6] = rows[::2, :6]
+        prompts = tuple(((row // 2, 6),) for row in range(2 * number))
+        with LiveBytes() as counter:
+            model.hidden(replace(TokenRows.of(rows.tolist()), prompts=prompts)).sum().backward()
+        work.append(counter.work["bytes"])
+    assert work[1] < 4 * work[0]
 
 
 def test_gradients_add_up_in_full_precision_in_a_pass_in_bf16() -> None:
