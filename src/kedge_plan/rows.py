@@ -103,14 +103,14 @@ class Rows:
         return len(self.prompts)
 
     @property
-    def lengths(self) -> list[int]:
+    def row_lengths(self) -> list[int]:
         """Tokens of each row."""
         return [prompt + response for prompt, response in zip(self.prompts, self.responses, strict=True)]
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all rows; named as in a rollout."""
-        return sum(self.lengths)
+        return sum(self.row_lengths)
 
     @property
     def num_actions(self) -> int:
@@ -124,7 +124,7 @@ class Rows:
 
     def shortened(self, passes: int = 2) -> Rows:
         """The rows of the first passes, which are the largest; later passes need no more memory than the second."""
-        parts = [part.rows for part in ALONE.plan(self.lengths, self.budget, self._pieces())][:passes]
+        parts = [part.rows for part in ALONE.plan(self.row_lengths, self.budget, self._pieces())][:passes]
         return self.select([row for part in parts for row in part])
 
     def one_per_prompt(self) -> Rows:
@@ -141,17 +141,18 @@ class Rows:
         prompts, responses = (tuple(each[row] for row in rows) for each in (self.prompts, self.responses))
         return replace(self, prompts=prompts, responses=responses)
 
-    def texts(self, group: int | None = None) -> list[list[int]]:
-        """Prompts of these lengths that differ after their common beginning, each for some rows one after the other."""
-        numbers = [row // (group or self.group) for row in range(self.count)]
-        rows = zip(numbers, self.prompts, strict=True)
-        # Small token ids, which every vocabulary has.
-        return [
-            [*[1] * self.common, 1 + number % 64, number // 64 % 64, *[1] * length][:length] for number, length in rows
-        ]
+    def texts(self, group: int | None = None, *, responses: bool = False) -> list[list[int]]:
+        """Prompts of these lengths that differ after their common beginning, each for some rows one after the other;
+        with their responses, which all differ, if asked.
+        """
+        texts: list[list[int]] = []
+        for row, (prompt, response) in enumerate(zip(self.prompts, self.responses, strict=True)):
+            text = [*[1] * self.common, *_different(row // (group or self.group), prompt)][:prompt]
+            texts.append([*text, *_different(row, response)] if responses else text)
+        return texts
 
     def _pieces(self) -> list[Pieces]:
-        return prefix_tree([tuple(text) for text in self.texts()], longest=max(self.lengths))
+        return prefix_tree([tuple(text) for text in self.texts()], longest=max(self.row_lengths))
 
     def rollout(self, *, values: bool) -> Rollout:
         """Sampled responses of these lengths."""
@@ -169,6 +170,11 @@ class Rows:
             policy_version=torch.zeros(self.count, dtype=torch.long),
             values=torch.zeros(mask.shape) if values else None,
         )
+
+
+def _different(number: int, length: int) -> list[int]:
+    """Tokens that begin differently for each number; small ids, which every vocabulary has."""
+    return [1 + number % 64, number // 64 % 64, *[1] * length][:length]
 
 
 def quantiles(lengths: Sequence[int], count: int) -> tuple[int, ...]:

@@ -12,14 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, BertConfig
 
 from kedge.algorithm.experience import PolicyOutputs, Rollout
 from kedge.algorithm.prefixes import LEAST_SHARED, common_start, prefix_tree
-from kedge.models import ActorCritic, LanguageModel, ScalarModel, TokenRows, response_logprobs
+from kedge.models import ActorCritic, LanguageModel, ScalarModel, TokenRows, response_logprobs, score_rows
 from kedge.models.live_bytes import LiveBytes
 from kedge.models.packing import packed
 from kedge.models.packing.packed import Packed
 from kedge.models.packing.trunk import Trunk
+from tests.float64 import in_float64
 from tests.models.families import ARCHITECTURES, PACKED, language_model
 from tests.tiny import FAMILIES, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
@@ -219,6 +221,53 @@ def test_states_and_gradients_of_rows_that_share_starts_and_prompts(name: str) -
     (expected * weights).sum().backward()
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=2e-6)
     assert_equal_gradients(ours, gradients(model))
+
+
+def scored_rows() -> list[list[int]]:
+    """Responses to prompts that begin alike, one of them twice; and a row that others begin with."""
+    rows = [[*prompt, *response] for prompt, response in zip(WITH_A_START, responses(), strict=True)]
+    return [*rows, rows[1], START]
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("budget", [None, 20, 1])
+def test_scores_of_rows_that_begin_alike_are_those_of_each_row_by_itself(
+    family: str, budget: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, rows = ScalarModel(tiny_reward_model(family), tiny_tokenizer()), scored_rows()
+    assert model.trunk is not None
+    in_float64(model, monkeypatch)
+    seen: list[int] = []
+    model.trunk.model.register_forward_pre_hook(
+        lambda module, inputs, named: seen.append(named["input_ids"].numel()), with_kwargs=True
+    )
+    found = score_rows(model, rows, micro_batch_tokens=budget)
+    num_read = sum(seen)
+    assert max(seen) <= max(budget or 1000, max(map(len, rows)))
+    if budget is None:  # 20 alone is shorter than an eleventh of 14 tokens, so it is read twice
+        assert seen == [1 + len({tuple(row[: place + 1]) for row in rows for place in range(len(row))})]
+    expected = torch.cat([score_rows(model, [row]) for row in rows])
+    assert found.dtype == torch.float64
+    assert expected.std() > 0.01
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+    seen.clear()
+    with each_row_by_itself():
+        score_rows(model, rows, micro_batch_tokens=budget)
+    assert sum(seen) == sum(map(len, rows))
+    assert (num_read < sum(seen)) == (budget != 1)
+
+
+def test_only_a_decoder_shares_what_rows_that_are_scored_begin_with() -> None:
+    config = BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=1
+    )
+    encoder = ScalarModel(AutoModelForSequenceClassification.from_config(config), tiny_tokenizer())
+    rows = scored_rows()
+    assert encoder.shares_up_to == 0
+    assert encoder.pieces(rows) == [((number, len(row)),) for number, row in enumerate(rows)]
+    scores = torch.cat([score_rows(encoder, [row]) for row in rows])
+    torch.testing.assert_close(score_rows(encoder, rows, micro_batch_tokens=30), scores, atol=1e-5, rtol=1e-5)
 
 
 def outputs(models: ActorCritic, rollout: Rollout) -> PolicyOutputs:

@@ -57,10 +57,12 @@ class TokenRows:
     prompts: tuple[Pieces, ...] = ()
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> TokenRows:
+    def of(
+        cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu", prompts: Sequence[Pieces] = ()
+    ) -> TokenRows:
         """Make rows from lists of token ids."""
         ids = torch.tensor([token for row in rows for token in row], dtype=torch.long, device=device)
-        return cls(ids, tuple(len(row) for row in rows))
+        return cls(ids, tuple(len(row) for row in rows), tuple(prompts))
 
     @classmethod
     def unpad(
