@@ -76,7 +76,9 @@ def _lengths_of_answers(config: Config, role: str, source: str | None) -> Length
     tokenizer, records, rows = table
     encoded = [encode_example(tokenizer, record.prompt, each) for record in records for each in _answers(record)]
     prompts, completions = ([len(getattr(each, name)) for each in encoded] for name in ("prompt", "completion"))
-    return Lengths(tuple(prompts), tuple(completions), f"the first {len(records):,} rows", rows)
+    common = common_start([each.prompt for each in encoded]) if role == "comparisons" else 0
+    origin = f"the first {len(records):,} rows"
+    return Lengths(tuple(prompts), tuple(completions), origin, rows, common=common)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Work:
         count: Returns the number of updates, parts or steps in the run; None if unknown.
         unit: Name of the unit that is counted.
         rows: The name of the stage's rows, if it does not sample.
-        texts: Texts per row, assumed to be equally long.
+        texts: Texts that share the prompt of a row, assumed to be equally long.
         critic_field: The setting with the critic's kind.
         config: Returns the configuration of an update.
         group: Returns the number of consecutive rows with the same prompt, which is read once for all of them.
@@ -158,10 +158,8 @@ def subject_of(
         responses = (sampled.max_new_tokens if response is None else response,) * len(prompts)
     else:
         count = getattr(config, described.trains[-1]).batch_size
-        prompts, responses = (
-            tuple(work.texts * length for length in quantiles(each, count))
-            for each in (lengths.prompts, lengths.completions)
-        )
+        prompts = quantiles(lengths.prompts, count)
+        responses = tuple(work.texts * length for length in quantiles(lengths.completions, count))
     budget = config.runtime.first_pass_tokens
     rows = Rows(prompts, responses, budget, work.group(config), lengths.common)
     texts = None
@@ -187,8 +185,9 @@ def _reward(subject: Subject, models: HollowModels, phases: Phases) -> None:
     model = models.reward("reward model", trained=True)
     if model.trunk is None:
         raise ModelError(f"{type(model.classifier).__name__} scores whole texts, and only decoders can be planned")
-    texts = [[1] * (length // 2) for length in rows.row_lengths]
-    examples = [RankedResponses((text, text), (0.0, 1.0), (1, 1)) for text in texts]
+    pairs = zip(rows.texts(), rows.responses, strict=True)
+    texts = [[[*prompt, first, *[1] * (length // 2 - 1)] for first in (1, 2)] for prompt, length in pairs]
+    examples = [RankedResponses((chosen, rejected), (0.0, 1.0), (1, 1)) for chosen, rejected in texts]
     loss = RankingLoss(model, subject.precision)
     _train(subject, phases, loss, examples, model, rows)
 
