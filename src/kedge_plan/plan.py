@@ -287,7 +287,7 @@ def _heads(device: Device, counted: Counted) -> list[str]:
         told += "all taken to be that long; "
         told += f"prompts of {_span(rows.prompts)} tokens ({origin})"
     else:
-        told = f"a step: {rows.count:,} {subject.work.rows} of {_span(rows.lengths)} tokens in all ({origin})"
+        told = f"a step: {rows.count:,} {subject.work.rows} of {_span(rows.row_lengths)} tokens in all ({origin})"
     return [
         f"{stage.name} of {stage.starting_model(subject.config)} on {device.name}{speed}; products in "
         f"{subject.precision}",

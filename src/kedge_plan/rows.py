@@ -86,7 +86,9 @@ def _lengths_of_answers(config: Config, role: str, source: str | None) -> Length
     tokenizer, records, rows = table
     encoded = [encode_example(tokenizer, record.prompt, each) for record in records for each in _answers(record)]
     prompts, completions = ([len(getattr(each, name)) for each in encoded] for name in ("prompt", "completion"))
-    return Lengths(tuple(prompts), tuple(completions), f"the first {len(records):,} rows", rows)
+    common = common_start([each.prompt for each in encoded]) if role == "comparisons" else 0
+    origin = f"the first {len(records):,} rows"
+    return Lengths(tuple(prompts), tuple(completions), origin, rows, common=common)
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Rows:
         return len(self.prompts)
 
     @property
-    def lengths(self) -> list[int]:
+    def row_lengths(self) -> list[int]:
         """Most tokens of each row that a model reads."""
         pairs = zip(self.prompts, self.responses, strict=True)
         return [prompt + self.privileged + response for prompt, response in pairs]
@@ -142,7 +144,7 @@ class Rows:
 
     def shortened(self, passes: int = 2) -> Rows:
         """The rows of the first passes, which are the largest; later passes need no more memory than the second."""
-        parts = [part.rows for part in ALONE.plan(self.lengths, self.budget, self._pieces())][:passes]
+        parts = [part.rows for part in ALONE.plan(self.row_lengths, self.budget, self._pieces())][:passes]
         return self.select([row for part in parts for row in part])
 
     def one_per_prompt(self) -> Rows:
@@ -159,17 +161,18 @@ class Rows:
         prompts, responses = (tuple(each[row] for row in rows) for each in (self.prompts, self.responses))
         return replace(self, prompts=prompts, responses=responses)
 
-    def texts(self, group: int | None = None) -> list[list[int]]:
-        """Prompts of these lengths that differ after their common beginning, each for some rows one after the other."""
-        numbers = [row // (group or self.group) for row in range(self.count)]
-        rows = zip(numbers, self.prompts, strict=True)
-        # Small token ids, which every vocabulary has.
-        return [
-            [*[1] * self.common, 1 + number % 64, number // 64 % 64, *[1] * length][:length] for number, length in rows
-        ]
+    def texts(self, group: int | None = None, *, responses: bool = False) -> list[list[int]]:
+        """Prompts of these lengths that differ after their common beginning, each for some rows one after the other;
+        with their responses, which all differ, if asked.
+        """
+        texts: list[list[int]] = []
+        for row, (prompt, response) in enumerate(zip(self.prompts, self.responses, strict=True)):
+            text = [*[1] * self.common, *_different(row // (group or self.group), prompt)][:prompt]
+            texts.append([*text, *_different(row, response)] if responses else text)
+        return texts
 
     def _pieces(self) -> list[Pieces]:
-        return prefix_tree([tuple(text) for text in self.texts()], longest=max(self.lengths))
+        return prefix_tree([tuple(text) for text in self.texts()], longest=max(self.row_lengths))
 
     def rollout(self, *, values: bool) -> Rollout:
         """Sampled responses of these lengths."""
@@ -190,6 +193,11 @@ class Rows:
             privileged_ids=beside,
             privileged_mask=None if beside is None else beside.bool(),
         )
+
+
+def _different(number: int, length: int) -> list[int]:
+    """Tokens that begin differently for each number; small ids, which every vocabulary has."""
+    return [1 + number % 64, number // 64 % 64, *[1] * length][:length]
 
 
 def quantiles(lengths: Sequence[int], count: int) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ class Work:
         count: Returns the number of updates, parts or steps in the run; None if unknown.
         unit: Name of the unit that is counted.
         rows: The name of the stage's rows, if it does not sample.
-        texts: Texts per row, assumed to be equally long.
+        texts: Texts that share the prompt of a row, assumed to be equally long.
         critic_field: The setting with the critic's kind.
         config: Returns the configuration of an update.
         group: Returns the number of consecutive rows with the same prompt, which is read once for all of them.
@@ -158,10 +158,8 @@ def subject_of(
         responses = (sampled.max_new_tokens if response is None else response,) * len(prompts)
     else:
         count = getattr(config, described.trains[-1]).batch_size
-        prompts, responses = (
-            tuple(work.texts * length for length in quantiles(each, count))
-            for each in (lengths.prompts, lengths.completions)
-        )
+        prompts = quantiles(lengths.prompts, count)
+        responses = tuple(work.texts * length for length in quantiles(lengths.completions, count))
     budget = config.runtime.first_pass_tokens
     rows = Rows(prompts, responses, budget, work.group(config), lengths.common, lengths.privileged)
     texts = None
@@ -187,8 +185,9 @@ def _reward(subject: Subject, models: HollowModels, phases: Phases) -> None:
     model = models.reward("reward model", trained=True)
     if model.trunk is None:
         raise ModelError(f"{type(model.classifier).__name__} scores whole texts, and only decoders can be planned")
-    texts = [[1] * (length // 2) for length in rows.lengths]
-    examples = [RankedResponses((text, text), (0.0, 1.0), (1, 1)) for text in texts]
+    pairs = zip(rows.texts(), rows.responses, strict=True)
+    texts = [[[*prompt, first, *[1] * (length // 2 - 1)] for first in (1, 2)] for prompt, length in pairs]
+    examples = [RankedResponses((chosen, rejected), (0.0, 1.0), (1, 1)) for chosen, rejected in texts]
     loss = RankingLoss(model, subject.precision)
     _train(subject, phases, loss, examples, model, rows)
 
@@ -328,7 +327,7 @@ def _cost(
         policy=ForwardCost.of(roles.actor_critic.policy),
         critic=ForwardCost.of(roles.actor_critic.critic),
         reference=ForwardCost.of(roles.reference),
-        rewards=ForwardCost(sum(ForwardCost.of(scorers[role]).per_token for role in weighted & scorers.keys())),
+        rewards=[ForwardCost.of(scorers[role]) for role in weighted & scorers.keys()],
         recomputes=config.runtime.activation_checkpointing,
     )
     settings = trainer.settings
@@ -342,7 +341,6 @@ def _cost(
         train_critic=roles.actor_critic.trains_critic,
         num_critic_passes=per_epoch * result.num_critic_gradients,
         num_readings=int(settings.measures_distance),
-        shares_prompts=max(rows.lengths) <= roles.actor_critic.shares_up_to,
     )
     steps = flops.pop("cost/sft_steps")
     update = sum(flops.values())
@@ -414,7 +412,7 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
     role = "policy" if critic is None else "critic"
     after_last = config.ppo.score_at == "after_last"
     budget = rows.budget or FIT_TOKENS
-    filling = min(prompts * settings.num_responses, budget // min(rows.lengths) + 1)
+    filling = min(prompts * settings.num_responses, budget // min(rows.row_lengths) + 1)
     fitted = rows.like(filling, budget).shortened(1)
     phases.start("fit", role, times=rows.num_tokens / fitted.num_tokens)
     with torch.no_grad():
@@ -466,14 +464,15 @@ def _sampled(
         _decode(subject, phases, trainer, held_out, "evaluation", same=alike, times=0.0)
         phases.start("evaluation", "policy", times=0.0)
         trainer.evaluate(_unscored(held_out.shortened(), policy))
-    first = trial.shortened(1)
+    first = rows.shortened(1)
+    texts = first.texts(responses=True)
     for role, model in scorers.items():
         if role == "judge":
             phases.start("evaluation", role, times=0.0)
         else:
             phases.start("reward", role, times=(1 + greedy) * rows.num_tokens / first.num_tokens)
         with model.host(), torch.no_grad(), autocast("bf16" if model.holds_bf16 else subject.precision, model.device):
-            model.scores(TokenRows.of([[1] * length for length in first.lengths]))
+            model.scores(TokenRows.of(texts, prompts=model.pieces(texts)))
     return _unscored(trial, policy)
 
 

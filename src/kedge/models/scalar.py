@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.algorithm.critic import Bins
+from kedge.algorithm.prefixes import Pieces, prefix_tree
 from kedge.models.adapters import Adapter
 from kedge.models.heads import HistogramHead, ValueHead, Values, read_values, scale_head
 from kedge.models.packing.packed import TokenRows
@@ -116,6 +117,18 @@ class ScalarModel(nn.Module):
     def privileged(self) -> str | None:
         """The template of a critic's privileged information, from `config.json`; None without it."""
         return getattr(self.classifier.config, PRIVILEGED_KEY, None)
+
+    @property
+    def shares_up_to(self) -> float:
+        """Maximum length of rows that can share what they begin with in a pass; 0 if they cannot."""
+        return 0 if self.trunk is None else self.trunk.shares_up_to
+
+    def pieces(self, rows: Sequence[Sequence[int]]) -> list[Pieces]:
+        """Divide rows of token ids, as a whole, into the pieces that they share in a pass of this model."""
+        longest = max(map(len, rows), default=0)
+        if longest > self.shares_up_to:
+            return [((number, len(row)),) for number, row in enumerate(rows)]
+        return prefix_tree([tuple(row) for row in rows], longest=longest)
 
     @property
     def head(self) -> nn.Linear | None:
@@ -227,6 +240,8 @@ def score_rows(
 ) -> Float[Tensor, " rows"]:
     """Score many rows of token ids; float32 on the CPU, in the given order.
 
+    A pass reads tokens that several rows begin with once.
+
     Args:
         model: The reward model.
         rows: Token ids, at least one per row.
@@ -236,13 +251,16 @@ def score_rows(
     """
     if not rows:
         return torch.empty(0)
+    pieces = model.pieces(rows)
 
     def score(chosen: list[int]) -> list[Tensor]:
+        part = TokenRows.of([rows[row] for row in chosen], model.device, [pieces[row] for row in chosen])
         with autocast("bf16" if model.holds_bf16 else precision, model.device):
-            return [model.scores(TokenRows.of([rows[row] for row in chosen], model.device)).float().cpu()]
+            return [model.scores(part).float().cpu()]
 
+    lengths = [len(row) for row in rows]
     with model.host():
-        [scores] = evaluate_in_passes(score, [len(row) for row in rows], micro_batch_tokens, ranks=ranks)
+        [scores] = evaluate_in_passes(score, lengths, micro_batch_tokens, prompts=pieces, ranks=ranks)
     return scores
 
 

@@ -9,6 +9,7 @@ from kedge.ranks.budget import (
     PassTokens,
     budget_metrics,
     evaluate_in_passes,
+    tokens_in,
     tokens_of,
     within_memory,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "check_equal_weights",
     "checksum",
     "evaluate_in_passes",
+    "tokens_in",
     "tokens_of",
     "within_memory",
 ]

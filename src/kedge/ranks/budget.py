@@ -183,12 +183,12 @@ def _smaller(tokens: int, lengths: Sequence[int], prompts: Prompts, num_ranks: i
         plan_parts(lengths, tokens, prompts=prompts, number=number, count=num_ranks) for number in range(num_ranks)
     ]
     parts = [part.rows for plan in plans for part in plan]
-    largest = max(_tokens_in(rows, lengths, prompts) for rows in parts)
+    largest = max(tokens_in(rows, lengths, prompts) for rows in parts)
     longest = max(lengths)
     return max(longest, largest // 2) if largest > longest else 0
 
 
-def _tokens_in(rows: Sequence[int], lengths: Sequence[int], prompts: Prompts) -> int:
+def tokens_in(rows: Sequence[int], lengths: Sequence[int], prompts: Prompts) -> int:
     """Count the tokens of a pass, counting shared tokens once."""
     pieces = [piece for row in rows for piece in (prompts[row] if prompts else ())]
     return sum(lengths[row] for row in rows) - sum(tokens for _, tokens in pieces) + sum(dict(pieces).values())

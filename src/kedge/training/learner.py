@@ -152,15 +152,13 @@ class LanguageLearner:
         """Find how many tokens a pass over such responses can hold, if that is not known; see `pass_trial`."""
 
         def run_pass(rows: list[int]) -> None:
-            part = rollout.select(torch.tensor(rows, device=rollout.response_ids.device))
-            # The two longest may begin alike, which would make the second cheaper: they get different first tokens.
-            numbers = torch.arange(len(rows), device=part.prompt_ids.device)[:, None]
-            first = part.prompt_mask.int().argmax(dim=1, keepdim=True)
-            outputs = self._forward(replace(part, prompt_ids=part.prompt_ids.scatter(1, first, numbers)))
+            outputs = self._forward(rollout.select(torch.tensor(rows, device=rollout.response_ids.device)))
             tables = (outputs.logprobs, outputs.entropy, outputs.values)
             torch.stack([each.sum() for each in tables if each is not None and each.requires_grad]).sum().backward()
 
-        find_tokens(self.micro_batch_tokens, rollout.row_lengths, run_pass, optimizer, ranks=self.ranks)
+        prompts = rollout.shared_prompts(self.actor_critic.shares_up_to)
+        lengths = rollout.row_lengths
+        find_tokens(self.micro_batch_tokens, lengths, run_pass, optimizer, prompts=prompts, ranks=self.ranks)
 
     def first_pass(self, rollout: Rollout) -> PolicyOutputs | None:
         """Run the first minibatch's forward pass now if one pass holds all rows of an epoch, else return None.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kedge.models.live_bytes import LiveBytes
-from kedge.ranks import AdaptiveTokens, PassTokens, Ranks
+from kedge.ranks import AdaptiveTokens, PassTokens, Prompts, Ranks, tokens_in
 from kedge.training.host_state import HostState
 from kedge.training.optimizer import all_parameters
 from kedge.training.optimizer_kinds import Optimizer
@@ -31,6 +31,7 @@ def find_tokens(
     run_pass: Callable[[list[int]], object],
     optimizer: Optimizer,
     *,
+    prompts: Prompts = None,
     ranks: Ranks,
 ) -> None:
     """Set the tokens per pass to the largest power of two that fits, unless they are given or known already.
@@ -44,6 +45,7 @@ def find_tokens(
         lengths: Tokens per row.
         run_pass: Makes a forward and backward pass over some rows.
         optimizer: The optimizer of the trained parameters.
+        prompts: See `Prompts`.
         ranks: All of them get the smallest number that one of them finds. With sharded weights none is looked for.
 
     Raises:
@@ -62,8 +64,9 @@ def find_tokens(
     if one > free:
         raise MemoryError(f"a row of {row} tokens tried to allocate {one} bytes")
     per_token = one / row  # at most: a part of it does not grow with the tokens
-    if len(longest) > 1 and 2 * one < SHARE * free:
-        per_token = (_peak(lambda: run_pass(longest), optimizer, weights) - one) / lengths[longest[1]]
+    added = tokens_in(longest, lengths, prompts) - row
+    if added and 2 * one < SHARE * free:
+        per_token = (_peak(lambda: run_pass(longest), optimizer, weights) - one) / added
     torch.set_rng_state(states[0])
     if states[1] is not None:
         torch.cuda.set_rng_state(states[1], device)

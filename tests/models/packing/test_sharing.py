@@ -12,13 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, BertConfig
 
 from kedge.algorithm.experience import PolicyOutputs, Rollout
 from kedge.algorithm.prefixes import LEAST_SHARED, common_start, prefix_tree
-from kedge.models import ActorCritic, LanguageModel, ScalarModel, TokenRows, response_logprobs
+from kedge.models import ActorCritic, LanguageModel, ScalarModel, TokenRows, response_logprobs, score_rows
+from kedge.models.live_bytes import LiveBytes
 from kedge.models.packing import packed
 from kedge.models.packing.packed import Packed
 from kedge.models.packing.trunk import Trunk
+from tests.float64 import in_float64
 from tests.models.families import ARCHITECTURES, PACKED, language_model
 from tests.tiny import FAMILIES, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
@@ -220,6 +223,53 @@ def test_states_and_gradients_of_rows_that_share_starts_and_prompts(name: str) -
     assert_equal_gradients(ours, gradients(model))
 
 
+def scored_rows() -> list[list[int]]:
+    """Responses to prompts that begin alike, one of them twice; and a row that others begin with."""
+    rows = [[*prompt, *response] for prompt, response in zip(WITH_A_START, responses(), strict=True)]
+    return [*rows, rows[1], START]
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("budget", [None, 20, 1])
+def test_scores_of_rows_that_begin_alike_are_those_of_each_row_by_itself(
+    family: str, budget: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, rows = ScalarModel(tiny_reward_model(family), tiny_tokenizer()), scored_rows()
+    assert model.trunk is not None
+    in_float64(model, monkeypatch)
+    seen: list[int] = []
+    model.trunk.model.register_forward_pre_hook(
+        lambda module, inputs, named: seen.append(named["input_ids"].numel()), with_kwargs=True
+    )
+    found = score_rows(model, rows, micro_batch_tokens=budget)
+    num_read = sum(seen)
+    assert max(seen) <= max(budget or 1000, max(map(len, rows)))
+    if budget is None:  # 20 alone is shorter than an eleventh of 14 tokens, so it is read twice
+        assert seen == [1 + len({tuple(row[: place + 1]) for row in rows for place in range(len(row))})]
+    expected = torch.cat([score_rows(model, [row]) for row in rows])
+    assert found.dtype == torch.float64
+    assert expected.std() > 0.01
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+    seen.clear()
+    with each_row_by_itself():
+        score_rows(model, rows, micro_batch_tokens=budget)
+    assert sum(seen) == sum(map(len, rows))
+    assert (num_read < sum(seen)) == (budget != 1)
+
+
+def test_only_a_decoder_shares_what_rows_that_are_scored_begin_with() -> None:
+    config = BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=1
+    )
+    encoder = ScalarModel(AutoModelForSequenceClassification.from_config(config), tiny_tokenizer())
+    rows = scored_rows()
+    assert encoder.shares_up_to == 0
+    assert encoder.pieces(rows) == [((number, len(row)),) for number, row in enumerate(rows)]
+    scores = torch.cat([score_rows(encoder, [row]) for row in rows])
+    torch.testing.assert_close(score_rows(encoder, rows, micro_batch_tokens=30), scores, atol=1e-5, rtol=1e-5)
+
+
 def outputs(models: ActorCritic, rollout: Rollout) -> PolicyOutputs:
     return models(rollout, temperature=0.7, entropy_gradient=True, value_after_last=True)
 
@@ -283,6 +333,19 @@ def test_the_gradients_are_the_same_to_the_bit_each_time() -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(each, found[0]) for each in found)
+
+
+def test_the_gradients_of_prompts_need_no_more_work_for_each_than_for_a_few() -> None:
+    """The gradient of a slice would be as large as the pass, for each prompt."""
+    model, work = language_model("llama"), list[float]()
+    for number in (16, 64):
+        rows = torch.arange(8)[None] + 3 + torch.arange(2 * number)[:, None]
+        rows[1::2, :6] = rows[::2, :6]
+        prompts = tuple(((row // 2, 6),) for row in range(2 * number))
+        with LiveBytes() as counter:
+            model.hidden(replace(TokenRows.of(rows.tolist()), prompts=prompts)).sum().backward()
+        work.append(counter.work["bytes"])
+    assert work[1] < 4 * work[0]
 
 
 def test_gradients_add_up_in_full_precision_in_a_pass_in_bf16() -> None:

@@ -48,8 +48,7 @@ def test_a_pass_and_its_gradient_are_what_torch_counts(policy, separate, adapter
         outputs = models(rollout, temperature=1.0)
         forward = counter.get_total_flops()
         (outputs.logprobs.sum() + outputs.values.sum()).backward()
-    nothing = ForwardCost()
-    costs = Costs(ForwardCost.of(model), ForwardCost.of(critic), nothing, nothing)
+    costs = Costs(ForwardCost.of(model), ForwardCost.of(critic), ForwardCost(), ())
     metrics = costs.metrics(rollout, evaluated="all", num_passes=1, train_policy=True)
     # The last token of a row is not read, biases are not multiplied, and attention's own products are left out.
     assert metrics["flops/experience"] == pytest.approx(forward, rel=0.15)
@@ -65,10 +64,12 @@ def test_a_prompt_that_responses_share_costs_once(policy, separate):
     rollout = replace(rollout, group=torch.zeros_like(rollout.group), prompt_ids=rollout.prompt_ids[:1].expand(4, -1))
     with FlopCounterMode(display=False) as counter:
         models(rollout, temperature=1.0)
-    costs = Costs(ForwardCost.of(model), ForwardCost.of(critic), ForwardCost(), ForwardCost(per_token=1))
-    found = costs.metrics(rollout, evaluated="all", num_passes=0, train_policy=True, shares_prompts=True)
+    # Rows have 60 tokens: one reward model can share them, the other cannot.
+    rewards = [ForwardCost(per_token=1, shares_up_to=60), ForwardCost(per_token=10, shares_up_to=59)]
+    costs = Costs(ForwardCost.of(model), ForwardCost.of(critic), ForwardCost(), rewards)
+    found = costs.metrics(rollout, evaluated="all", num_passes=0, train_policy=True)
     assert found["flops/experience"] == pytest.approx(counter.get_total_flops(), rel=0.15)
-    assert found["flops/reward"] == 2 * 4 * (40 + 20)
+    assert found["flops/reward"] == 2 * (40 + 4 * 20) + 2 * 10 * 4 * (40 + 20)
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -79,7 +80,7 @@ def test_a_pass_of_the_critic_alone_is_what_torch_counts(policy, separate):
     models, rollout = ActorCritic(model, critic), make_rollout(num_prompt=12, num_response=20)
     with FlopCounterMode(display=False) as counter:
         models.critic_outputs(rollout).values.sum().backward()
-    costs = Costs(ForwardCost.of(model), ForwardCost.of(critic), ForwardCost(), ForwardCost())
+    costs = Costs(ForwardCost.of(model), ForwardCost.of(critic), ForwardCost(), ())
     found = costs.metrics(rollout, evaluated="nothing", num_passes=0, train_policy=True, num_critic_passes=1)
     # As above; a few per cent each.
     assert found["flops/train"] == pytest.approx(counter.get_total_flops(), rel=0.15)
@@ -88,7 +89,7 @@ def test_a_pass_of_the_critic_alone_is_what_torch_counts(policy, separate):
 def test_an_update_in_steps_of_fine_tuning():
     policy, rollout = ForwardCost(per_token=100, per_action=10), make_rollout()
     forward = 2 * (100 * 44 + 10 * 20)
-    costs = Costs(policy, ForwardCost(), policy, ForwardCost(per_token=50))
+    costs = Costs(policy, ForwardCost(), policy, [ForwardCost(per_token=50)])
     metrics = costs.metrics(rollout, evaluated="nothing", num_passes=4, train_policy=True)
     assert metrics == {
         "flops/rollout": forward,
@@ -100,7 +101,7 @@ def test_an_update_in_steps_of_fine_tuning():
     # Two passes of the critic alone: forward through the trunk, or forward and backward through a model of its own.
     settings = {"evaluated": "nothing", "num_passes": 4, "train_policy": True, "num_critic_passes": 2}
     assert costs.metrics(rollout, **settings)["flops/train"] == 12 * forward + 2 * 2 * 100 * 44
-    separate = Costs(policy, ForwardCost(per_token=70), policy, ForwardCost())
+    separate = Costs(policy, ForwardCost(per_token=70), policy, ())
     assert separate.metrics(rollout, **settings)["flops/train"] == 12 * forward + (12 + 6) * 2 * 70 * 44
     # Its values alone, where sampling noted the log probabilities; a reading after the epochs is of both models.
     again = separate.metrics(rollout, **{**settings, "evaluated": "critic", "num_readings": 1})
@@ -108,7 +109,7 @@ def test_an_update_in_steps_of_fine_tuning():
     assert again["flops/train"] == 13 * forward + (12 + 6 + 1) * 2 * 70 * 44
     warm_up = costs.metrics(rollout, evaluated="all", num_passes=2, train_policy=False)
     assert (warm_up["flops/experience"], warm_up["flops/train"]) == (2 * forward, 2 * forward)
-    again = Costs(policy, ForwardCost(), policy, ForwardCost(), recomputes=True)
+    again = Costs(policy, ForwardCost(), policy, (), recomputes=True)
     assert again.metrics(rollout, evaluated="nothing", num_passes=1, train_policy=True)["flops/train"] == 4 * forward
 
 

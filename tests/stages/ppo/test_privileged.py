@@ -105,8 +105,8 @@ def test_a_run_and_a_plan_count_what_only_the_critic_reads(policy: Path, models:
     rollout = sampled(policy, [{**row, "answer": "so much more to read " * 4} for row in ROWS])
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         models(rollout, temperature=1.0)
-    costs = Costs(*(ForwardCost.of(each) for each in (models.policy, models.critic, None)), ForwardCost())
-    metrics = costs.metrics(rollout, evaluated="all", num_passes=1, train_policy=True, shares_prompts=True)
+    costs = Costs(*(ForwardCost.of(each) for each in (models.policy, models.critic, None)), [])
+    metrics = costs.metrics(rollout, evaluated="all", num_passes=1, train_policy=True)
     assert metrics["flops/experience"] == pytest.approx(counter.get_total_flops(), rel=0.15)
 
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
@@ -114,7 +114,7 @@ def test_a_run_and_a_plan_count_what_only_the_critic_reads(policy: Path, models:
     lengths = lengths_of(config, "ppo")
     assert lengths.privileged == int(sampled(policy, ROWS).for_critic.prompt_mask.sum(-1).max()) - lengths.prompts[0]
     rows = Rows(lengths.prompts, (4,) * len(ROWS), None, privileged=lengths.privileged)
-    assert rows.rollout(values=False).row_lengths == rows.lengths
+    assert rows.rollout(values=False).row_lengths == rows.row_lengths
     assert rows.for_critic.num_tokens == rows.num_tokens + len(ROWS) * lengths.privileged
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kedge.ranks import AdaptiveTokens
+from kedge.ranks import AdaptiveTokens, Prompts
 from kedge.training.supervised.loop import (
     TrainingSettings,
     accumulate_gradients,
@@ -36,6 +36,9 @@ class WeightedPull:
 
     def length(self, example: Pull) -> int:
         return int(example[1])
+
+    def tokens_read(self, examples: Sequence[Pull]) -> tuple[list[int], Prompts]:
+        return [self.length(example) for example in examples], None
 
     def sums(self, examples: Sequence[Pull]) -> dict[str, Tensor]:
         self.seen.append(list(examples))

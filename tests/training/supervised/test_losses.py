@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from torch import nn
 
 from kedge.data import Comparison, EncodedExample, Ranking
 from kedge.models import LanguageModel, ScalarModel, score_rows
+from kedge.models.packing.trunk import Trunk
 from kedge.training.supervised.loop import TrainingSettings, accumulate_gradients, evaluate, train_supervised
 from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
+from tests.float64 import in_float64
 from tests.tiny import FAMILIES, Family, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
 PAD, EOS = 0, 2
@@ -78,6 +81,58 @@ def test_the_gradient_does_not_depend_on_the_split_or_the_order(family, make, ex
     for rows, budget in ((examples, 1), (examples, 12), (examples[::-1], None)):
         other = gradient(make(family), rows, budget)
         assert (other - whole).norm() < 1e-6 * whole.norm()
+
+
+START = [40, 41, 42, 43, 44]
+WITH_PROMPTS = [
+    RankedResponses(([*START, 5, 6, 7, 8, EOS], [*START, 5, 6, 9, EOS]), ranks=(0.0, 1.0), lengths=(3, 4), margin=0.2),
+    RankedResponses(([*START, 30, 31, EOS], [*START, 32, EOS]), ranks=(0.0, 1.0), lengths=(3, 4)),
+    RankedResponses(
+        ([*START, 30, 33, EOS], [*START, 34, EOS], [*START, 35, 36, 37, EOS]), ranks=(1.0, 2.0, 2.0), lengths=(3, 4, 5)
+    ),
+    RankedResponses(([60, 61, EOS], [60, 62, 63, EOS]), ranks=(0.0, 1.0), lengths=(3, 4)),
+]
+"""Examples of two, two, three and two responses to a prompt, three of which begin alike."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_those_of_training_on_rows_that_share_nothing(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(budget: int | None) -> tuple[torch.Tensor, int]:
+        objective = ranking_loss(family)
+        in_float64(objective.model, monkeypatch)
+        assert objective.model.trunk is not None
+        read: list[int] = []
+        objective.model.trunk.model.register_forward_pre_hook(
+            lambda module, inputs, named: read.append(named["input_ids"].numel()), with_kwargs=True
+        )
+        settings = TrainingSettings(learning_rate=0.01, num_epochs=2, batch_size=4, micro_batch_tokens=budget)
+        train_supervised(objective, objective.model.parameters(), WITH_PROMPTS, settings)
+        return torch.cat([each.detach().flatten() for each in objective.model.parameters()]), sum(read)
+
+    with mock.patch.object(Trunk, "shares_up_to", 0):
+        expected, num_tokens = trained(None)
+    assert num_tokens == 2 * sum(len(row) for example in WITH_PROMPTS for row in example.rows)
+    for budget, num_read in ((None, 31), (20, 36), (1, 42)):
+        found, read = trained(budget)
+        assert read == 2 * num_read
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+
+
+def test_the_tokens_of_examples_that_share_a_beginning() -> None:
+    """Counted by hand: what its responses begin with once, and the numbers of pieces that examples have in common."""
+    objective = ranking_loss()
+    lengths, prompts = objective.tokens_read(WITH_PROMPTS)
+    assert prompts is not None
+    assert lengths == [12, 10, 14, 6]
+    assert [sum(tokens for _, tokens in each) for each in prompts] == lengths
+    first = prompts[0][0]
+    assert first[1] == 5
+    assert [first in each for each in prompts] == [True, True, True, False]
+    with mock.patch.object(Trunk, "shares_up_to", 9):  # the longest row has ten tokens
+        lengths, _ = objective.tokens_read(WITH_PROMPTS)
+    assert lengths == [objective.length(example) for example in WITH_PROMPTS] == [19, 15, 24, 7]
 
 
 def test_an_untrained_pair_costs_log_2_and_two_ranked_responses_are_a_pair():

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -57,10 +57,12 @@ class TokenRows:
     prompts: tuple[Pieces, ...] = ()
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> TokenRows:
+    def of(
+        cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu", prompts: Sequence[Pieces] = ()
+    ) -> TokenRows:
         """Make rows from lists of token ids."""
         ids = torch.tensor([token for row in rows for token in row], dtype=torch.long, device=device)
-        return cls(ids, tuple(len(row) for row in rows))
+        return cls(ids, tuple(len(row) for row in rows), tuple(prompts))
 
     @classmethod
     def unpad(
@@ -211,7 +213,12 @@ class Packed:
         sizes = [group.num_tokens for group in self.groups]
         whole = [states[0].transpose(0, 1) for states in (query, key, value)]
         parts = zip(self.groups, *(states.split(sizes) for states in whole), strict=True)
-        attended = partial(_attend_group, before=whole[1:], scaling=scaling, device=self.device)
+        # Not states[span]: its gradient is as large as that of the whole pass, for every prompt.
+        spans = [span for group in self.groups if isinstance(group.prompt, tuple) for span in group.prompt]
+        cuts = sorted({0, len(whole[0]), *(cut for span in spans for cut in (span.start, span.stop))})
+        widths = [end - start for start, end in pairwise(cuts)]
+        before = [dict(zip(cuts, states.split(widths), strict=False)) for states in whole[1:]]
+        attended = partial(_attend_group, before=before, scaling=scaling, device=self.device)
         return torch.cat([attended(*part) for part in parts])[None]
 
 
@@ -282,7 +289,7 @@ def _attend_group(
     key: Tensor,
     value: Tensor,
     *,
-    before: Sequence[Tensor],
+    before: Sequence[dict[int, Tensor]],
     scaling: float | None,
     device: str,
 ) -> Tensor:
@@ -293,7 +300,7 @@ def _attend_group(
         query: Their queries.
         key: Their keys.
         value: Their values.
-        before: Keys and values of the whole pass, with those of the prompt.
+        before: Keys and values of the whole pass, split at the ends of the prompts' pieces; by their first token.
         scaling: Factor of the products.
         device: The kind of device that they are arranged for.
     """
@@ -314,17 +321,18 @@ def _attend_group(
     return outputs if group.slots is None else Gather.apply(outputs, group.slots)
 
 
-def _after_prompt(whole: Tensor, prompt: Spans | Tensor, states: Tensor, device: str) -> Tensor:
+def _after_prompt(before: dict[int, Tensor], prompt: Spans | Tensor, states: Tensor, device: str) -> Tensor:
     """The prompts' states before those of each row that continues one.
 
     They are cast before they are repeated, so that the rows' gradients are summed in the attention's number format.
     """
-    dtype = attention_dtype(whole, device)
+    dtype = attention_dtype(states, device)
     if isinstance(prompt, tuple):
-        read_there = whole[prompt[0]] if len(prompt) == 1 else torch.cat([whole[span] for span in prompt])
+        pieces = [before[span.start] for span in prompt]
+        read_there = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         repeated = read_there.to(dtype).transpose(0, 1).expand(len(states), -1, -1, -1)
     else:
-        chosen = whole.to(dtype).index_select(0, prompt.flatten())
+        chosen = before[0].to(dtype).index_select(0, prompt.flatten())
         repeated = chosen.unflatten(0, prompt.shape).transpose(1, 2)
     return torch.cat([repeated, states], dim=2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from kedge.models import LanguageModel, ScalarModel
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import num_weights
 from kedge.ranks import budget_metrics
-from kedge.rewards import ModelReward, WeightedReward
+from kedge.rewards import WeightedReward
 from kedge.rollout import Evaluated
 from kedge.runs.run import Run
 from kedge.runs.training import open_loggers
@@ -231,17 +232,15 @@ class PpoLog:
         rollout = batch.trained.rollout
         # An update that lost responses can have fewer responses than minibatches.
         steps_per_pass = min(trainer.settings.ppo.num_minibatches, rollout.num_responses)
-        actor_critic = trainer.roles.actor_critic
         return self._costs.metrics(
             rollout,
             sampled=batch.rollouts,
             evaluated=trainer.evaluated_before(result),
             num_passes=result.num_gradients / steps_per_pass,
             train_policy=trainer.trains_policy,
-            train_critic=actor_critic.trains_critic,
+            train_critic=trainer.roles.actor_critic.trains_critic,
             num_critic_passes=result.num_critic_gradients / steps_per_pass,
             num_readings=int(trainer.settings.measures_distance) + result.num_readings,
-            shares_prompts=rollout.shared_prompts(actor_critic.shares_up_to) is not None,
         )
 
     @cached_property
@@ -311,6 +310,7 @@ class ForwardCost:
         per_action: Number of weights of the output layer, which is only computed at actions.
         frozen_per_token: The part of `per_token` that is frozen under an adapter.
         frozen_per_action: The frozen part of `per_action`.
+        shares_up_to: Maximum length of rows that can share what they begin with.
 
     Source: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1.
     """
@@ -319,6 +319,7 @@ class ForwardCost:
     per_action: int = 0
     frozen_per_token: int = 0
     frozen_per_action: int = 0
+    shares_up_to: float = math.inf
 
     @classmethod
     def of(cls, model: LanguageModel | ScalarModel | None) -> ForwardCost:
@@ -331,7 +332,8 @@ class ForwardCost:
         looked_up = [each.weight for each in pretrained.modules() if isinstance(each, nn.Embedding)]
         excluded = {id(each) for each in (*layer, *looked_up)}  # a tied output layer is both
         inner = [each for each in pretrained.parameters() if id(each) not in excluded]
-        return cls(*(num_weights(each) for each in (inner, layer, filter(is_frozen, inner), filter(is_frozen, layer))))
+        parts = (inner, layer, filter(is_frozen, inner), filter(is_frozen, layer))
+        return cls(*map(num_weights, parts), shares_up_to=model.shares_up_to)
 
     def flops(self, num_tokens: int, num_actions: int) -> float:
         """The FLOPs of a forward pass."""
@@ -351,18 +353,17 @@ class Costs:
         policy: Policy and shared critic.
         critic: A separate critic.
         reference: The reference.
-        rewards: The sum of the reward models.
+        rewards: The reward models.
         recomputes: Activations are recomputed in the backward pass.
-        judges: The sum of the reward models with weight 0, which are not part of the update's cost; None if there are
-            none.
+        judges: The reward models with weight 0, which are not part of the update's cost.
     """
 
     policy: ForwardCost
     critic: ForwardCost
     reference: ForwardCost
-    rewards: ForwardCost
+    rewards: Sequence[ForwardCost]
     recomputes: bool = False
-    judges: ForwardCost | None = None
+    judges: Sequence[ForwardCost] = ()
 
     @classmethod
     def of(cls, roles: Roles, *, recomputes: bool) -> Costs:
@@ -371,9 +372,9 @@ class Costs:
             policy=ForwardCost.of(roles.actor_critic.policy),
             critic=ForwardCost.of(roles.actor_critic.critic),
             reference=ForwardCost.of(roles.reference),
-            rewards=_scoring(roles.reward.weighted_models),
+            rewards=[ForwardCost.of(each.model) for each in roles.reward.weighted_models.values()],
             recomputes=recomputes,
-            judges=_scoring(roles.reward.judges) if roles.reward.judges else None,
+            judges=[ForwardCost.of(each.model) for each in roles.reward.judges.values()],
         )
 
     def metrics(
@@ -387,7 +388,6 @@ class Costs:
         train_critic: bool = True,
         num_critic_passes: float = 0.0,
         num_readings: int = 0,
-        shares_prompts: bool = False,
     ) -> dict[str, float]:
         """Compute `flops/PHASE`, their sum in steps of supervised fine-tuning on the same tokens, and the judges'
         FLOPs.
@@ -402,17 +402,19 @@ class Costs:
             num_critic_passes: Number of additional epochs of the critic alone; can be a fraction. For a shared head
                 they are forward passes through the trunk.
             num_readings: Number of forward passes after the epochs.
-            shares_prompts: Policy, critic and reference read what rows begin with once.
         """
         sampled = sampled or (rollout,)
 
-        def read(responses: Any) -> int:
-            return responses.num_distinct_tokens if shares_prompts else responses.num_tokens
+        def read(responses: Any, *models: ForwardCost) -> int:
+            shares = max(responses.row_lengths, default=0) <= min(each.shares_up_to for each in models)
+            return responses.num_distinct_tokens if shares else responses.num_tokens
 
-        size = (read(rollout), rollout.num_actions)
-        scored = (sum(each.num_tokens for each in sampled), sum(each.num_actions for each in sampled))
+        def scoring(models: Sequence[ForwardCost]) -> float:
+            return sum((each.flops(read(responses, each), 0) for each in models for responses in sampled), 0.0)
+
+        size = (read(rollout, self.policy, self.critic), rollout.num_actions)
         policy = self.policy.flops(*size)
-        critic_size = (read(rollout.for_critic), rollout.num_actions)
+        critic_size = (read(rollout.for_critic, self.policy, self.critic), rollout.num_actions)
         critic = self.critic.flops(*critic_size)
         again = 1 + self.recomputes
         policy_trained = again * policy + self.policy.backward_flops(*size)
@@ -420,8 +422,8 @@ class Costs:
         if train_critic:
             critic_read, critic_trained = critic, again * critic + self.critic.backward_flops(*critic_size)
         phases = {
-            "rollout": self.policy.flops(sum(map(read, sampled)), scored[1]),
-            "reward": self.rewards.flops(*scored),
+            "rollout": sum(self.policy.flops(read(each, self.policy), each.num_actions) for each in sampled),
+            "reward": scoring(self.rewards),
             "experience": self.reference.flops(*size)
             + {"nothing": 0.0, "critic": critic, "all": policy + critic}[evaluated],
             "train": num_passes * ((policy_trained if train_policy else policy) + critic_trained)
@@ -430,8 +432,8 @@ class Costs:
         }
         sft_step = policy + self.policy.backward_flops(*size)
         total = sum(phases.values()) / sft_step
-        if self.judges is not None:
-            phases["judge"] = self.judges.flops(*scored)
+        if self.judges:
+            phases["judge"] = scoring(self.judges)
         return {**{f"flops/{name}": flops for name, flops in phases.items()}, "cost/sft_steps": total}
 
 
@@ -441,10 +443,6 @@ def _control_variate_metrics(advantage: Advantage, experience: Experience) -> di
         return {}
     inputs: AdvantageInputs = {"values": experience.values, "group": experience.rollout.group}
     return advantage.metrics(experience.rewards, experience.reward_mask, **inputs)
-
-
-def _scoring(models: Mapping[str, ModelReward]) -> ForwardCost:
-    return ForwardCost(sum(ForwardCost.of(each.model).per_token for each in models.values()))
 
 
 def write_roles(run: Run, roles: Roles) -> None:

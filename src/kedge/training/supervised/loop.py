@@ -17,6 +17,7 @@ from kedge.ranks import (
     ALONE,
     AdaptiveTokens,
     PassTokens,
+    Prompts,
     Ranks,
     budget_metrics,
     tokens_of,
@@ -63,7 +64,11 @@ class SupervisedLoss(Protocol[Example_contra]):
         ...
 
     def length(self, example: Example_contra) -> int:
-        """Tokens that the model reads for the example; used to group examples of similar length."""
+        """Tokens of the example."""
+        ...
+
+    def tokens_read(self, examples: Sequence[Example_contra]) -> tuple[list[int], Prompts]:
+        """Tokens that the model reads for each example by itself, and those that examples share in a pass."""
         ...
 
     def sums(self, examples: Sequence[Example_contra]) -> Mapping[str, Tensor]:
@@ -199,12 +204,14 @@ def train_supervised(
     budget = settings.micro_batch_tokens
     saved = {"evaluation": outcome, **(parts or {})}
     loop.restore(TrainingState({"weights": weights}, optimizer, saved))
-    lengths = [objective.length(example) for example in examples] if isinstance(budget, AdaptiveTokens) else []
+    if isinstance(budget, AdaptiveTokens):
+        longest = sorted(examples, key=objective.length)[-2:]
 
-    def run_pass(rows: list[int]) -> None:
-        objective.sums([examples[row] for row in rows])["loss"].backward()
+        def run_pass(rows: list[int]) -> None:
+            objective.sums([longest[row] for row in rows])["loss"].backward()
 
-    find_tokens(budget, lengths, run_pass, optimizer, ranks=settings.ranks)
+        lengths, prompts = objective.tokens_read(longest)
+        find_tokens(budget, lengths, run_pass, optimizer, prompts=prompts, ranks=settings.ranks)
     batches = _batches(len(examples), settings)
     evaluations = settings.num_evaluations if held_out else 0
     try:
@@ -284,12 +291,12 @@ def accumulate_gradients(
     Source: spec §6.30.
     """
     total = sum(objective.weight(example) for example in batch) or 1  # rows without a learned token have no weight
-    lengths = [objective.length(each) for each in batch]
+    lengths, prompts = objective.tokens_read(batch)
 
     def summed() -> dict[str, float]:
         begin()
         sums: dict[str, float] = {}
-        for part in ranks.plan(lengths, tokens_of(micro_batch_tokens)):
+        for part in ranks.plan(lengths, tokens_of(micro_batch_tokens), prompts):
             terms = objective.sums([batch[row] for row in part.rows])
             if torch.is_grad_enabled():  # off in `evaluate`
                 loss = terms["loss"]
@@ -298,7 +305,7 @@ def accumulate_gradients(
                 sums[name] = sums.get(name, 0.0) + (float(term.detach()) if part.counts else 0.0)
         return sums
 
-    sums = within_memory(micro_batch_tokens, lengths, summed, ranks=ranks)
+    sums = within_memory(micro_batch_tokens, lengths, summed, prompts=prompts, ranks=ranks)
     return {name: value / total for name, value in zip(sums, ranks.sums(list(sums.values())), strict=True)}
 
 

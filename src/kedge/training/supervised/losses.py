@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm import ranking_loss, token_logprobs_and_entropy
 from kedge.data import Comparison, EncodedExample, Ranking, encode_example
 from kedge.models import LanguageModel, Precision, ScalarModel, TokenRows, autocast
+from kedge.ranks import Prompts
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class CompletionLoss:
     def length(self, example: EncodedExample) -> int:
         """Number of tokens in prompt and completion."""
         return len(example.prompt) + len(example.completion)
+
+    def tokens_read(self, examples: Sequence[EncodedExample]) -> tuple[list[int], Prompts]:
+        """Tokens of each example; none are shared."""
+        return [self.length(example) for example in examples], None
 
     def sums(self, examples: Sequence[EncodedExample]) -> Mapping[str, Tensor]:
         """Sums over the counted tokens: `loss` in nats, and `token_accuracy`, the number of tokens that the model
@@ -104,7 +109,7 @@ class RankingLoss:
 
     pair loss = −log σ(better − worse − margin)
 
-    All responses to a prompt share one forward pass.
+    All responses to a prompt are in one forward pass, which reads tokens that several rows begin with once.
 
     Args:
         model: The reward model to train.
@@ -124,11 +129,18 @@ class RankingLoss:
         """Number of tokens in all rows."""
         return sum(len(row) for row in example.rows)
 
+    def tokens_read(self, examples: Sequence[RankedResponses]) -> tuple[list[int], Prompts]:
+        """Tokens of each example, counting those that its rows share once; and the pieces of its rows."""
+        pieces = iter(self.model.pieces([row for example in examples for row in example.rows]))
+        distinct = [dict(piece for _ in example.rows for piece in next(pieces)) for example in examples]
+        return [sum(each.values()) for each in distinct], [tuple(each.items()) for each in distinct]
+
     def sums(self, examples: Sequence[RankedResponses]) -> Mapping[str, Tensor]:
         """Sums over prompts: `loss` in nats, and `accuracy`, the share of a prompt's pairs ordered correctly."""
-        rows = TokenRows.of([row for example in examples for row in example.rows], self.model.device)
+        rows = [row for example in examples for row in example.rows]
+        packed = TokenRows.of(rows, self.model.device, self.model.pieces(rows))
         with autocast(self.precision, self.model.device):
-            flat = self.model.scores(rows)
+            flat = self.model.scores(packed)
         device = flat.device
         sizes = [len(example.rows) for example in examples]
         scores = pad_sequence(list(flat.split(sizes)), batch_first=True)

@@ -17,7 +17,7 @@ from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
 from kedge.algorithm.readout import ReadoutSums, explained_variance_interval, fit_readout
 from kedge.models import ActorCritic, Precision
 from kedge.models.pretrained import inner_matrices
-from kedge.ranks import ALONE, PassTokens, Ranks, evaluate_in_passes, within_memory
+from kedge.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_passes, within_memory
 from kedge.training.checkpoint.state import TrainingState
 from kedge.training.optimizer import build_optimizer
 from kedge.training.supervised.loop import Outcome, TrainingSettings, evaluate, evaluate_held_out, train_supervised
@@ -116,6 +116,10 @@ class ReturnsLoss:
         """Number of tokens that a model reads."""
         rollout = self.sampled.rollout
         return int(rollout.prompt_mask[example].sum() + rollout.token_mask[example].sum())
+
+    def tokens_read(self, examples: Sequence[int]) -> tuple[list[int], Prompts]:
+        """Tokens of each response with its prompt; passes are planned as if none were shared."""
+        return [self.length(example) for example in examples], None
 
     def sums(self, examples: Sequence[int]) -> Mapping[str, Tensor]:
         """The loss, and the sums from which `with_explained` computes the explained variance."""
