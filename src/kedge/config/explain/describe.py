@@ -151,7 +151,7 @@ def _kinds(annotation: Any) -> Iterator[str]:
     if origin in (Union, types.UnionType):
         for part in arguments:
             yield from _kinds(part)
-    elif origin is Annotated and get_origin(arguments[0]) is list:
+    elif origin is Annotated and arguments[0] == list[str]:
         yield "a list of names"
     elif origin is Annotated:
         yield _limited(next(_kinds(arguments[0])), arguments[1:])
