@@ -55,6 +55,9 @@ RATES: Final = (2e-4, 5e-4, 1.2e-3)
 TEMPLATE: Final = "{solution}" + START
 SMALL: Final = {**MODEL, "hidden_size": 32, "num_layers": 2, "context_length": 112}
 
+TRAINED_FIGURES: Final = ("explained_variance", "explained_by_third", "num_responses")
+CHECKED_FIGURES: Final = ("pairs_within", "ceiling_within", "num_prefixes")
+
 COMMON: Final[dict[str, Any]] = {
     "ppo.num_updates": 2000,  # the budget ends a run
     "ppo.schedule": "constant",
@@ -127,8 +130,9 @@ def build() -> None:
             held = problem().held_out
             checked = kedge.evaluate(**common, critic=out / "model", prompts=held, out=WORK / f"{kind}-check", **given)
             trained = json.loads((out / "summary.json").read_bytes())
-            known[kind] = {"trained": trained, "checked": dict(checked.summary)}
-            replace_file(CRITICS, [json.dumps(known, indent=1, default=str).encode()])
+            known[kind] = {name: trained[name] for name in TRAINED_FIGURES}
+            known[kind] |= {name: checked.summary[name] for name in CHECKED_FIGURES}
+            replace_file(CRITICS, [json.dumps(known, indent=1).encode(), b"\n"])
 
 
 def problem() -> Problem:
@@ -176,11 +180,10 @@ def page() -> str:
         "|---|---|---|---|",
     ]
     for kind, found in critics.items():
-        explained, checked = found["trained"], found["checked"]
-        thirds = ", ".join(f"{each:.2f}" for each in explained["explained_by_third"])
+        thirds = ", ".join(f"{each:.2f}" for each in found["explained_by_third"])
         lines.append(
-            f"| {kind} critic | {explained['explained_variance']['value']:.2f} | {thirds} | "
-            f"{checked['pairs_within']['value']:.2f} (at most {checked['ceiling_within']:.2f}) |"
+            f"| {kind} critic | {found['explained_variance']['value']:.2f} | {thirds} | "
+            f"{found['pairs_within']['value']:.2f} (at most {found['ceiling_within']:.2f}) |"
         )
     outcomes = read_outcomes(RECORD)
     runs = {arm: [outcomes[unit(arm, best(arm, outcomes), seed).key] for seed in SEEDS] for arm in ARMS}
