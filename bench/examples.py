@@ -305,7 +305,8 @@ def curve(outcomes: Sequence[Outcome], places: Sequence[float]) -> list[Interval
 def with_table(page: str, name: str, outcomes: Mapping[str, Outcome]) -> str:
     """A page with the tables of an example between its markers renewed."""
     example = EXAMPLES[name]
-    tables = [table(name, example, outcomes), *differences(example, example.done(name, outcomes))]
+    done = example.done(name, outcomes)
+    tables = [table(name, example, outcomes), *differences(example, done)] if done else ["Not run yet."]
     return renewed(page, name, "\n\n".join(tables))
 
 

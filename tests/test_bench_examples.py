@@ -50,6 +50,8 @@ def test_an_arm_without_all_of_its_runs_is_left_out():
     outcomes.pop(SMALL.tuning("calculator", "without it")[0.1].key)
     assert SMALL.compared("calculator", "without it", outcomes) == []
     assert len(table("calculator", SMALL, outcomes).splitlines()) == 2
+    page = "<!-- calculator:begin -->\n<!-- calculator:end -->"
+    assert with_table(page, "calculator", {}).splitlines()[1] == "Not run yet."
 
 
 def test_differences_are_by_seed_and_from_the_best_arm_without_a_critic():
