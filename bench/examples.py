@@ -1,7 +1,8 @@
 """Learning curves of the examples with several turns: `python -m bench.examples` runs what is not recorded.
 
-The arms of an example are compared at equal tokens of the policy. Each gets the learning rate that is best for it on a
-seed of its own, of the same grid, and is then run with other seeds. One thread per run.
+The arms of an example are compared at equal tokens of the policy, and at equal FLOPs. Each gets the learning rate that
+is best for it on a seed of its own, of the same grid, and is then run with other seeds. One thread per run. A run that
+is recorded is not repeated; an arm with runs that are not recorded is left out of the table and the picture.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import argparse
 import multiprocessing
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from handbook.lines import Level, Line, draw_lines
 from handbook.palette import MUTED, POLICY, QUALITY, REFERENCES, SCORE, START, Quantity
 from handbook.style import label_axes, new_axes
 from handbook.svg import save_svg
+from kedge_base.estimators import NEED_VALUES
 from kedge_base.intervals import Interval, mean_interval
 from kedge_base.run_folder.record_format import read_json_lines
 
@@ -36,7 +38,6 @@ RECORD: Final = ROOT / "bench" / "results" / "examples.jsonl"
 DOCS: Final = ROOT / "docs"
 PAGE: Final = DOCS / "episodes.md"
 """Written by hand, except for the tables."""
-SEEDS: Final = (0, 1, 2)
 TUNING_SEED: Final = 100
 COLORS: Final = (POLICY, REFERENCES, QUALITY.color, SCORE.color, START)
 
@@ -67,10 +68,13 @@ class Example:
         rates: The grid of learning rates.
         tokens: The budget: tokens that the policy samples.
         share: The part of it that tuning runs get.
+        score: What the score is.
+        title: Of the picture; empty for none.
         levels: Known scores, for the picture.
-        title: Of the picture.
-        score: Its y axis.
         reward: A reward function, where the environment does not pay.
+        seeds: Of the comparison.
+        made: Further arguments of the script's `main`.
+        num_held_out: The prompts that are evaluated.
     """
 
     script: str
@@ -81,10 +85,17 @@ class Example:
     rates: Sequence[float]
     tokens: float
     share: float
-    levels: Mapping[str, float]
-    title: str
     score: str
+    title: str = ""
+    levels: Mapping[str, float] = field(default_factory=dict)
     reward: str | None = None
+    seeds: Sequence[int] = (0, 1, 2)
+    made: Mapping[str, Any] = field(default_factory=dict)
+    num_held_out: int = 256
+
+    def is_critic_free(self, arm: str) -> bool:
+        """True if an arm's advantages need no critic."""
+        return self.arms[arm].get("ppo.advantage", "gae") not in NEED_VALUES
 
     def unit(self, name: str, arm: str, rate: float, seed: int, share: float = 1.0) -> Unit:
         """A run.
@@ -99,22 +110,83 @@ class Example:
         settings = {**COMMON, **self.settings, **self.arms[arm], "ppo.learning_rate": rate}
         return Unit(name, settings, seed, Budget(self.tokens * share, 0))
 
-    def tuning(self, name: str) -> dict[tuple[str, float], Unit]:
-        """The tuning runs, by arm and learning rate."""
-        return {
-            (arm, rate): self.unit(name, arm, rate, TUNING_SEED, self.share) for arm in self.arms for rate in self.rates
-        }
+    def tuning(self, name: str, arm: str) -> dict[float, Unit]:
+        """An arm's tuning runs, by learning rate."""
+        return {rate: self.unit(name, arm, rate, TUNING_SEED, self.share) for rate in self.rates}
 
-    def rate_of(self, name: str, arm: str, outcomes: Mapping[str, Outcome]) -> float:
-        """The learning rate with the best mean score over a tuning run, all of which are recorded."""
-        units = self.tuning(name)
+    def rate_of(self, name: str, arm: str, outcomes: Mapping[str, Outcome]) -> float | None:
+        """The learning rate with the best mean score over a tuning run; None before all are recorded."""
+        units = self.tuning(name, arm)
+        if any(unit.key not in outcomes for unit in units.values()):
+            return None
         end = self.tokens * self.share
-        return max(self.rates, key=lambda rate: mean_score(outcomes[units[arm, rate].key], end))
+        return max(self.rates, key=lambda rate: mean_score(outcomes[units[rate].key], end))
+
+    def compared(self, name: str, arm: str, outcomes: Mapping[str, Outcome]) -> list[Unit]:
+        """An arm's runs of the comparison, by seed; none before it is tuned."""
+        rate = self.rate_of(name, arm, outcomes)
+        return [] if rate is None else [self.unit(name, arm, rate, seed) for seed in self.seeds]
+
+    def done(self, name: str, outcomes: Mapping[str, Outcome]) -> dict[str, list[Outcome]]:
+        """The outcomes of the comparison by arm, of arms whose runs are all recorded."""
+        units = {arm: self.compared(name, arm, outcomes) for arm in self.arms}
+        return {
+            arm: [outcomes[unit.key] for unit in runs]
+            for arm, runs in units.items()
+            if runs and all(unit.key in outcomes for unit in runs)
+        }
 
 
 def mean_score(outcome: Outcome, end: float) -> float:
     """The mean height of a run's curve up to a number of tokens."""
     return float(np.mean([outcome.score_at("tokens", place) for place in np.linspace(0, end, 50)]))
+
+
+def arms_of_critics(responses: int) -> dict[str, dict[str, Any]]:
+    """PPO's loss with advantages that have a critic, on the policy's trunk, and with those that have none.
+
+    Args:
+        responses: Per update; in groups of eight where they are compared.
+    """
+    groups = {"rollout.num_prompts": responses // 8, "rollout.num_responses": 8}
+    alone = {"rollout.num_prompts": responses}
+    return {
+        "PPO, head": {"ppo.critic": "shared", **alone},
+        "REINFORCE++": {"ppo.advantage": "reinforce++", **alone},
+        "RLOO": {"ppo.advantage": "rloo", **groups},
+        "GRPO": {"ppo.advantage": "grpo", "ppo.aggregation": "sequence", **groups},
+        "REINFORCE++, critic": {"ppo.advantage": "reinforce++_critic", "ppo.critic": "shared", **alone},
+        "RLOO, critic": {"ppo.advantage": "rloo_critic", "ppo.critic": "shared", **groups},
+    }
+
+
+def ranges(responses: int, eval_every: int) -> Example:
+    """Numbers of ranges that the prompt says; docs/episodes.md has the plan.
+
+    Args:
+        responses: Per update.
+        eval_every: Updates between evaluations.
+    """
+    return Example(
+        script="examples/guess/guess.py",
+        made={"game": "ranges"},
+        prompts="games.jsonl",
+        held_out="games.jsonl",
+        arms=arms_of_critics(responses),
+        settings={
+            "environment.source": "examples/guess/guess.py:Guess",
+            "environment.max_turns": 5,
+            "environment.max_turn_tokens": 3,
+            "rollout.max_new_tokens": 48,
+            "ppo.eval_every": eval_every,
+        },
+        rates=(5e-4, 1e-3, 2e-3, 4e-3),
+        tokens=75_000,
+        share=0.6,
+        score="found",
+        seeds=range(10),
+        num_held_out=512,
+    )
 
 
 EXAMPLES: Final = {
@@ -148,9 +220,9 @@ EXAMPLES: Final = {
         rates=(5e-4, 1e-3, 2e-3, 4e-3),
         tokens=125_000,
         share=0.6,
-        levels={"halving": 1.0, "any left": 0.604},
-        title="A number from 1 to 15, found in four turns",
         score="found",
+        title="A number from 1 to 15, found in four turns",
+        levels={"halving": 1.0, "any left": 0.604},
     ),
     "calculator": Example(
         script="examples/calculator/calculator.py",
@@ -169,11 +241,12 @@ EXAMPLES: Final = {
         rates=(5e-4, 1e-3, 2e-3),
         tokens=60_000,
         share=0.5,
-        levels={},
-        title="Products of two numbers of two digits",
         score="right",
+        title="Products of two numbers of two digits",
         reward="examples/calculator/calculator.py:right",
     ),
+    "ranges": ranges(256, eval_every=10),
+    "ranges-64": ranges(64, eval_every=40),
 }
 
 
@@ -187,9 +260,9 @@ def main() -> int:
     try:
         for name in options.examples or EXAMPLES:
             example = EXAMPLES[name]
-            if not options.page:
-                run_missing(name, example, example.tuning(name).values(), options.processes)
-                run_missing(name, example, compared(name, example, read_outcomes(RECORD)).values(), options.processes)
+            for arm in () if options.page else example.arms:
+                run_missing(name, example, example.tuning(name, arm).values(), options.processes)
+                run_missing(name, example, example.compared(name, arm, read_outcomes(RECORD)), options.processes)
             outcomes = read_outcomes(RECORD)
             PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), name, outcomes), encoding="utf-8")
             draw(name, example, outcomes)
@@ -199,17 +272,11 @@ def main() -> int:
     return 0
 
 
-def compared(name: str, example: Example, outcomes: Mapping[str, Outcome]) -> dict[tuple[str, int], Unit]:
-    """The runs of the comparison, by arm and seed."""
-    rates = {arm: example.rate_of(name, arm, outcomes) for arm in example.arms}
-    return {(arm, seed): example.unit(name, arm, rates[arm], seed) for arm in example.arms for seed in SEEDS}
-
-
 def run_missing(name: str, example: Example, units: Any, processes: int) -> None:
     """Run what is not recorded, a process each."""
     folder = WORK / name
     if not (folder / example.prompts).is_file():
-        runpy.run_path(str(ROOT / example.script))["main"](folder)
+        runpy.run_path(str(ROOT / example.script))["main"](folder, **example.made)
     known = read_outcomes(RECORD)
     missing = [unit for unit in units if unit.key not in known]
     spawn = multiprocessing.get_context("spawn")
@@ -223,7 +290,9 @@ def _run(unit: Unit) -> Outcome:
     example = EXAMPLES[unit.task]
     folder = WORK / unit.task
     prompts, held_out = (read_json_lines(folder / name) for name in (example.prompts, example.held_out))
-    problem = Problem(folder / "start" / "model", prompts, held_out[:256], example.reward, "eval/score")
+    problem = Problem(
+        folder / "start" / "model", prompts, held_out[: example.num_held_out], example.reward, "eval/score"
+    )
     return run_unit(unit, problem, Path(), WORK / "runs" / unit.key)
 
 
@@ -234,33 +303,76 @@ def curve(outcomes: Sequence[Outcome], places: Sequence[float]) -> list[Interval
 
 
 def with_table(page: str, name: str, outcomes: Mapping[str, Outcome]) -> str:
-    """A page with the table of an example between its markers renewed."""
-    return renewed(page, name, table(name, EXAMPLES[name], outcomes))
+    """A page with the tables of an example between its markers renewed."""
+    example = EXAMPLES[name]
+    done = example.done(name, outcomes)
+    tables = [table(name, example, outcomes), *differences(example, done)] if done else ["Not run yet."]
+    return renewed(page, name, "\n\n".join(tables))
 
 
 def table(name: str, example: Example, outcomes: Mapping[str, Outcome]) -> str:
     """The curves at quarters of the budget, and the learning rates."""
-    units = compared(name, example, outcomes)
     places = [example.tokens * part for part in (0, 0.25, 0.5, 0.75, 1)]
     lines = [
         f"| {example.score}, after tokens | {' | '.join(f'{place:,.0f}' for place in places)} | learning rate |",
         "|---" * (len(places) + 2) + "|",
     ]
-    for arm in example.arms:
-        found = curve([outcomes[units[arm, seed].key] for seed in SEEDS], places)
+    for arm, runs in example.done(name, outcomes).items():
         rate = example.rate_of(name, arm, outcomes)
-        lines.append(f"| {arm} | {' | '.join(map(str, found))} | {rate:g} |")
+        lines.append(f"| {arm} | {' | '.join(map(str, curve(runs, places)))} | {rate:g} |")
     return "\n".join(lines)
 
 
+def differences(example: Example, done: Mapping[str, Sequence[Outcome]]) -> Iterator[str]:
+    """A table of the arms against the best of those without a critic; none unless arms of both kinds are done.
+
+    Equal FLOPs are the most that every run has spent.
+
+    Args:
+        example: The example.
+        done: The outcomes by arm, in the order of the seeds.
+    """
+    rivals = [arm for arm in done if example.is_critic_free(arm)]
+    if not 0 < len(rivals) < len(done):
+        return
+    flops = min(run.flops[-1] for runs in done.values() for run in runs)
+    columns: list[dict[str, str]] = []
+    for axis, place in (("tokens", example.tokens), ("flops", flops)):
+        scores = {arm: np.array([run.score_at(axis, place) for run in runs]) for arm, runs in done.items()}
+        best = max(rivals, key=lambda arm: scores[arm].mean())
+        columns.append({arm: f"{scores[arm].mean():.3f}" for arm in done})
+        columns.append({arm: "–" if arm == best else signed(list(scores[arm] - scores[best])) for arm in done})
+    columns.append({arm: explained(runs) for arm, runs in done.items()})
+    budgets = f"{example.tokens:,.0f} tokens", f"{flops / 1e9:.0f}·10⁹ FLOPs"
+    lines = [
+        f"| {example.score}, after | {' | difference | '.join(budgets)} | difference | explained variance |",
+        "|---" * 6 + "|",
+        *(f"| {arm} | {' | '.join(column[arm] for column in columns)} |" for arm in done),
+    ]
+    yield "\n".join(lines)
+
+
+def signed(values: Sequence[float]) -> str:
+    """The mean of differences with Student's interval."""
+    mean = mean_interval(values)
+    return f"{mean.value:+.3f} ({mean.low:+.3f} to {mean.high:+.3f})"
+
+
+def explained(outcomes: Sequence[Outcome]) -> str:
+    """The mean explained variance at the ends of runs, or a dash."""
+    known = [run.explained_late for run in outcomes if run.explained_late is not None]
+    return f"{np.mean(known):.2f}" if known else "–"
+
+
 def draw(name: str, example: Example, outcomes: Mapping[str, Outcome]) -> None:
-    """Draw the curves with their intervals."""
-    units = compared(name, example, outcomes)
+    """Draw the curves with their intervals, if the example has a title."""
+    if not example.title:
+        return
     figure, (axes,) = new_axes(1, 1, width=8.0, height=4.2)
     places = [float(place) for place in np.linspace(0, example.tokens, 11)]
     lines: list[Line] = []
-    for arm, color in zip(example.arms, COLORS, strict=False):
-        found = curve([outcomes[units[arm, seed].key] for seed in SEEDS], places)
+    for (arm, runs), color in zip(example.done(name, outcomes).items(), COLORS, strict=False):
+        found = curve(runs, places)
         values, low, high = ([getattr(each, end) for each in found] for end in ("value", "low", "high"))
         lines.append(Line(places, values, Quantity(color, 0.0, 1.0), arm, low, high))
     draw_lines(axes, lines, levels=[Level(label, value, MUTED) for label, value in example.levels.items()])

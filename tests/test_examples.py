@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import runpy
@@ -83,9 +84,11 @@ def run_small(example: str, folder: Path, prompts: str, *settings: str):
     return run_ppo(load_config(Path(example) / "run.yaml", small, flags, stage="ppo"))
 
 
-def test_halving_finds_every_number_of_the_game_in_its_turns():
-    example = runpy.run_path(str(GUESS))
-    game, most = example["Guess"](), example["MOST"]
+@pytest.mark.parametrize(
+    ("most", "in_turns"), [(15, [1, *[2] * 2, *[3] * 4, *[4] * 8]), (31, [1, *[2] * 2, *[3] * 4, *[4] * 8, *[5] * 16])]
+)
+def test_halving_finds_every_number_up_to_a_power_of_two(most, in_turns):
+    game = runpy.run_path(str(GUESS))["Guess"]()
     turns = []
     for secret in range(1, most + 1):
         game.secret = secret
@@ -98,33 +101,48 @@ def test_halving_finds_every_number_of_the_game_in_its_turns():
             count += 1
         assert step.reward == 1
         turns.append(count)
-    assert sorted(turns) == [1, *[2] * 2, *[3] * 4, *[4] * 8]
-    assert max(turns) == example["TURNS"]
+    assert sorted(turns) == in_turns
 
 
-def test_careless_games_keep_the_rules():
+def test_the_turns_are_enough_to_find_every_number_but_those_of_the_largest_range():
+    games = runpy.run_path(str(GUESS))["GAMES"]
+    found = {name: [2 ** game["turns"] > most for most in game["ranges"]] for name, game in games.items()}
+    assert found == {"guess": [True], "ranges": [True, True, True, True, False]}
+
+
+@pytest.mark.parametrize("name", ["guess", "ranges"])
+def test_careless_games_keep_the_rules(name):
     example = runpy.run_path(str(GUESS))
+    most, turns = max(example["GAMES"][name]["ranges"]), example["GAMES"][name]["turns"]
     for number in range(200):
-        _, *turns = example["careless_game"](f"game {number}")
-        guesses = [int(turn["content"]) for turn in turns[::2]]
-        answers = [*(turn["content"] for turn in turns[1::2]), None]
-        assert 1 <= len(guesses) <= example["TURNS"]
-        possible = set(range(1, example["MOST"] + 1))
+        _, *texts = example["careless_game"](f"game {number}", example["prompt_row"](most), turns)
+        guesses = [int(turn["content"]) for turn in texts[::2]]
+        answers = [*(turn["content"] for turn in texts[1::2]), None]
+        assert 1 <= len(guesses) <= turns
+        possible = set(range(1, most + 1))
         for guess, answer in zip(guesses, answers, strict=True):
             if answer:
                 possible &= {each for each in possible if (each > guess) == (answer == "higher") and each != guess}
         assert possible
-        assert guesses[-1] in possible or len(guesses) == example["TURNS"]
+        assert guesses[-1] in possible or len(guesses) == turns
 
 
-def test_the_guessing_game_runs(tmp_path, monkeypatch):
+def test_the_guess_that_recorded_runs_started_from_is_made_of_the_same_games():
+    example = runpy.run_path(str(GUESS))
+    games = [example["careless_game"](f"game {number}", example["prompt_row"](15), 4) for number in range(12_000)]
+    digest = hashlib.sha256(json.dumps(games).encode()).hexdigest()
+    assert digest[:12] == "5c0e8cdfa55e"
+
+
+@pytest.mark.parametrize(("name", "turns"), [("guess", 4), ("ranges", 5)])
+def test_the_guessing_game_runs(name, turns, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    runpy.run_path(str(GUESS))["main"](tmp_path, 64, **FEW)
-    result = run_small("examples/guess", tmp_path, "games.jsonl")
+    runpy.run_path(str(GUESS))["main"](tmp_path, 64, game=name, **FEW)
+    result = run_small(f"examples/{name}", tmp_path, "games.jsonl")
     for row in result.metrics:
         assert row["episode/completed"] + row["episode/max_turns"] == pytest.approx(1)
         assert row["episode/completed"] == pytest.approx(row["score/Guess"])  # what is found is paid
-        assert 1 <= row["episode/turns"] <= 4
+        assert 1 <= row["episode/turns"] <= turns
 
 
 def test_the_calculator_answers_a_demonstrated_call():

@@ -2,17 +2,22 @@
 
 python examples/guess/guess.py                  # the model, in runs/guess
 kedge ppo --config examples/guess/run.yaml      # PPO: it learns to halve what is left
+
+`guess.py ranges` makes the model of examples/ranges, where the prompt says how large the number can be.
 """
 
+import argparse
 import json
 import random
 from pathlib import Path
 
 import kedge
 
-MOST = 15
-TURNS = 4
-"""Halving what is left finds every number up to 15 in four turns."""
+GAMES = {
+    "guess": {"ranges": (15,), "turns": 4},  # halving what is left finds every number up to 15 in four turns
+    "ranges": {"ranges": (3, 7, 15, 31, 63), "turns": 5},  # it finds 31 of the 63 in five
+}
+"""By name: the largest numbers, and the turns of a game."""
 CARE = 0.5
 """Share of the demonstrated guesses that heed the answers so far; the others are any number."""
 
@@ -20,8 +25,12 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
     "{{ eos_token if message['role'] == 'assistant' else '\n' }}{% endfor %}"
 )
-PROMPT = [{"role": "user", "content": f"Guess my number, from 1 to {MOST}."}]
 SIZES = {"hidden_size": 48, "num_layers": 2, "num_heads": 4, "context_length": 64, "initializer_range": 0.05}
+
+
+def prompt_row(most):
+    """The prompt of a game with numbers from 1 to `most`."""
+    return {"prompt": [{"role": "user", "content": f"Guess my number, from 1 to {most}."}], "most": most}
 
 
 class Guess:
@@ -29,7 +38,7 @@ class Guess:
 
     def reset(self, row, seed):
         """Draw a number."""
-        self.secret = random.Random(seed).randint(1, MOST)
+        self.secret = random.Random(seed).randint(1, row["most"])
 
     def step(self, text):
         """Answer a guess."""
@@ -39,15 +48,15 @@ class Guess:
         return kedge.Step("higher" if guess < self.secret else "lower")
 
 
-def careless_game(seed):
+def careless_game(seed, row, turns):
     """The messages of a game: guesses are drawn from the numbers that are left, or from all of them."""
     draw = random.Random(f"guesses {seed}")
     game = Guess()
-    game.reset({}, seed)
-    low, high = 1, MOST
-    messages = [*PROMPT]
-    for _ in range(TURNS):
-        guess = draw.randint(low, high) if draw.random() < CARE else draw.randint(1, MOST)
+    game.reset(row, seed)
+    low, high = 1, row["most"]
+    messages = [*row["prompt"]]
+    for _ in range(turns):
+        guess = draw.randint(low, high) if draw.random() < CARE else draw.randint(1, row["most"])
         messages.append({"role": "assistant", "content": str(guess)})
         answer = game.step(str(guess))
         if answer.terminated:
@@ -57,19 +66,27 @@ def careless_game(seed):
     return messages if answer.terminated else messages[:-1]
 
 
-def main(folder=Path("runs/guess"), num_games=12_000, **sft):
+def main(folder, num_games=12_000, *, game="guess", **sft):
     """Train a model of 60,000 parameters on careless games, and write the prompts of new ones."""
     from kedge.models.untrained import save_untrained_llama, train_tokenizer
 
-    games = [{"messages": careless_game(f"game {number}")} for number in range(num_games)]
+    rows = [prompt_row(most) for most in GAMES[game]["ranges"]]
+    turns = GAMES[game]["turns"]
+    games = [
+        {"messages": careless_game(f"game {number}", rows[number % len(rows)], turns)} for number in range(num_games)
+    ]
     texts = [message["content"] for game in games for message in game["messages"]]
     tokenizer = train_tokenizer(texts, vocab_size=400)  # one token for each number and answer
     tokenizer.chat_template = CHAT_TEMPLATE
     save_untrained_llama(folder / "untrained", tokenizer, **SIZES, seed=0)
     settings = {"preset": "small-cpu", "learning_rate": 4e-3, "num_epochs": 2, **sft}
     kedge.sft(model=folder / "untrained", demonstrations=games, out=folder / "start", **settings)
-    (folder / "games.jsonl").write_text(f"{json.dumps({'prompt': PROMPT})}\n" * 512)
+    prompts = (rows[number % len(rows)] for number in range(512))
+    (folder / "games.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in prompts))
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("game", nargs="?", choices=GAMES, default="guess", help="default: guess")
+    game = parser.parse_args().game
+    main(Path("runs") / game, game=game)
