@@ -64,7 +64,7 @@ assert verify.gsm8k(completions=["It is 42.", "It is 41."], **call) == [1.0, 0.0
 assert verify.code(completions=["def f(x):\\n    return 2 * x"], test_list=[["assert f(2) == 4"]]) == [1.0]
 
 world = Environment(f"{sys.argv[1]}:Guess")
-assert world.open({1: ({"most": 9}, 3)})[1][0]["content"] == "From 1 to 9.\\n"
+assert world.open({1: ({"most": 9}, 3)})[1].messages[0]["content"] == "From 1 to 9.\\n"
 assert world.step({1: "12"})[1].reward == 1.0
 world.close()
 try:
