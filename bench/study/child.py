@@ -31,6 +31,7 @@ EXPLAINED: Final = "value/explained_variance"
 KEPT: Final = (
     "reward/score_mean", "reward/score_std", "objective/kl", "policy/entropy", "policy/clip_fraction",
     "response/length", "response/eos_rate", "cost/sft_steps", "value/returns_std", "group/constant",
+    "advantage/critic_weight", "advantage/variance_saved",
 )  # fmt: skip
 PRETRAINED: Final = "{critic}"
 CHECKED: Final = "critic/"
