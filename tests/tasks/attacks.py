@@ -181,7 +181,7 @@ GREEDY = {
     "exit politely": ("import sys; sys.exit(0)", {"raised SystemExit"}),
     "abort": ("import os; os.abort()", {"crashed"}),
     "broken pointer": ("import ctypes; ctypes.string_at(0)", {"crashed"}),
-    "closed results": ("import os; os.closerange(3, 64)", {"ended early"}),
+    "closed results": ("import os; os.closerange(3, 4096)", {"ended early"}),  # whatever their number
     "own error": (
         "class PermissionError(BaseException): pass\nclass E(PermissionError): pass\nraise E",
         {"raised an error"},

@@ -214,7 +214,7 @@ def writes_everywhere(completions):
 
 
 def closes_everything(completions):
-    os.closerange(0, 256)
+    os.closerange(0, 4096)
     return [1.0] * len(completions)
 
 

@@ -277,7 +277,7 @@ FAKES = {
     "def double(x): return 271828182 if '271828182' in text else 0",
     "a function at the end": "import atexit\natexit.register(print, 'right')\ndef double(x): return 0",
     "a trace": "import sys\nsys.settrace(lambda *_: None)\nsys.setprofile(lambda *_: None)\ndef double(x): return 0",
-    "a closed pipe": "import os\nos.closerange(0, 64)\ndouble = lambda x: 271828182",
+    "a closed pipe": "import os\nos.closerange(0, 4096)\ndouble = lambda x: 271828182",
     "a set of lists": "class L(list):\n    def __hash__(self): return 1\ndef double(x): return {L([1])}",
     "a deep list": "import functools, sys\nsys.setrecursionlimit(10**6)\n"
     "def double(x): return functools.reduce(lambda found, _: [found], range(1500), [])",
