@@ -189,7 +189,12 @@ def test_what_cannot_be_read_is_said_in_one_line(policy: Path, tmp_path: Path) -
     refused(DataError, "list:4 has no 'answer', which the critic .* there are: prompt, solution", rows, critic=READS)
     refused(DataError, "no 'proof'", critic={"privileged": ["answer", "proof"]})
     long = [{**row, "answer": "word " * 300} for row in ROWS]
-    refused(DataError, "the critic reads at most 256 tokens, and what ppo.critic=privileged", long, critic=READS)
+    refused(
+        DataError,
+        "list:1: the critic reads at most 256 tokens, and the prompt has 11, what ppo.critic=privileged adds 1210",
+        long,
+        critic=READS,
+    )
     games = [{"prompt": game} for game in GAMES]
     refused(DataError, "an episode of Guess has no 'hint'", games, critic={"privileged": ["hint"]}, **EPISODES)
     missing = EPISODES | {"environment.source": None, "environment": Silent}

@@ -277,18 +277,17 @@ def _check_privileged(
     prompts: Sequence[Prompt],
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Check that all rows have the privileged information, and that it fits beside the longest prompt and response."""
-    longest = privileged.longest(prompts, tokenizer)
+    """Check that all rows have the privileged information, and that it fits between their prompt and a response."""
     limit = None if actor_critic.critic is None else actor_critic.critic.context_length
-    if limit is None or not prompts:
-        return
-    prompt = max(len(encode_prompt(tokenizer, each.text)) for each in prompts)
-    if prompt + longest + config.rollout.max_new_tokens > limit:
-        raise DataError(
-            f"the critic reads at most {limit} tokens, and what ppo.critic=privileged adds to prompt and response has "
-            f"up to {longest}, beside {prompt} + {config.rollout.max_new_tokens}; lower data.max_prompt_tokens or "
-            "rollout.max_new_tokens, or shorten the columns"
-        )
+    room = None if limit is None else limit - config.rollout.max_new_tokens
+    for prompt in prompts:
+        added = len(privileged.ids(prompt.row, tokenizer, prompt.place))
+        if room is not None and (length := len(encode_prompt(tokenizer, prompt.text))) + added > room:
+            raise DataError(
+                f"{prompt.place}: the critic reads at most {limit} tokens, and the prompt has {length}, what "
+                f"ppo.critic=privileged adds {added}, and a response up to {config.rollout.max_new_tokens}; lower "
+                "data.max_prompt_tokens or rollout.max_new_tokens, or shorten the columns"
+            )
 
 
 def _say_if_too_long(
