@@ -59,8 +59,8 @@ class Rollout:
             environment.
         ending: how each episode ended, as a number of `ENDINGS`; None without an environment.
         calls: the number of tool calls in each episode, and how many of them failed; None without an environment.
-        privileged_ids: token ids that only a separate critic reads, between prompt and response; right-padded. None
-            for a critic that reads what the policy reads.
+        privileged_ids: token ids that only a separate critic reads, between prompt and response, padded. None for a
+            critic that reads what the policy reads.
         privileged_mask: True on those tokens.
 
     Source: spec §1, §4.15.

@@ -17,7 +17,7 @@ class Readout:
 
     w, b = the ridge regression of the returns on the states, where an update weighs (k − 1)/(k + 1) of the next one
 
-    The states are those that the policy's first epoch computes anyway: they need no pass of their own and are not
+    The states are those that the policy's first epoch computes anyway: they need no further pass and are not
     kept, only sums over them. The penalty is the one with which each half of the prompts predicts the other best.
 
     Old states become stale as the policy moves, so their sums decay instead of counting fully for k updates and then
@@ -62,7 +62,7 @@ class Readout:
         self._is_read[rows] = True
 
     def read_all(self) -> None:
-        """Add the states of all rows with passes of their own, for an update that trains nothing else."""
+        """Add the states of all rows in separate passes, for an update that trains nothing else."""
         learner = self._learner
 
         def attempt() -> None:

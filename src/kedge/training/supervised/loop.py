@@ -68,7 +68,7 @@ class SupervisedLoss(Protocol[Example_contra]):
         ...
 
     def tokens_read(self, examples: Sequence[Example_contra]) -> tuple[list[int], Prompts]:
-        """Tokens that the model reads for each example by itself, and those that examples share in a pass."""
+        """Tokens that the model reads for each example alone, and those that examples share in a pass."""
         ...
 
     def sums(self, examples: Sequence[Example_contra]) -> Mapping[str, Tensor]:
