@@ -59,6 +59,10 @@ class Rollout:
             environment.
         ending: how each episode ended, as a number of `ENDINGS`; None without an environment.
         calls: the number of tool calls in each episode, and how many of them failed; None without an environment.
+        turn_starts: True at the first token of each turn of the policy; None without an environment.
+        parents: the slot of the token that was read before each token: the previous slot, or an earlier one where the
+            policy read a new context that begins like the old one. −1 is the prompt's last token, −2 the one before
+            it; −1 − P for a prompt of P tokens is none. None without an environment.
         privileged_ids: token ids that only a separate critic reads, between prompt and response, padded. None for a
             critic that reads what the policy reads.
         privileged_mask: True on those tokens.
@@ -80,6 +84,8 @@ class Rollout:
     cut_off: Bool[Tensor, " batch"] | None = None
     ending: Int[Tensor, " batch"] | None = None
     calls: Int[Tensor, "batch 2"] | None = None
+    turn_starts: Bool[Tensor, "batch time"] | None = None
+    parents: Int[Tensor, "batch time"] | None = None
     privileged_ids: Int[Tensor, "batch privileged"] | None = None
     privileged_mask: Bool[Tensor, "batch privileged"] | None = None
 
