@@ -110,6 +110,7 @@ class Rows:
     group: int = 1
     common: int = 0
     privileged: int = 0
+    branches = False
 
     @property
     def for_critic(self) -> Rows:

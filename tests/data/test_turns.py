@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kedge.data import Prompt
@@ -112,10 +114,18 @@ def test_an_answer_that_was_given_before_is_not_rendered_again(monkeypatch):
     assert [message["content"] for message in rendered] == ["Yes."]
 
 
-def test_a_template_that_drops_thoughts_is_refused_with_the_change():
+def test_a_template_that_drops_thoughts_says_so_and_writes_whole_conversations():
     family = Family(R1, "<eos>", ("<A>", "<U>"), add_bos=True)
-    with pytest.raises(DataError, match=r"differently once the conversation continues: .*think.*; data.chat_template"):
-        TemplateTurns(family.tokenizer(), [2])
+    tokenizer = family.tokenizer()
+    turns = TemplateTurns(tokenizer, [2])
+    assert turns.rewrites
+    assert "writes an earlier answer differently once the conversation continues" in turns.rewriting
+    assert "think" in turns.rewriting
+    conversation = [QUESTION, {"role": "assistant", "content": "<think>\nfour\n</think>\n\nIt is 4"}, REPLIES[0]]
+    text = tokenizer.decode(turns.context(conversation))
+    assert text == tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    assert "It is 4" in text
+    assert "four" not in text
 
 
 @pytest.mark.parametrize(
@@ -124,17 +134,23 @@ def test_a_template_that_drops_thoughts_is_refused_with_the_change():
     ids=["number", "count"],
 )
 @pytest.mark.parametrize("tools", [None, TOOLS])
-def test_a_template_that_numbers_its_turns_is_refused(mark, tools):
+def test_a_template_that_numbers_its_turns_rewrites_them(mark, tools):
     """By hand: the user's second message is the third one of the conversation, and the fifth would be written alike."""
     body = "{{ '<|im_start|>' + m.role + '\n' }}" + mark + "{{ m.content + '<|im_end|>\n' }}{% endfor %}"
     header = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     family = Family(TURN + body + header, "<|im_end|>", FAMILIES["chatml"].tokens)
-    with pytest.raises(DataError, match=r"writes (a third turn|an earlier answer) differently .*; data.chat_template"):
-        TemplateTurns(family.tokenizer(), [2], tools=tools)
+    rewriting = TemplateTurns(family.tokenizer(), [2], tools=tools).rewriting
+    assert re.search(r"writes (a third turn|an earlier answer) differently", rewriting)
     header = "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' ~ (messages | length) ~ '\n' }}{% endif %}"
     numbered = Family(CHATML.partition("{% if add")[0] + header, "<|im_end|>", FAMILIES["chatml"].tokens)
-    with pytest.raises(DataError, match=r"differently"):
-        TemplateTurns(numbered.tokenizer(), [2], tools=tools)
+    assert "differently" in TemplateTurns(numbered.tokenizer(), [2], tools=tools).rewriting
+
+
+def test_a_template_that_cannot_continue_is_refused():
+    once = TURN + "{% if not loop.first %}{{ raise_exception('one turn') }}{% endif %}{% endfor %}"
+    family = Family(once + CHATML, "<|im_end|>", FAMILIES["chatml"].tokens)
+    with pytest.raises(DataError, match=r"^a conversation cannot continue after the policy's turn: .*one turn"):
+        TemplateTurns(family.tokenizer(), [2])
 
 
 def test_a_template_that_writes_the_date_writes_that_of_the_run(monkeypatch):

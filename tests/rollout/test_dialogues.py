@@ -14,6 +14,7 @@ from kedge.models.packing.packed import PackedDecoder
 from kedge.models.packing.trunk import Trunk
 from kedge.ranks import AdaptiveTokens
 from kedge.rollout import Sampler
+from kedge.rollout.engine import Reply
 from tests.models.families import ARCHITECTURES, HEADS, OTHERS, SIZES
 from tests.rollout.test_sampler import STOP, speaker
 
@@ -41,8 +42,15 @@ class Scripted:
             self.heard[row] = []
         return [PROMPTS[self.rows[row]] for row in rows]
 
+    def limit(self, row):
+        return self.longest_turn
+
+    def kept(self, said):
+        return {}
+
     def answer(self, said):
-        return {row: self.reply(row, list(tokens)) for row, tokens in said.items()}
+        replies = {row: self.reply(row, list(tokens)) for row, tokens in said.items()}
+        return {row: None if tokens is None else Reply(tokens) for row, tokens in replies.items()}
 
     def reply(self, row, tokens):
         self.heard[row].append(tokens)
@@ -80,7 +88,7 @@ def slowly(model, row, *, longest_turn):
         tokens.append(said[-1])
         own.append(True)
         if said[-1] == STOP or len(said) == longest_turn or len(tokens) == LIMIT:
-            reply = dialogue.answer({0: said})[0]
+            reply = dialogue.reply(0, said)
             if reply is None or len(tokens) == LIMIT:
                 return tokens, own, len(dialogue.heard[0])
             tokens += reply

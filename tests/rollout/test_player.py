@@ -55,15 +55,17 @@ def play(kind, said, *, rows=({},), tokenizer=PLAIN, timeout=60.0, room=100, **l
                 ids[row] += spoken[row]
                 slots[row] = len(ids[row]) - 1
         found = episodes.answer(spoken)
-        answers.append({row: None if found[row] is None else tokenizer.decode(found[row]) for row in found})
-        for row in found:
-            ids[row] += found[row] or []
+        replies = {row: reply and list(reply.tokens) for row, reply in found.items()}
+        answers.append({row: None if reply is None else tokenizer.decode(reply) for row, reply in replies.items()})
+        for row, reply in replies.items():
+            ids[row] += reply or []
     width = 200
     shape = (len(rows), width)
     empty = SimpleNamespace(logprobs=torch.zeros(shape))
     mask = torch.zeros(shape, dtype=torch.bool)
     rollout = Rollout(mask.long(), mask, mask.long(), mask, mask, empty.logprobs, mask[:, 0], mask[:, 0].long(),
-                      mask[:, 0].long())  # fmt: skip
+                      mask[:, 0].long(), turn_starts=mask,
+                      parents=torch.arange(-1, width - 1).repeat(len(rows), 1))  # fmt: skip
     ended = all(state.ending for state in episodes._states.values())
     return SimpleNamespace(
         player=player,
@@ -148,7 +150,7 @@ def test_the_calls_of_a_batch_are_those_of_its_own_episodes():
     ahead.open([0])
     ahead.answer({0: [*encode_completion(tokenizer, call, eos=False), STOP]})
     found = played.player.metrics(played.rollout)
-    assert played.rollout.calls.tolist() == [[3, 1], [0, 0]]
+    assert played.rollout.calls.tolist() == [[3, 1, 0], [0, 0, 0]]
     assert (found["tools/calls"], found["tools/failed"]) == (3 / 2, 1 / 3)
     joined = join_rollouts([played.rollout, played.rollout.select(torch.tensor([1, 1]))], pad_id=0)
     assert played.player.metrics(joined)["tools/calls"] == 3 / 4
@@ -171,7 +173,7 @@ def test_a_template_whose_calls_are_not_read_is_said_once(form, is_said):
     assert ("[1 tools]" in opened, "You can use tools." in opened) == (not is_said, is_said)
     said = '<add>{"a": 6}</add>' if is_said else '<tool_call>{"name": "add", "arguments": {"a": 6}}</tool_call>'
     answer = episodes.answer({0: [*encode_completion(tokenizer, said, eos=False), stop]})[0]
-    assert tokenizer.decode(answer) == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(answer.tokens) == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
     line = (
         "Adder: the chat template shows tools, but writes no call that kedge reads; they are described before the "
         'first question, and called as <add>{"a": 1}</add>'
@@ -433,6 +435,8 @@ def test_a_turn_that_was_cut_off_counts():
         group=torch.arange(4),
         policy_version=torch.zeros(4, dtype=torch.long),
         ending=torch.tensor(endings),
+        turn_starts=torch.tensor([[1, 0, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]], dtype=torch.bool),
+        parents=torch.arange(-1, 3).repeat(4, 1),
     )
     player = Player(Environment(worlds.Guess, timeout=60.0), Limits(4, 4), by_turn=True)
     player.begin([STOP], 100, tiny_tokenizer(), [])
@@ -555,7 +559,9 @@ def test_a_thousand_episodes_are_trained_on_the_tokens_that_were_sampled():
 
     class Listening:
         longest_turn = episodes.longest_turn
+        limit = episodes.limit
         open = episodes.open
+        kept = episodes.kept
         finished = episodes.finished
 
         def answer(self, turns):

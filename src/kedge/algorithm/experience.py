@@ -58,7 +58,8 @@ class Rollout:
         cut_off: True for an episode that was truncated, so that its last state has a value; None without an
             environment.
         ending: how each episode ended, as a number of `ENDINGS`; None without an environment.
-        calls: the number of tool calls in each episode, and how many of them failed; None without an environment.
+        calls: the number of tool calls in each episode, how many of them failed, and how many answers of the policy an
+            agent changed; None without an environment.
         turn_starts: True at the first token of each turn of the policy; None without an environment.
         parents: the slot of the token that was read before each token: the previous slot, or an earlier one where the
             policy read a new context that begins like the old one. −1 is the prompt's last token, −2 the one before
@@ -83,7 +84,7 @@ class Rollout:
     rewards: Float[Tensor, "batch time"] | None = None
     cut_off: Bool[Tensor, " batch"] | None = None
     ending: Int[Tensor, " batch"] | None = None
-    calls: Int[Tensor, "batch 2"] | None = None
+    calls: Int[Tensor, "batch counts"] | None = None
     turn_starts: Bool[Tensor, "batch time"] | None = None
     parents: Int[Tensor, "batch time"] | None = None
     privileged_ids: Int[Tensor, "batch privileged"] | None = None
@@ -154,6 +155,14 @@ class Rollout:
     def response_lengths(self) -> Int[Tensor, " batch"]:
         """Number of actions per response."""
         return self.action_mask.sum(-1)
+
+    @cached_property
+    def branches(self) -> bool:
+        """True if a token was read after another one than the token in the slot before it."""
+        if self.parents is None:
+            return False
+        slots = torch.arange(self.parents.shape[1], device=self.parents.device)
+        return bool(((self.parents != slots - 1) & self.token_mask).any())
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by field, without missing optional ones."""

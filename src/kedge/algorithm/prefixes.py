@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import groupby
 from typing import TypeAlias
 
@@ -55,7 +55,7 @@ def repeated_tokens(pieces: Iterable[Pieces]) -> int:
     return sum(tokens for _, tokens in every) - sum(dict(every).values())
 
 
-def common_start(texts: Sequence[Sequence[int]]) -> int:
+def common_start(texts: Sequence[Sequence[Hashable]]) -> int:
     """The number of tokens that all texts begin with."""
     columns = zip(*texts, strict=False)
     return next(

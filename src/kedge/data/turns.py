@@ -1,9 +1,12 @@
 """Continues conversations from sampled tokens: encodes the turns between the policy's.
 
-The policy's tokens are never decoded and encoded again, since other tokens can have the same text. The other side's
+The policy's tokens are not decoded and encoded again, since other tokens can have the same text. The other side's
 messages are encoded separately, and appended as the chat template writes them after an answer:
 
     prompt │ sampled │ closing, if the policy did not write it │ messages │ header of the next answer │ sampled │ …
+
+Where the template rewrites earlier answers, as those of reasoning models drop thoughts, the whole conversation is
+rendered for every turn instead: a new context, of which the policy's own earlier tokens are no longer part.
 """
 
 from __future__ import annotations
@@ -39,6 +42,25 @@ _KEPT = 1024
 
 class Turns(Protocol):
     """Encodes the parts of conversations that the policy does not sample."""
+
+    @property
+    def rewrites(self) -> bool:
+        """True if earlier answers are written differently once the conversation continues: every turn then reads a
+        whole `context`, and `after` cannot be used.
+        """
+        ...
+
+    def opening(self, prompt: Prompt, messages: Messages) -> Messages:
+        """Return the conversation up to the policy's first turn."""
+        ...
+
+    def context(self, conversation: Messages) -> list[int]:
+        """Return the tokens of a whole conversation, up to the policy's next turn.
+
+        Raises:
+            RowError: It cannot be rendered.
+        """
+        ...
 
     def open(self, prompt: Prompt, messages: Messages) -> list[int]:
         """Return the tokens up to the policy's first turn.
@@ -92,8 +114,18 @@ class PlainTurns:
         tokenizer: The policy's.
     """
 
+    rewrites = False
+
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
+
+    def opening(self, prompt: Prompt, messages: Messages) -> Messages:
+        """See `Turns`."""
+        return [_user(prompt.text), *messages]
+
+    def context(self, conversation: Messages) -> list[int]:
+        """See `Turns`."""
+        return encode_prompt(self._tokenizer, _texts(conversation))
 
     def open(self, prompt: Prompt, messages: Messages) -> list[int]:
         """See `Turns`."""
@@ -115,9 +147,10 @@ class TemplateTurns:
 
     Attributes:
         incompatibility: The reason why the template cannot be used for the tools; empty if it can.
+        rewriting: How the template writes an earlier answer differently later in a conversation; empty if it does not.
 
     Raises:
-        DataError: The template rewrites earlier turns later in a conversation, or the tokenizer has no template.
+        DataError: The template cannot render a conversation that continues, or the tokenizer has no template.
     """
 
     def __init__(
@@ -137,10 +170,11 @@ class TemplateTurns:
         self._shown: list[dict[str, Any]] = []
         self._description = ""
         self.incompatibility = ""
+        self.rewriting = ""
         self._rendered = lru_cache(_KEPT)(lambda conversation: self._render(json.loads(conversation), self._shown))
         if tools is None:
             self._has_tool_role = self._writes_results()
-            self._check_continues(_user("How cold?"))
+            self.rewriting = self._rewriting(_user("How cold?"))
             return
         schemas = [dict(schema) for schema in tools.schemas]
         has_place = self._render([_user(QUESTION)], schemas) != self._render([_user(QUESTION)])
@@ -150,9 +184,10 @@ class TemplateTurns:
         elif has_place:
             self._shown = schemas
             self._has_tool_role = self._writes_results()
-            with suppress(DataError):
-                self._check_continues(RESULT)
-                return
+            with suppress(DataError, RowError):
+                self.rewriting = self._rewriting(RESULT)
+                if not self.rewriting or self._keeps_tools():
+                    return
             self.incompatibility = "shows tools, but elsewhere once the conversation continues"
             self._shown = []
             self._rendered.cache_clear()
@@ -160,13 +195,26 @@ class TemplateTurns:
             self.incompatibility = "has no place for tools"
         self._description = tools.description
         self._has_tool_role = self._writes_results()
-        self._check_continues(RESULT)
+        self.rewriting = self._rewriting(RESULT)
 
-    def open(self, prompt: Prompt, messages: Messages) -> list[int]:
+    @property
+    def rewrites(self) -> bool:
+        """See `Turns`."""
+        return bool(self.rewriting)
+
+    def opening(self, prompt: Prompt, messages: Messages) -> Messages:
         """See `Turns`."""
         given = prompt.columns.get("messages")
         asked = given if isinstance(given, list) else [_user(prompt.text)]
-        conversation = _opened(asked, self._with_tool_results(messages))
+        return _opened(asked, self._with_tool_results(messages))
+
+    def open(self, prompt: Prompt, messages: Messages) -> list[int]:
+        """See `Turns`."""
+        return self.context(self.opening(prompt, messages))
+
+    def context(self, conversation: Messages) -> list[int]:
+        """See `Turns`."""
+        conversation = [*self._with_tool_results(conversation)]
         if self._description:
             first = next((place for place, each in enumerate(conversation) if each["role"] == "user"), 0)
             content = f"{self._description}\n\n{conversation[first]['content']}"
@@ -249,26 +297,36 @@ class TemplateTurns:
         except RowError:
             return False
 
-    def _check_continues(self, reply: dict[str, str]) -> None:
-        """Check that the template leaves earlier answers, including thoughts, unchanged as the conversation continues.
+    def _keeps_tools(self) -> bool:
+        """True if the template shows the tools in the same place once the conversation continues."""
+        begin = self._write([_user(QUESTION)])
+        return self._write([_user(QUESTION), {"role": "assistant", "content": ANSWER}, RESULT]).startswith(begin)
+
+    def _rewriting(self, reply: dict[str, str]) -> str:
+        """How the template changes earlier answers, including thoughts, as the conversation continues; empty if it
+        does not.
 
         It must also write every turn in the same way; some templates number them.
+
+        Raises:
+            DataError: It cannot render a conversation that continues.
         """
+        turn = [{"role": "assistant", "content": ANSWER}, *self._with_tool_results([reply])]
+        try:
+            once, twice = (self._write([_user(QUESTION), *turn * count]) for count in (1, 2))
+        except RowError as error:
+            raise DataError(f"a conversation cannot continue after the policy's turn: {error}") from error
         try:
             for answer in (THOUGHT + ANSWER, ANSWER):
                 after = self._continuation(answer, [reply])
-            turn = [{"role": "assistant", "content": ANSWER}, *self._with_tool_results([reply])]
-            once, twice = (self._write([_user(QUESTION), *turn * count]) for count in (1, 2))
-            if not twice.startswith(once) or twice[len(once) :].lstrip() != ANSWER + after:
-                raise RowError(
-                    "the chat template writes a third turn differently than the second: "
-                    f"{_change(once + ANSWER + after, twice)}"
-                )
         except RowError as error:
-            raise DataError(
-                f"a conversation cannot continue from the tokens that the policy sampled: {error}; "
-                "data.chat_template names a template that keeps them"
-            ) from error
+            return str(error)
+        if not twice.startswith(once) or twice[len(once) :].lstrip() != ANSWER + after:
+            return (
+                "the chat template writes a third turn differently than the second: "
+                f"{_change(once + ANSWER + after, twice)}"
+            )
+        return ""
 
 
 def opened_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, opening: str) -> Messages:

@@ -319,10 +319,10 @@ def _value_at_cut(
     bonus = torch.zeros_like(rollout.logprobs)
     if len(rows) == 0:
         return bonus
-    part = replace(rollout.select(rows), values=None, rewards=None)
+    part = replace(rollout.select(rows), values=None, rewards=None, turn_starts=None)
     # The last state of an episode that fills the tensor needs a slot after it.
-    names = ("response_ids", "token_mask", "action_mask", "logprobs")
-    wider = {name: pad(getattr(part, name), (0, 1)) for name in names}
+    names = ("response_ids", "token_mask", "action_mask", "logprobs", "parents")
+    wider = {name: pad(table, (0, 1)) for name in names if (table := getattr(part, name)) is not None}
     (values,) = shared_out(
         lambda part: (models.actor_critic.values(part, precision=models.precision, value_after_last=True),),
         replace(part, **wider),

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 from typing_extensions import Required, TypedDict, Unpack
 
 from kedge.algorithm.experience import Rollout
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the policy reads before its next turn.
+
+    Attributes:
+        tokens: Token ids that no earlier turn of the conversation has read at this place.
+        parent: For a new context, the slot of the conversation's token that `tokens` follow, as in `Rollout.parents`;
+            None if they follow the policy's turn.
+    """
+
+    tokens: Sequence[int] = ()
+    parent: int | None = None
 
 
 class Dialogue(Protocol):
@@ -19,6 +34,10 @@ class Dialogue(Protocol):
         """Maximum number of tokens in a turn of the policy, including its stop token."""
         ...
 
+    def limit(self, row: int) -> int:
+        """Maximum number of tokens in the next turn of a conversation, at most `longest_turn`."""
+        ...
+
     def among(self, rows: Sequence[int]) -> Dialogue:
         """Return the other side of some of the conversations."""
         ...
@@ -27,8 +46,18 @@ class Dialogue(Protocol):
         """Open conversations, and return their initial tokens; a conversation that was already open restarts."""
         ...
 
-    def answer(self, said: Mapping[int, Sequence[int]]) -> Mapping[int, list[int] | None]:
-        """Return by row the tokens that answer the policy, up to its next turn; None if the conversation has ended.
+    def kept(self, said: Mapping[int, Sequence[int]]) -> Mapping[int, int]:
+        """Return how many tokens of a turn are kept, by row, for turns that should have ended earlier.
+
+        Dropping what was sampled after a string that ends a turn gives the same distribution as stopping at it.
+
+        Args:
+            said: See `answer`.
+        """
+        ...
+
+    def answer(self, said: Mapping[int, Sequence[int]]) -> Mapping[int, Reply | None]:
+        """Return by row what the policy reads before its next turn; None if the conversation has ended.
 
         Args:
             said: The tokens that the policy sampled since the last answer, by row.

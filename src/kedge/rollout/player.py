@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeVar
+from functools import partial
+from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -17,6 +19,7 @@ from kedge.data import Prompt, Rendered
 from kedge.data.fields import Messages
 from kedge.data.records import RowError
 from kedge.data.turns import PlainTurns, TemplateTurns, ToolUse, Turns
+from kedge.rollout.engine import Reply
 from kedge.rollout.privileged import PrivilegedText
 from kedge_base.errors import DataError, EnvError
 from kedge_base.thoughts import opened_thought
@@ -44,6 +47,8 @@ class Limits:
         tokens: Tokens of both sides after the prompt.
         turn_tokens: Tokens of one turn of the policy; None for all remaining tokens.
         prompt_tokens: Tokens that it may open with; None for no limit.
+        context_tokens: Tokens that a turn may read and say; None for no other limit than those of the opening and of
+            `tokens`.
         on_error: The effect of a failed call: the run ends, or the episode has no score.
     """
 
@@ -51,25 +56,96 @@ class Limits:
     tokens: int
     turn_tokens: int | None = None
     prompt_tokens: int | None = None
+    context_tokens: int | None = None
     on_error: Literal["stop", "drop"] = "drop"
+
+
+class Said(TypedDict):
+    """What an environment is told about a turn of the policy.
+
+    Attributes:
+        text: The turn without its stop token, cut at a stop string.
+        num_tokens: Tokens sampled.
+        num_read: Tokens that the policy read before.
+        is_complete: It ended with a stop token or string, not at a limit.
+    """
+
+    text: str
+    num_tokens: int
+    num_read: int
+    is_complete: bool
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A turn of the policy.
+
+    Attributes:
+        num_read: Tokens of its context.
+        read: Its context as messages; None where it is not needed.
+        end: The slot of its last token.
+        num_said: Its tokens.
+    """
+
+    num_read: int
+    read: Messages | None
+    end: int = -1
+    num_said: int = 0
 
 
 @dataclass
 class _State:
     """An episode that is being played.
 
-    `opening` is the tag of a thought that was opened for the policy's turn; parsing tool calls needs it.
+    Attributes:
+        number: The environment's number for it.
+        prompt: The tokens that it opened with.
+        tokens: Those of both sides since.
+        parents: The slots that do not follow the slot before them; see `Rollout.parents`.
+        turns: The policy's turns; the last one may be under way.
+        opening: The tag of a thought that was opened for the policy's turn; parsing tool calls needs it.
+        asked: What the environment asked for the turn that is under way.
     """
 
     number: int
-    length: int = 0
-    turns: int = 0
+    prompt: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    parents: dict[int, int] = field(default_factory=dict)
+    turns: list[_Turn] = field(default_factory=list)
+    num_contexts: int = 1
     calls: int = 0
     errors: int = 0
+    changed: int = 0
     ending: str = ""
     opening: str = ""
+    asked: Answer | None = None
     rewards: dict[int, float] = field(default_factory=dict)
     privileged: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Tokens of both sides since the opening."""
+        return len(self.tokens)
+
+    def known(self, ids: Sequence[int]) -> tuple[int, int]:
+        """The longest beginning of a context that the episode has already read: its tokens, and the slot of the last
+        one.
+        """
+        slots = {(slot - 1, token): slot for slot, token in enumerate(self.prompt, -len(self.prompt))}
+        slots |= {(self.parents.get(slot, slot - 1), token): slot for slot, token in enumerate(self.tokens)}
+        slot = -len(self.prompt) - 1
+        for count, token in enumerate(ids):
+            if (following := slots.get((slot, token))) is None:
+                return count, slot
+            slot = following
+        return len(ids), slot
+
+    def reads(self, reply: Reply) -> None:
+        """Add what the policy reads before its next turn."""
+        if reply.parent is not None:
+            self.parents[self.length] = reply.parent
+            self.num_contexts += 1
+        self.tokens += reply.tokens
 
 
 @dataclass
@@ -108,8 +184,42 @@ class Answer(Protocol):
         ...
 
     @property
+    def num_changed(self) -> int:
+        """Number of new messages of an assistant in `context` that are no answer of the policy."""
+        ...
+
+    @property
     def privileged(self) -> Mapping[str, Any]:
         """The critic's privileged information about an episode that was opened, by name."""
+        ...
+
+    @property
+    def context(self) -> Messages | None:
+        """The whole conversation that the policy reads next, instead of what it has read so far; None to add
+        `messages` to that.
+
+        An answer of the policy that is left as it was has the number of its turn in `answer`.
+        """
+        ...
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]] | None:
+        """The schemas of the tools to show in `context`; None for those of the environment."""
+        ...
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Limit of the policy's next turn."""
+        ...
+
+    @property
+    def stop(self) -> Sequence[str]:
+        """Strings that end the policy's next turn."""
+        ...
+
+    @property
+    def rewards(self) -> Sequence[float]:
+        """The reward of each turn of the policy so far, where they are known at the end; empty otherwise."""
         ...
 
 
@@ -129,14 +239,18 @@ class Environment(Protocol):
         """The tools that the policy may call."""
         ...
 
+    def tools_of(self, schemas: Sequence[Mapping[str, Any]]) -> ToolUse:
+        """The tools with some JSON schemas."""
+        ...
+
     def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> Mapping[int, Answer | None]:
         """Start episodes, each with a row of the data and a seed; return what follows the prompt, or None for a
         failure.
         """
         ...
 
-    def step(self, texts: Mapping[int, str]) -> Mapping[int, Answer]:
-        """Send a text to each of some episodes."""
+    def step(self, said: Mapping[int, Said]) -> Mapping[int, Answer]:
+        """Send a turn of the policy to each of some episodes."""
         ...
 
     def finish(self, episodes: Iterable[int]) -> Mapping[int, float | None]:
@@ -190,7 +304,7 @@ class Player:
         self._say = say
         self._stop_ids: frozenset[int] = frozenset()
         self._privileged: PrivilegedText | None = None
-        self._turns: dict[tuple[int, bool], Turns] = {}
+        self._turns: dict[tuple[int, bool, str | None], Turns] = {}
         self._waited = _WaitingTime()
         self._waited_before = 0.0
 
@@ -246,7 +360,7 @@ class Player:
         turns = [self._turns_of(tokenizer, prompt) for prompt in prompts]
         limits = replace(self._limits, tokens=max_new_tokens or self._limits.tokens)
         given = (tokenizer, prompts, seeds, limits, self._stop_ids, self._waited, self._privileged)
-        return Episodes(self.environment, turns, *given)
+        return Episodes(self.environment, turns, partial(self._turns_of, tokenizer), *given)
 
     def check(self, rollout: Rollout) -> Rollout:
         """Check the episodes that were played.
@@ -270,44 +384,61 @@ class Player:
         endings = [
             ending for each in sampled or [rollout] if each.ending is not None for ending in each.ending.tolist()
         ]
-        own = rollout.action_mask
-        # The environment's reply can be empty; a turn then directly follows the stop token of the previous one.
-        stops = torch.isin(rollout.response_ids, torch.tensor([*self._stop_ids], device=own.device))
-        starts = own & ~torch.nn.functional.pad(own & ~stops, (1, 0))[:, :-1]
-        calls, errors = (0, 0) if rollout.calls is None else rollout.calls.sum(0).tolist()
+        assert rollout.turn_starts is not None
+        assert rollout.parents is not None
+        slots = torch.arange(rollout.parents.shape[1], device=rollout.parents.device)
+        contexts = ((rollout.parents != slots - 1) & rollout.token_mask).sum(-1) + 1
+        calls, errors, changed = (0, 0, 0) if rollout.calls is None else rollout.calls.sum(0).tolist()
         # Another thread may be sampling the next episodes, and adding to the sum.
         waited = self._waited.seconds
         before, self._waited_before = self._waited_before, waited
         return {
-            "episode/turns": float(starts.sum(-1).float().mean()),
+            "episode/turns": float(rollout.turn_starts.sum(-1).float().mean()),
+            **({"episode/contexts": float(contexts.float().mean())} if rollout.branches else {}),
             "episode/length": float(rollout.token_mask.sum(-1).float().mean()),
             **{f"episode/{name}": endings.count(number) / len(endings) for number, name in enumerate(ENDINGS)},
             "time/environment": waited - before,
-            **({"tools/calls": calls / len(own), "tools/failed": errors / calls} if calls else {}),
+            **({"episode/changed": changed / len(contexts)} if changed else {}),
+            **({"tools/calls": calls / len(contexts), "tools/failed": errors / calls} if calls else {}),
         }
 
-    def _turns_of(self, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Turns:
-        """Return the turn format of the chat template, or of plain text."""
-        is_chat = isinstance(prompt.text, Rendered)  # a column `messages` may stand beside a plain text
+    def _turns_of(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: Prompt | None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Turns:
+        """Return the turn format of the chat template, or of plain text.
+
+        Args:
+            tokenizer: The policy's.
+            prompt: The row that is continued; None for a context of messages that the environment wrote.
+            tools: The schemas of the tools; None for those of the environment.
+        """
+        # A column `messages` may stand beside a plain text.
+        is_chat = bool(tokenizer.chat_template) if prompt is None else isinstance(prompt.text, Rendered)
         environment = self.environment
-        if environment.tools and not is_chat:
+        used = environment.tools if tools is None else environment.tools_of(tools) if tools else None
+        if used and not is_chat:
+            text = "a context" if prompt is None else f"the prompt {prompt.text[:40]!r}"
             raise DataError(
-                f"{environment.name} has tools, and the prompt {prompt.text[:40]!r} is plain text; tools are called in "
+                f"{environment.name} has tools, and {text} is plain text; tools are called in "
                 'conversations: write the prompts as messages, such as {"prompt": [{"role": "user", "content": "…"}]}'
             )
-        key = (id(tokenizer), is_chat)
+        key = (id(tokenizer), is_chat, None if tools is None else json.dumps(tools))
         if key not in self._turns:
-            self._turns[key] = self._chat_turns(tokenizer) if is_chat else PlainTurns(tokenizer)
+            self._turns[key] = self._chat_turns(tokenizer, used) if is_chat else PlainTurns(tokenizer)
         return self._turns[key]
 
-    def _chat_turns(self, tokenizer: PreTrainedTokenizerBase) -> TemplateTurns:
-        tools = self.environment.tools
+    def _chat_turns(self, tokenizer: PreTrainedTokenizerBase, tools: ToolUse | None) -> TemplateTurns:
         turns = TemplateTurns(tokenizer, self._stop_ids, tools=tools)
         if tools and turns.incompatibility and self._say:
             self._say(
                 f"{self.environment.name}: the chat template {turns.incompatibility}; they are described before the "
                 f"first question, and called as {tools.sample_text}"
             )
+        if turns.rewrites and self._say:
+            self._say(f"{self.environment.name}: {turns.rewriting}; so every turn reads a context of its own")
         return turns
 
 
@@ -318,6 +449,7 @@ class Episodes:
     Args:
         environment: The environment.
         turns: For each episode, the tokens around the policy's turns.
+        turns_of: Finds those of a context that the environment wrote: for a prompt, or None, and the tools' schemas.
         tokenizer: The policy's.
         prompts: The row of each episode.
         seeds: A seed for each.
@@ -329,6 +461,7 @@ class Episodes:
 
     environment: Environment
     turns: Sequence[Turns]
+    turns_of: Callable[[Prompt | None, Sequence[Mapping[str, Any]] | None], Turns]
     tokenizer: PreTrainedTokenizerBase
     prompts: Sequence[Prompt]
     seeds: Sequence[int]
@@ -342,6 +475,14 @@ class Episodes:
     def longest_turn(self) -> int:
         """See `Dialogue`."""
         return min(self.limits.turn_tokens or self.limits.tokens, self.limits.tokens)
+
+    def limit(self, row: int) -> int:
+        """See `Dialogue`."""
+        state = self._states[row]
+        limits = [self.longest_turn, state.asked and state.asked.max_tokens]
+        if self.limits.context_tokens is not None:
+            limits.append(self.limits.context_tokens - state.turns[-1].num_read)
+        return min(limit for limit in limits if limit is not None)
 
     def among(self, rows: Sequence[int]) -> Episodes:
         """See `Dialogue`."""
@@ -363,15 +504,27 @@ class Episodes:
         opened = self._call(self.environment.open, starts)
         return [self._opening(row, opened[row]) for row in rows]
 
-    def answer(self, said: Mapping[int, Sequence[int]]) -> dict[int, list[int] | None]:
+    def kept(self, said: Mapping[int, Sequence[int]]) -> dict[int, int]:
+        """See `Dialogue`."""
+        found: dict[int, int] = {}
+        for row, tokens in said.items():
+            asked = self._states[row].asked
+            stops = [stop for stop in (asked.stop if asked else ()) if stop]
+            if any(stop in str(self.tokenizer.decode([*tokens])) for stop in stops):
+                texts = (str(self.tokenizer.decode([*tokens[:count]])) for count in range(1, len(tokens)))
+                places = (count for count, text in enumerate(texts, 1) if any(stop in text for stop in stops))
+                found[row] = next(places, len(tokens))
+        return found
+
+    def answer(self, said: Mapping[int, Sequence[int]]) -> dict[int, Reply | None]:
         """See `Dialogue`."""
         for row, tokens in said.items():
             state = self._states[row]
-            state.length += len(tokens)
-            state.turns += 1
-        texts = {row: self._text(row, tokens) for row, tokens in said.items() if not self._states[row].ending}
+            state.tokens += tokens
+            state.turns[-1] = replace(state.turns[-1], end=state.length - 1, num_said=len(tokens))
+        texts = {row: self._said(row, tokens) for row, tokens in said.items() if not self._states[row].ending}
         turns = self._call(self.environment.step, texts)
-        answers: dict[int, list[int] | None] = dict.fromkeys(said)
+        answers: dict[int, Reply | None] = dict.fromkeys(said)
         answers |= {row: self._after(row, said[row], turn) for row, turn in turns.items()}
         # The environment has already ended episodes with its own endings.
         self._finish(row for row, turn in turns.items() if answers[row] is None and turn.ending is None)
@@ -407,7 +560,7 @@ class Episodes:
             rewards=rewards,
             ending=torch.tensor(endings, device=device),
             cut_off=torch.tensor([ENDINGS[ending] in CUT_OFF for ending in endings], device=device),
-            calls=torch.tensor([[state.calls, state.errors] for state in states], device=device),
+            calls=torch.tensor([[state.calls, state.errors, state.changed] for state in states], device=device),
         )
 
     def _finish(self, rows: Iterable[int]) -> None:
@@ -435,14 +588,24 @@ class Episodes:
         self._states[row].ending = "failed"
 
     def _opening(self, row: int, opened: Answer | None) -> list[int]:
+        state = self._states[row]
+        prompt = self.prompts[row]
+        turns = self.turns[row]
+        messages: Messages = [{"role": "user", "content": "…"}]  # a failed episode is left after the policy's turn
+        context: Messages | None = None
         if opened is None:
             self._fail(row)
-            messages: Messages = [{"role": "user", "content": "…"}]  # the policy speaks before the episode is left
         else:
-            messages = opened.messages
-            self._states[row].privileged = opened.privileged
+            messages, context = opened.messages, opened.context
+            state.privileged = opened.privileged
+            state.asked = opened
         try:
-            tokens = self.turns[row].open(self.prompts[row], messages)
+            if context is not None:
+                turns = self.turns_of(None, opened.tools if opened else None)
+                tokens = turns.context(_shown(context))
+            else:
+                tokens = turns.open(prompt, messages)
+                context = turns.opening(prompt, messages) if turns.rewrites else None
         except RowError as error:
             raise DataError(f"{self.environment.name} cannot open an episode: {error}") from error
         most = self.limits.prompt_tokens
@@ -451,28 +614,52 @@ class Episodes:
                 f"an episode of {self.environment.name} opens with {len(tokens)} tokens (prompt, tools and what reset "
                 f"says); expected 1 to {most}: the model's context less rollout.max_new_tokens"
             )
-        return self._read(row, tokens)
-
-    def _text(self, row: int, tokens: Sequence[int]) -> str:
-        """Return the text of a turn without its final stop token, unless that may be the tag that closes a call."""
-        ids = list(tokens)
-        closes = self.environment.tools and str(self.tokenizer.decode(ids[-1:])).startswith("</")
-        if ids and ids[-1] in self.stop_ids and not closes:
-            ids = ids[:-1]
-        return self._states[row].opening + str(self.tokenizer.decode(ids))
-
-    def _read(self, row: int, tokens: list[int]) -> list[int]:
-        """Record the thought that these tokens open for the next turn; return the tokens."""
-        if self.environment.tools:
-            self._states[row].opening = opened_thought(str(self.tokenizer.decode(tokens[-LONGEST_MARK:])))
+        state.prompt = tokens
+        self._begins(row, tokens, len(tokens), context)
         return tokens
 
-    def _after(self, row: int, said: Sequence[int], turn: Answer) -> list[int] | None:
-        """Return the tokens after a turn of the policy; None if the episode has ended."""
+    def _said(self, row: int, tokens: Sequence[int]) -> Said:
+        """Describe a turn, without its final stop token, unless that may be the tag that closes a call."""
+        state = self._states[row]
+        ids = list(tokens)
+        stops = bool(ids) and ids[-1] in self.stop_ids
+        closes = self._has_tools(state) and str(self.tokenizer.decode(ids[-1:])).startswith("</")
+        text = str(self.tokenizer.decode(ids[:-1] if stops and not closes else ids))
+        ends = [place for stop in (state.asked.stop if state.asked else ()) if (place := text.find(stop)) >= 0]
+        return {
+            "text": state.opening + text[: min(ends, default=None)],
+            "num_tokens": len(tokens),
+            "num_read": state.turns[-1].num_read,
+            "is_complete": stops or bool(ends),
+        }
+
+    def _has_tools(self, state: _State) -> bool:
+        """True if the policy may call tools in the turn that is under way."""
+        return bool(self.environment.tools or (state.asked and state.asked.tools))
+
+    def _begins(self, row: int, tokens: Sequence[int], num_read: int, read: Messages | None) -> None:
+        """Begin a turn of the policy; a thought may have been opened for it.
+
+        Args:
+            row: The episode.
+            tokens: The tokens that it reads, at least the last ones.
+            num_read: Their number.
+            read: The conversation in messages, if it is needed.
+        """
+        state = self._states[row]
+        state.turns.append(_Turn(num_read, read))
+        if self._has_tools(state):
+            state.opening = opened_thought(str(self.tokenizer.decode([*tokens[-LONGEST_MARK:]])))
+
+    def _after(self, row: int, said: Sequence[int], turn: Answer) -> Reply | None:
+        """Return what the policy reads after a turn; None if the episode has ended."""
         state = self._states[row]
         self._pay(row, turn.reward)
+        for each, reward in zip(state.turns, turn.rewards, strict=bool(turn.rewards)):
+            state.rewards[each.end] = state.rewards.get(each.end, 0.0) + reward
         state.calls += turn.num_calls
         state.errors += turn.num_errors
+        state.changed += turn.num_changed
         if turn.ending == "failed":
             self._fail(row)
         has_room = state.length < self.limits.tokens or said[-1] in self.stop_ids
@@ -483,21 +670,62 @@ class Episodes:
         if state.length >= self.limits.tokens:
             state.ending = "max_tokens"
             return None
-        if state.turns >= self.limits.turns:
+        if len(state.turns) >= self.limits.turns:
             state.ending = "max_turns"
             return None
+        last = state.turns[-1]
         try:
-            tokens = self.turns[row].after(said, turn.messages)
+            if turn.context is not None:
+                turns = self.turns_of(None, turn.tools)
+                read, num_read, reply = self._new_context(state, turns, turn.context)
+            elif self.turns[row].rewrites:
+                assert last.read is not None
+                answer = {"role": "assistant", "content": self._said(row, said)["text"]}
+                conversation = [*last.read, answer, *turn.messages]
+                read, num_read, reply = self._new_context(state, self.turns[row], conversation)
+            else:
+                read, reply = None, Reply(self.turns[row].after(said, turn.messages))
+                num_read = last.num_read + len(said) + len(reply.tokens)
         except RowError as error:
-            raise DataError(f"an answer of {self.environment.name} cannot be written as a message: {error}") from error
-        if state.length + len(tokens) >= self.limits.tokens:
+            fault = f"an answer of {self.environment.name} cannot be written as a message: {error}"
+            if turn.context is None:
+                raise DataError(fault) from error
+            self.environment.failure = fault
+            self._fail(row)
+            return None
+        longest = math.inf if self.limits.context_tokens is None else self.limits.context_tokens
+        if state.length + len(reply.tokens) >= self.limits.tokens or num_read >= longest:
             state.ending = "context_overflow"
             return None
-        state.length += len(tokens)
-        return self._read(row, tokens)
+        state.reads(reply)
+        state.asked = turn
+        self._begins(row, reply.tokens, num_read, read)
+        return reply
+
+    def _new_context(self, state: _State, turns: Turns, read: Messages) -> tuple[Messages, int, Reply]:
+        """Return a context, its number of tokens, and what of it is new to the episode.
+
+        A conversation that goes on after a turn of the policy is continued from the tokens sampled then.
+        """
+        place = next((place for place in range(len(read) - 1, -1, -1) if read[place]["role"] == "assistant"), -1)
+        number = read[place].get("answer") if place >= 0 else None
+        if number is not None and not turns.rewrites and place + 1 < len(read):
+            before = state.turns[int(number)]
+            if before.read == read[:place]:
+                tokens = turns.after([state.tokens[before.end]], read[place + 1 :])
+                parent = None if before.end == state.length - 1 else before.end
+                return read, before.num_read + before.num_said + len(tokens), Reply(tokens, parent)
+        ids = turns.context(_shown(read))
+        count, slot = state.known(ids)
+        return read, len(ids), Reply(ids[count:], None if slot == state.length - 1 else slot)
 
     def _pay(self, row: int, reward: float) -> None:
         """Add a reward at the policy's last token so far."""
         state = self._states[row]
         slot = state.length - 1
         state.rewards[slot] = state.rewards.get(slot, 0.0) + reward
+
+
+def _shown(conversation: Messages) -> Messages:
+    """The messages as a chat template gets them."""
+    return [{key: value for key, value in message.items() if key != "answer"} for message in conversation]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from kedge.algorithm.experience import Rollout
+from kedge.algorithm.prefixes import common_start
 from kedge.data.tokens import pad_left
 from kedge.rollout.engine import Dialogue, GenerateOptions
 
@@ -54,6 +55,8 @@ class Responses:
         lengths: Tokens of each row.
         values: The value before each sampled token; None if the policy has no head for it.
         pad_id: Fills the unused slots.
+        turn_starts: See `Rollout`.
+        parents: See `Rollout`.
     """
 
     ids: Int[Tensor, "batch time"]
@@ -62,6 +65,8 @@ class Responses:
     lengths: Int[Tensor, " batch"]
     values: Float[Tensor, "batch time"] | None
     pad_id: int
+    turn_starts: Bool[Tensor, "batch time"]
+    parents: Int[Tensor, "batch time"]
 
     @classmethod
     def empty(
@@ -76,14 +81,30 @@ class Responses:
             lengths=torch.zeros(rows, dtype=torch.long, device=device),
             values=zeros.clone() if with_values else None,
             pad_id=pad_id,
+            turn_starts=zeros.bool(),
+            parents=torch.arange(-1, time - 1, device=device).repeat(rows, 1),
         )
 
     def clear(self, rows: Sequence[int]) -> None:
         """Discard the tokens of some rows."""
-        for table, value in ((self.ids, self.pad_id), (self.logprobs, 0.0), (self.own, False), (self.lengths, 0)):
-            table[list(rows)] = value
+        for row in rows:
+            self.cut(row, 0)
+
+    def cut(self, row: int, length: int) -> None:
+        """Discard the tokens of a row from a length on."""
+        fills: list[tuple[Tensor, float]] = [
+            (self.ids, self.pad_id), (self.logprobs, 0.0), (self.own, False), (self.turn_starts, False)
+        ]  # fmt: skip
         if self.values is not None:
-            self.values[list(rows)] = 0.0
+            fills.append((self.values, 0.0))
+        for table, value in fills:
+            table[row, length:] = value
+        self.parents[row, length:] = torch.arange(length - 1, self.parents.shape[1] - 1, device=self.parents.device)
+        self.lengths[row] = length
+
+    def start_turns(self, rows: Int[Tensor, " rows"]) -> None:
+        """Note that a turn of the policy starts in each of some rows."""
+        self.turn_starts[rows, self.lengths[rows]] = True
 
     def write(
         self,
@@ -101,15 +122,42 @@ class Responses:
         if self.values is not None and values is not None:
             self.values[rows, places] = values
 
-    def append(self, row: int, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
-        """Add tokens to a row; they count as sampled if they have log probabilities."""
+    def append(
+        self, row: int, tokens: Sequence[int], logprobs: Sequence[float] | None = None, *, parent: int | None = None
+    ) -> None:
+        """Add tokens to a row; they count as sampled if they have log probabilities.
+
+        Args:
+            row: The row.
+            tokens: Token ids.
+            logprobs: One per token, if they were sampled.
+            parent: The slot of the token that they, or the next ones, follow; None for the row's last one.
+        """
         start = int(self.lengths[row])
+        if parent is not None:
+            self.parents[row, start] = parent
         added = slice(start, start + len(tokens))
         self.ids[row, added] = torch.tensor(tokens, dtype=torch.long, device=self.ids.device)
         self.lengths[row] = start + len(tokens)
         if logprobs is not None:
             self.logprobs[row, added] = torch.tensor(logprobs, device=self.logprobs.device)
             self.own[row, added] = True
+
+    def path(self, row: int, prompt: Sequence[int]) -> list[tuple[int, int]]:
+        """What the policy reads before its next token: slots, which are negative in the prompt, and token ids."""
+        length = int(self.lengths[row])
+        ids, parents = self.ids[row].tolist(), self.parents[row].tolist()
+        slot = parents[length] if length < len(parents) else length - 1
+        found: list[tuple[int, int]] = []
+        while slot >= 0:
+            found.append((slot, ids[slot]))
+            slot = parents[slot]
+        found += [(place, prompt[place]) for place in range(slot, -len(prompt) - 1, -1)]
+        return found[::-1]
+
+    def read_next(self, row: int, prompt: Sequence[int]) -> list[int]:
+        """The token ids that the policy reads before its next token."""
+        return [token for _, token in self.path(row, prompt)]
 
     def since(self, row: int, start: int) -> list[int]:
         """The tokens of a row from an index on."""
@@ -140,4 +188,35 @@ class Responses:
             group=torch.tensor(groups, device=device),
             policy_version=torch.full((len(last),), request.policy_version, device=device),
         )
-        return rollout if request.dialogue is None else request.dialogue.finished(rollout)
+        if request.dialogue is None:
+            return rollout
+        starts, parents = (table.to(device) for table in (self.turn_starts, self.parents))
+        return request.dialogue.finished(replace(rollout, turn_starts=starts, parents=parents))
+
+
+class Paths:
+    """What rows read before they changed, for a cache that still has it.
+
+    Args:
+        responses: The rows.
+        prompts: Their prompts.
+    """
+
+    def __init__(self, responses: Responses, prompts: Sequence[Sequence[int]]) -> None:
+        self._responses = responses
+        self._prompts = prompts
+        self._before: dict[int, list[tuple[int, int]]] = {}
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._before
+
+    def note(self, row: int) -> None:
+        """Note that a row is about to change. Its last token has not been read yet."""
+        if row not in self._before:
+            self._before[row] = self._responses.path(row, self._prompts[row])[:-1]
+
+    def changed(self, row: int) -> tuple[int, list[int]]:
+        """The number of tokens read before that remain, and the token ids to read after them, at least one."""
+        now = self._responses.path(row, self._prompts[row])
+        remain = common_start([self._before[row], now[:-1]])
+        return remain, [token for _, token in now[remain:]]

@@ -16,7 +16,7 @@ from kedge.algorithm.logprobs import token_logprobs
 from kedge.models import Decoder, LanguageModel, PackedDecoder, Precision, autocast, prepacked, read_values
 from kedge.ranks import AdaptiveTokens
 from kedge.rollout.engine import Dialogue, GenerateOptions
-from kedge.rollout.responses import Request, Responses
+from kedge.rollout.responses import Paths, Request, Responses
 from kedge_base.machine.memory import is_out_of_memory, note_exhaustion, release
 
 # Finished rows are dropped only once they make up this share of the batch: dropping them copies all others' cache.
@@ -176,7 +176,9 @@ class Sampler:
         index = torch.tensor(rows, device=device)
         speaks = torch.ones_like(index, dtype=torch.bool)
         starts = torch.zeros_like(index)  # of each row's turn
+        limits = torch.tensor([dialogue.limit(row) for row in rows], device=device).clamp(max=self.max_new_tokens)
         last = torch.zeros_like(index)
+        responses.start_turns(index)
         while True:
             speaking = index[speaks]
             places = responses.lengths[speaking]
@@ -185,7 +187,6 @@ class Sampler:
             last[speaks] = tokens
             self._note(table, speaking, places, tokens, logprobs, hidden)
             lengths = responses.lengths[index]
-            limits = (starts + dialogue.longest_turn).clamp(max=self.max_new_tokens)
             speaks = speaks & ~torch.isin(last, self._stops) & (lengths < limits)
             share = ANSWERED_SHARE if isinstance(decoder, PackedDecoder) else 1.0  # others read all rows again
             if len(rows) - int(speaks.sum()) < share * len(rows):
@@ -193,28 +194,51 @@ class Sampler:
                 continue
             goes_on = speaks.tolist()
             turns = zip(rows, starts.tolist(), goes_on, strict=True)
-            answers = dialogue.answer({row: responses.since(row, start) for row, start, on in turns if not on})
+            said = {row: responses.since(row, start) for row, start, on in turns if not on}
+            before = Paths(responses, prompts)
+            for row, count in dialogue.kept(said).items():
+                before.note(row)
+                responses.cut(row, int(responses.lengths[row]) - len(said[row]) + count)
+                said[row] = said[row][:count]
+            answers = dialogue.answer(said)
             kept = [place for place, row in enumerate(rows) if goes_on[place] or answers[row] is not None]
             if not kept:
                 return
             rows = [rows[place] for place in kept]
             for row in rows:
-                responses.append(row, answers.get(row) or ())
+                if (reply := answers.get(row)) is not None:
+                    if reply.parent is not None:
+                        before.note(row)
+                    responses.append(row, reply.tokens, parent=reply.parent)
             places = torch.tensor(kept, device=device)
+            answered = ~speaks[places]
             index, last = index[places], last[places]
-            starts = torch.where(speaks[places], starts[places], responses.lengths[index])
-            speaks = torch.ones_like(speaks[places])
+            ends = [int(responses.lengths[row]) + dialogue.limit(row) for row in rows]
+            starts = torch.where(answered, responses.lengths[index], starts[places])
+            limits = torch.where(answered, torch.tensor(ends, device=device), limits[places])
+            limits = limits.clamp(max=self.max_new_tokens)
+            responses.start_turns(index[answered])
+            speaks = torch.ones_like(answered)
             if isinstance(decoder, PackedDecoder):
                 if len(kept) < len(goes_on):
                     decoder.keep(places)
-                # The last sampled token has not been read yet.
-                decoder.extend(
-                    [[token, *(answers.get(row) or ())] for row, token in zip(rows, last.tolist(), strict=True)]
-                )
+                texts: list[list[int]] = []
+                cuts: dict[int, int] = {}
+                for place, (row, token) in enumerate(zip(rows, last.tolist(), strict=True)):
+                    if row in before:
+                        cuts[place], text = before.changed(row)
+                    else:  # the last sampled token has not been read yet
+                        reply = answers.get(row)
+                        text = [token, *(reply.tokens if reply else ())]
+                    texts.append(text)
+                if cuts:
+                    decoder.cut(cuts)
+                decoder.extend(texts)
             else:
-                so_far = [[*prompts[row], *responses.since(row, 0)] for row in rows]
-                longest = max(len(prompts[row]) for row in rows) + self.max_new_tokens
+                so_far = [responses.read_next(row, prompts[row]) for row in rows]
                 room = min(dialogue.longest_turn, self.max_new_tokens)
+                longest = max(len(prompts[row]) for row in rows) + self.max_new_tokens
+                longest = max(longest, max(map(len, so_far)) + room)
                 decoder = self.model.trunk.decoder(so_far, max_new_tokens=room, pad_id=self.pad_id, longest=longest)
 
     def _sample(self, table: _Rows, rows: Int[Tensor, " rows"], decoder: Decoder) -> None:

@@ -81,9 +81,20 @@ class Environment:
             turns |= self._call("open", {number: arguments[number] for number in failed})
         return {number: None if turn.ending == "failed" else turn for number, turn in turns.items()}
 
-    def step(self, texts: Mapping[int, str]) -> dict[int, Turn]:
-        """Send a text to each of some episodes; return the replies. A failure ends the episode."""
-        return self._call("step", {number: {"text": text} for number, text in texts.items()})
+    def tools_of(self, schemas: Sequence[Mapping[str, Any]]) -> Tools:
+        """The tools with some JSON schemas."""
+        return Tools(schemas)
+
+    def step(self, said: Mapping[int, str | Mapping[str, Any]]) -> dict[int, Turn]:
+        """Send a turn of the policy to each of some episodes; return the replies. A failure ends the episode.
+
+        Args:
+            said: The turn's text; or its `text`, `num_tokens` sampled, `num_read` before it, and whether it
+                `is_complete`.
+        """
+        return self._call(
+            "step", {number: {"text": turn} if isinstance(turn, str) else turn for number, turn in said.items()}
+        )
 
     def finish(self, episodes: Iterable[int]) -> dict[int, float | None]:
         """End episodes early; return the reward of each beyond those of its turns, or None for a failure."""

@@ -63,12 +63,15 @@ class Step:
         reward: The reward of this turn.
         terminated: The episode is over.
         truncated: The episode is cut off here, for example by a limit of steps, so the state has a nonzero value.
+        context: What the policy reads next instead of all that it has read so far, such as a summary: messages, or a
+            text, which a user says. `messages` follow it.
     """
 
     messages: Any = ()
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
+    context: Any = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,13 @@ class Turn:
         num_calls: Tools that the policy called.
         num_errors: Calls that failed, or could not be read.
         privileged: Privileged information for a critic, by name, when an episode opens.
+        context: The whole conversation that it reads next, instead of what it has read so far; None to add `messages`
+            to that. An answer of the policy that is left as it was has the number of its turn in `answer`.
+        tools: The schemas of the tools to show in `context`; None for those of the environment.
+        max_tokens: Limit of the policy's next turn.
+        stop: Strings that end the policy's next turn.
+        rewards: The reward of each turn of the policy, where they are known at the end.
+        num_changed: New messages of an assistant in `context` that are no answer of the policy.
     """
 
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -90,6 +100,12 @@ class Turn:
     num_calls: int = 0
     num_errors: int = 0
     privileged: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    context: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    max_tokens: int | None = None
+    stop: list[str] = field(default_factory=list[str])
+    rewards: list[float] = field(default_factory=list[float])
+    num_changed: int = 0
 
 
 class Game:
@@ -118,7 +134,7 @@ class Game:
         opening = await _result(reset(**_accepted(reset, {"row": row, "seed": seed})))
         return Turn(_messages(opening, self._name), privileged=await _privileged(self._environment, self._name))
 
-    async def step(self, text: str) -> Turn:
+    async def step(self, text: str, **_: Any) -> Turn:
         """Pass on the policy's text; return the environment's reply."""
         step = _as_step(await _result(self._environment.step(text)), self._name)
         reward = _number(step.reward, f"{self._name}.step gave the reward")
@@ -126,7 +142,11 @@ class Game:
             _flag(getattr(step, key), f"{self._name}.step gave {key}=") for key in ("terminated", "truncated")
         )
         ending: Ending | None = "completed" if terminated else "truncated" if truncated else None
-        return Turn(_messages(step.messages, self._name), reward, ending)
+        messages = _messages(step.messages, self._name)
+        if step.context is None:
+            return Turn(messages, reward, ending)
+        context = _messages(step.context, self._name, roles=("user", "tool", "system", "assistant"))
+        return Turn([], reward, ending, context=[*context, *messages])
 
     async def finish(self) -> Turn:
         """End the episode early, without a reward beyond those of its turns."""
@@ -165,7 +185,7 @@ class ToolUser:
             opening = await _result(reset(**_accepted(reset, {"seed": seed, **row})))
         return Turn(_messages(opening, self._name), privileged=await _privileged(self._environment, self._name))
 
-    async def step(self, text: str) -> Turn:
+    async def step(self, text: str, **_: Any) -> Turn:
         """Make the tool calls in the policy's text; return their results."""
         calls = self.tools.calls_in(text)
         if not calls:
@@ -291,8 +311,8 @@ def _as_step(value: Any, name: str) -> Step:
     return Step(**cast("dict[str, Any]", known))
 
 
-def _messages(value: Any, name: str) -> list[dict[str, str]]:
-    """Convert an environment's reply to messages: None, a text, or one or several messages."""
+def _messages(value: Any, name: str, roles: Sequence[str] = ("user", "tool", "system")) -> list[dict[str, str]]:
+    """Convert an environment's reply to messages: None, a text, or one or several messages with some roles."""
     if value is None or value == () or value == "":
         return []
     entries = [{"role": "user", "content": value}] if isinstance(value, str) else value
@@ -304,8 +324,9 @@ def _messages(value: Any, name: str) -> list[dict[str, str]]:
         if not isinstance(entry, Mapping) or not {"role", "content"} <= set(entry):
             raise EnvError(f"{name} gave the message {entry!r:.60}; expected one with role and content")
         role, content = entry["role"], entry["content"]
-        if role not in ("user", "tool", "system") or not isinstance(content, str):
-            raise EnvError(f"{name} gave the message {entry!r:.60}; expected the role user, tool or system, and a text")
+        if role not in roles or not isinstance(content, str):
+            expected = f"{', '.join(roles[:-1])} or {roles[-1]}"
+            raise EnvError(f"{name} gave the message {entry!r:.60}; expected the role {expected}, and a text")
         if len(content) > LONGEST_TEXT:
             raise EnvError(f"{name} gave a message of {len(content):,} characters; at most {LONGEST_TEXT:,}")
         messages.append({"role": role, "content": _encodable(content)})

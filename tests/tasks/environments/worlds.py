@@ -50,6 +50,21 @@ class Drawn:
         return {"messages": [{"role": "user", "content": str(random.randint(0, 10**9))}], "reward": 0}
 
 
+class Notes:
+    """Three rooms; after the second, the policy reads what it has said so far instead of the history."""
+
+    def reset(self, row, seed):
+        self.said = ""
+        return "Room 0.\n"
+
+    def step(self, text):
+        self.said += text
+        room = f"Room {len(self.said)}.\n"
+        if len(self.said) == 3:
+            return Step(reward=1.0, terminated=True)
+        return Step(room) if len(self.said) == 1 else Step(room, context=f"Play. Notes: {self.said}. ")
+
+
 class Tuple:
     def reset(self, row, seed):
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -620,15 +620,24 @@ class KeyValues:
         Args:
             counts: New tokens of each row, possibly 0. Afterwards, rows can only grow in this way.
         """
-        self._columns = None
-        if self._spans is None:
-            hidden = counts.new_zeros(1, 1) if self._mask is None else self._mask[:, 0, 0, : self.length]
-            self._spans = (hidden < 0).sum(dim=1).expand_as(counts), torch.full_like(counts, self.length)
-            self._mask = None
-        starts, ends = self._spans
+        starts, ends = self._row_spans(counts)
         self._block = _Block.of(starts, ends, counts)
         self._spans = starts, ends + counts
         self.length = self._block.seen.shape[-1]
+
+    def cut(self, lengths: Int[Tensor, " rows"]) -> None:
+        """Discard the tokens of each row from a length on; afterwards, rows can only grow by `advance_each`."""
+        starts, _ = self._row_spans(lengths)
+        self._spans = starts, starts + lengths
+
+    def _row_spans(self, like: Int[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
+        """Each row's first column, and its end."""
+        self._columns = None
+        if self._spans is None:
+            hidden = like.new_zeros(1, 1) if self._mask is None else self._mask[:, 0, 0, : self.length]
+            self._spans = (hidden < 0).sum(dim=1).expand_as(like), torch.full_like(like, self.length)
+            self._mask = None
+        return self._spans
 
     def keep(self, rows: Int[Tensor, " kept"]) -> None:
         """Keep only these rows."""
@@ -789,6 +798,12 @@ class PackedDecoder:
         self._cache.keep(rows)
         self._positions = self._positions[rows]
         self.hidden = self.hidden[rows]
+
+    def cut(self, lengths: Mapping[int, int]) -> None:
+        """Forget the tokens of some rows from a length on; `extend` comes next."""
+        for row, length in lengths.items():
+            self._positions[row] = length
+        self._cache.cut(self._positions)
 
     def extend(self, texts: Sequence[Sequence[int]]) -> Float[Tensor, "rows dim"]:
         """Read one or more tokens for each row; afterwards, `step` needs `running`.

@@ -152,11 +152,11 @@ class VllmEngine:
         groups = rows if request.groups is None else request.groups
         responses = Responses.empty(len(rows), self.settings.max_new_tokens, pad_id=self.pad_id)
         for turn in itertools.count():
-            limits = [self._up_to(int(responses.lengths[row]), dialogue) for row in rows]
+            limits = [self._up_to(int(responses.lengths[row]), dialogue, row) for row in rows]
             # Cached prefixes are tied to the published weights: prompts that other weights have read are read again.
             bodies = [
                 limit.request(
-                    [*request.prompts[row], *responses.since(row, 0)], seed=request.seeds[row] + turn, salt=version
+                    responses.read_next(row, request.prompts[row]), seed=request.seeds[row] + turn, salt=version
                 )
                 for row, limit in zip(rows, limits, strict=True)
             ]
@@ -165,24 +165,29 @@ class VllmEngine:
                 row: read_answer(each, limit, version=version)
                 for row, each, limit in zip(rows, found, limits, strict=True)
             }
-            for row, (tokens, logprobs) in answers.items():
-                responses.append(row, tokens, logprobs)
             if dialogue is None:
+                for row, (tokens, logprobs) in answers.items():
+                    responses.append(row, tokens, logprobs)
                 break
-            replies = dialogue.answer({row: tokens for row, (tokens, _) in answers.items()})
-            rows = [row for row in rows if replies[row] is not None]
-            for row in rows:
-                responses.append(row, replies[row] or ())
+            responses.start_turns(torch.tensor(rows))
+            said = {row: tokens for row, (tokens, _) in answers.items()}
+            said |= {row: said[row][:count] for row, count in dialogue.kept(said).items()}
+            for row, tokens in said.items():
+                responses.append(row, tokens, answers[row][1][: len(tokens)])
+            replies = {row: reply for row, reply in dialogue.answer(said).items() if reply is not None}
+            for row, reply in replies.items():
+                responses.append(row, reply.tokens, parent=reply.parent)
+            rows = [row for row in rows if row in replies]
             if not rows:
                 break
         return responses.rollout(request, stop_tokens=self.settings.stop_tokens, device=self.device)
 
-    def _up_to(self, length: int, dialogue: Dialogue | None) -> SamplingSettings:
+    def _up_to(self, length: int, dialogue: Dialogue | None, row: int) -> SamplingSettings:
         """Return the settings for the next turn of a conversation of this length, with its length limit."""
         if dialogue is None:
             return self.settings
         left = self.settings.max_new_tokens - length
-        return replace(self.settings, max_new_tokens=min(left, dialogue.longest_turn))
+        return replace(self.settings, max_new_tokens=min(left, dialogue.limit(row)))
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
         """Send the weights to all servers; see `Engine`."""

@@ -1,0 +1,222 @@
+"""Episodes of several contexts, against loops that read the context of every token on its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kedge.algorithm.experience import Rollout
+from kedge.models import ActorCritic, response_logprobs
+from kedge.models.packing.trunk import Trunk
+from kedge.rollout import Sampler
+from kedge.rollout.engine import Reply
+from tests.models.families import ARCHITECTURES
+from tests.rollout.test_sampler import STOP, speaker
+
+PROMPTS = [[5, 6, 7, 8, 9], [20, 21], [30], [5, 6, 7, 8, 9], [40, 41, 42]]
+SEEDS = [3, 1, 4, 1, 5]
+LIMIT = 60
+TURN = 6
+MOST_TURNS = 5
+
+
+class Jumping:
+    """After some turns, the policy reads on after an earlier token, as if the conversation had been rewritten.
+
+    Where it jumps depends on what was said: after its turn, after an earlier one of its own tokens or of its answers,
+    in the middle of the prompt, to the very beginning, or to the place where its turn began (a second sample).
+    """
+
+    longest_turn = TURN
+
+    def __init__(self, rows=range(len(PROMPTS))):
+        self.rows = list(rows)
+
+    def limit(self, row):
+        return TURN - self.rows[row] % 2
+
+    def kept(self, said):
+        """A turn with a multiple of 5 ends there."""
+        places = {row: next((at for at, token in enumerate(turn, 1) if token % 5 == 0), None)
+                  for row, turn in said.items()}  # fmt: skip
+        return {row: place for row, place in places.items() if place is not None}
+
+    def open(self, rows):
+        self.tokens = {**getattr(self, "tokens", {}), **{row: [] for row in rows}}
+        self.turns = {**getattr(self, "turns", {}), **dict.fromkeys(rows, 0)}
+        return [PROMPTS[self.rows[row]] for row in rows]
+
+    def answer(self, said):
+        return {row: self.reply(row, list(turn)) for row, turn in said.items()}
+
+    def reply(self, row, turn):
+        tokens, prompt = self.tokens[row], PROMPTS[self.rows[row]]
+        start = len(tokens)
+        tokens += turn
+        self.turns[row] += 1
+        new = [10 + (sum(turn) + place) % 40 for place in range([0, 1, 3, 5][sum(turn) % 4])]
+        places = (None, start - 1, len(tokens) // 2, -1, -len(prompt), -len(prompt) - 1)
+        parent = places[(sum(turn) + self.rows[row]) % len(places)]
+        if parent == -len(prompt) - 1:
+            new = [11, *new]  # something is read before every turn
+        if parent == len(tokens) - 1:
+            parent = None
+        if self.turns[row] == MOST_TURNS or len(tokens) + len(new) >= LIMIT - 1:
+            return None
+        tokens += new
+        return Reply(new, parent)
+
+    def finished(self, rollout):
+        return rollout
+
+
+def context_of(rollout: Rollout, row: int, slot: int) -> list[int]:
+    """What was read before a slot, by following the parents."""
+    prompt = rollout.prompt_ids[row][rollout.prompt_mask[row]].tolist()
+    found = []
+    place = int(rollout.parents[row, slot])
+    while place >= 0:
+        found.append(int(rollout.response_ids[row, place]))
+        place = int(rollout.parents[row, place])
+    return prompt[: len(prompt) + place + 1] + found[::-1]
+
+
+def forest(model, **settings) -> Rollout:
+    sampler = Sampler(model, pad_id=0, stop_tokens=[STOP], max_new_tokens=LIMIT, **settings)
+    return sampler.generate((), seeds=SEEDS, dialogue=Jumping())
+
+
+def logprobs_one_by_one(model, rollout):
+    """Log probabilities of the actions, each from a pass over its own context."""
+    table = torch.zeros_like(rollout.logprobs)
+    for row, slot in rollout.action_mask.nonzero().tolist():
+        logits = model.causal(input_ids=torch.tensor([context_of(rollout, row, slot)])).logits[0, -1]
+        logits = logits.index_fill(0, model.forbidden_ids, -torch.inf)
+        table[row, slot] = logits.log_softmax(-1)[rollout.response_ids[row, slot]]
+    return table
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["as it can", "padded"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_contexts_are_sampled_and_read_as_on_their_own(name, layout, monkeypatch):
+    if layout == "padded":
+        monkeypatch.setattr(Trunk, "packs", lambda self, longest: False)
+    model = speaker(name)
+    rollout = forest(model)
+    assert rollout.branches
+    expected = logprobs_one_by_one(model, rollout)
+    torch.testing.assert_close(rollout.logprobs, expected, atol=3e-5, rtol=0)
+    torch.testing.assert_close(response_logprobs(model, rollout, temperature=1.0), expected, atol=3e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_the_tokens_are_those_of_their_draws():
+    """A token is the first one whose cumulative probability in its own context exceeds the draw of its slot."""
+    model = speaker()
+    rollout = forest(model)
+    for row, slot in rollout.action_mask.nonzero().tolist():
+        draws = torch.rand(LIMIT, generator=torch.Generator().manual_seed(SEEDS[row]), dtype=torch.float64)
+        logits = model.causal(input_ids=torch.tensor([context_of(rollout, row, slot)])).logits[0, -1].double()
+        logits[model.forbidden] = -torch.inf
+        chances = logits.softmax(-1).cumsum(-1)
+        assert (
+            int(torch.searchsorted(chances, draws[slot] * chances[-1], right=True)) == rollout.response_ids[row, slot]
+        )
+
+
+def test_a_turn_is_cut_where_it_should_have_ended_and_starts_are_noted():
+    rollout = forest(speaker())
+    starts, own = rollout.turn_starts, rollout.action_mask
+    assert (starts <= own).all()
+    for row in range(len(PROMPTS)):
+        slots = starts[row].nonzero().flatten().tolist()
+        assert len(slots) <= MOST_TURNS
+        for start, after in zip(slots, [*slots[1:], LIMIT], strict=True):
+            turn = rollout.response_ids[row, start:after][own[row, start:after]].tolist()
+            assert len(turn) <= TURN - row % 2
+            assert all(token % 5 for token in turn[:-1])
+
+
+def test_a_conversation_does_not_depend_on_the_others_of_its_batch():
+    model = speaker()
+    together, split = forest(model), forest(model, batch_size=2)
+    for name in ("response_ids", "token_mask", "action_mask", "turn_starts", "parents"):
+        assert torch.equal(getattr(together, name), getattr(split, name))
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_gradients_are_those_of_each_context_on_its_own(shares, monkeypatch):
+    """In float64; with shared beginnings and without."""
+    if not shares:
+        monkeypatch.setattr("kedge.models.language.prefix_tree", lambda texts, longest: [])
+    model = speaker().double()
+    rollout = forest(model)
+    rollout = replace(rollout, logprobs=rollout.logprobs.double())
+    weights = torch.randn(rollout.logprobs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def gradients(logprobs):
+        (logprobs * weights).sum().backward()
+        found = {name: each.grad.clone() for name, each in model.causal.named_parameters()}
+        model.zero_grad(set_to_none=True)
+        return logprobs.detach(), found
+
+    outputs = ActorCritic(model)(rollout, temperature=1.0)
+    own, found = gradients(outputs.logprobs)
+    expected, by_hand = gradients(logprobs_one_by_one(model, rollout))
+    torch.testing.assert_close(own.double(), expected, atol=1e-5, rtol=0)
+    for name, gradient in by_hand.items():
+        torch.testing.assert_close(found[name], gradient, atol=2e-5, rtol=2e-5)
+
+
+def test_what_contexts_have_in_common_is_read_once():
+    """Eight contexts of 5 own tokens after a common beginning of 400 tokens: 440 tokens instead of 3,240."""
+    read = []
+    model = speaker()
+
+    class Eight:
+        longest_turn = 5
+
+        def __init__(self):
+            self.count = 0
+
+        def limit(self, row):
+            return 5
+
+        def kept(self, said):
+            return {}
+
+        def open(self, rows):
+            return [[10 + place % 30 for place in range(400)]]
+
+        def answer(self, said):
+            self.count += 1
+            return {0: None if self.count == 8 else Reply((), -1)}
+
+        def finished(self, rollout):
+            return rollout
+
+    sampler = Sampler(model, pad_id=0, stop_tokens=[], max_new_tokens=40)
+    model.trunk.model.embed_tokens.register_forward_hook(lambda module, inputs, output: read.append(inputs[0].numel()))
+    rollout = sampler.generate((), seeds=[0], dialogue=Eight())
+    assert rollout.action_mask.sum() == 40
+    # While sampling, the last token of the beginning is read again for every context; a turn's last token is not read.
+    assert sum(read) == 400 + 7 + 8 * 4
+    read.clear()
+    found = response_logprobs(model, rollout, temperature=1.0)
+    assert sum(read) == 400 + 8 * 4
+    torch.testing.assert_close(found, rollout.logprobs, atol=3e-5, rtol=0)
+
+
+def test_the_value_after_the_last_action_follows_it():
+    model = speaker()
+    model.value_head = torch.nn.Linear(model.causal.config.hidden_size, 1)
+    rollout = forest(model)
+    values = ActorCritic(model).values(rollout, value_after_last=True)
+    for row in range(len(PROMPTS)):
+        last = int(rollout.action_mask[row].nonzero().max())
+        read = [*context_of(rollout, row, last), int(rollout.response_ids[row, last])]
+        hidden = model.trunk.model(input_ids=torch.tensor([read])).last_hidden_state[0, -1]
+        torch.testing.assert_close(values[row, last + 1], model.value_head(hidden)[0], atol=1e-4, rtol=0)

@@ -1,0 +1,229 @@
+"""What the policy reads where an environment, an agent or a chat template rewrites the conversation."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kedge.data import Prompt, Rendered
+from kedge.data.tokens import encode_completion
+from kedge.rollout.player import Limits, Player
+from kedge_base.errors import DataError
+from kedge_tasks.environments.client import Environment
+from kedge_tasks.environments.shapes import Turn
+from kedge_tasks.environments.tools import Tools
+from tests.data.test_chat import FAMILIES, R1, Family
+from tests.data.test_turns import stop_of
+from tests.tasks.environments import worlds
+from tests.tiny import tiny_tokenizer
+
+CHATML = FAMILIES["chatml"]
+THINKS = Family(R1, "<eos>", ("<A>", "<U>"), add_bos=True)
+ROW = {"messages": [{"role": "user", "content": "Go."}]}
+ADD = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"properties": {}}}}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def answer(number, text):
+    return {"role": "assistant", "content": text, "answer": number}
+
+
+class Script:
+    """An environment that gives the answers of a list, and keeps what it is told."""
+
+    name = "script"
+    failure = ""
+    tools = None
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.heard = []
+
+    def tools_of(self, schemas):
+        return Tools(schemas)
+
+    def open(self, episodes):
+        return {number: self.answers.pop(0) for number in episodes}
+
+    def step(self, said):
+        self.heard += said.values()
+        return {number: self.answers.pop(0) for number in said}
+
+    def finish(self, episodes):
+        return dict.fromkeys(episodes, 0.0)
+
+    def close(self): ...
+
+
+def play(environment, said, tokenizer, *, stop, prompt=None, **limits):
+    """An episode in which the policy says given texts, written as an engine writes them; what it read by turn."""
+    player = Player(environment, Limits(**{"turns": 9, "tokens": 300, **limits}), by_turn=True)
+    player.begin([stop], 200, tokenizer, [])
+    episodes = player.episodes(tokenizer, [prompt or Prompt(Rendered("Go."), ROW)], [0])
+    [opening] = episodes.open([0])
+    read, tokens, parents, turns = [opening], [], {}, []
+    for text in said:
+        ids = [*encode_completion(tokenizer, text, eos=False), stop]
+        ids = ids[: episodes.limit(0)]
+        ids = ids[: episodes.kept({0: ids}).get(0, len(ids))]
+        turns.append(ids)
+        tokens += ids
+        reply = episodes.answer({0: ids})[0]
+        if reply is None:
+            break
+        if reply.parent is not None:
+            parents[len(tokens)] = reply.parent
+        tokens += reply.tokens
+        slot, path = parents.get(len(tokens), len(tokens) - 1), []
+        while slot >= 0:
+            path.append(tokens[slot])
+            slot = parents.get(slot, slot - 1)
+        read.append(opening[: len(opening) + slot + 1] + path[::-1])
+    state = episodes._states[0]
+    assert [turn.num_read for turn in state.turns] == [len(ids) for ids in read]
+    return SimpleNamespace(read=read, texts=[tokenizer.decode(ids) for ids in read], said=turns, tokens=tokens,
+                           parents=parents, ending=state.ending, rewards=state.rewards)  # fmt: skip
+
+
+def chat(environment, said, **limits):
+    tokenizer = CHATML.tokenizer()
+    return play(environment, said, tokenizer, stop=stop_of(CHATML, tokenizer), **limits)
+
+
+def written(conversation):
+    messages = [{key: each[key] for key in ("role", "content")} for each in conversation]
+    return CHATML.tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def test_a_context_of_a_class_replaces_what_was_read():
+    """By hand: "Play. " is kept, and all after it is new."""
+    tokenizer = tiny_tokenizer()
+    played = play(Environment(worlds.Notes), ["a", "b", "c"], tokenizer, stop=2, prompt=Prompt("Play. ", {}))
+    stopped = tokenizer.decode([2])
+    assert played.texts == [
+        "Play. Room 0.\n",
+        f"Play. Room 0.\na{stopped}Room 1.\n",
+        "Play. Notes: ab. Room 2.\n",
+    ]
+    kept = len(encode_completion(tokenizer, "Play. ", eos=False))
+    assert [*played.parents.values()] == [kept - len(played.read[0]) - 1]
+    assert played.ending == "completed"
+
+
+def test_an_agent_that_goes_on_reads_the_tokens_that_were_sampled():
+    first = [user("Hi.")]
+    second = [*first, answer(0, "Yes"), user("Go on.")]
+    third = [*second, answer(1, "No"), user("And?")]
+    script = Script(Turn(context=first), Turn(context=second), Turn(context=third), Turn(ending="completed"))
+    played = chat(script, ["Yes", "No", "Done"])
+    assert played.texts == [written(first), written(second), written(third)]
+    assert not played.parents
+    assert played.read[1][: len(played.read[0]) + len(played.said[0])] == played.read[0] + played.said[0]
+    assert [heard["text"] for heard in script.heard] == ["Yes", "No", "Done"]
+    assert [heard["num_tokens"] for heard in script.heard] == [len(ids) for ids in played.said]
+    assert [heard["num_read"] for heard in script.heard] == [len(ids) for ids in played.read]
+    assert all(heard["is_complete"] for heard in script.heard)
+
+
+def test_a_sub_agent_and_the_way_back_are_branches():
+    """The main conversation goes on after its own turn, and reads nothing of the other one."""
+    first = [user("Plan it.")]
+    other = [user("Count to two.")]
+    other_on = [*other, answer(1, "one"), user("More.")]
+    back = [*first, answer(0, "Ask"), user("It said two.")]
+    script = Script(*(Turn(context=each) for each in (first, other, other_on, back)), Turn(ending="completed"))
+    played = chat(script, ["Ask", "one", "two", "So two"])
+    assert played.texts == [written(each) for each in (first, other, other_on, back)]
+    assert len(played.parents) == 2
+    slot = played.parents[max(played.parents)]
+    assert slot == len(played.said[0]) - 1  # the end of the first turn
+    # What conversations begin with in common is there once.
+    assert len(played.read[0]) + len(played.tokens) < sum(map(len, played.read)) + sum(map(len, played.said))
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_a_changed_history_is_another_branch(tagged):
+    """An answer without its number is read as the text says, also one whose question was changed."""
+    first = [user("Hi.")]
+    changed = {"role": "assistant", "content": "Yes!"} if not tagged else answer(0, "Yes")
+    before = first if not tagged else [user("Hello.")]
+    second = [*before, changed, user("Go on.")]
+    script = Script(Turn(context=first), Turn(context=second), Turn(ending="completed"))
+    played = chat(script, ["Yes", "No"])
+    assert played.texts == [written(first), written(second)]
+    assert len(played.parents) == 1
+
+
+def test_two_samples_of_one_context():
+    first = [user("Hi.")]
+    script = Script(Turn(context=first), Turn(context=first), Turn(ending="completed"))
+    played = chat(script, ["Yes", "Yes"])
+    assert played.read[0] == played.read[1]
+    assert played.parents == {len(played.said[0]): -1}
+
+
+def test_tools_of_a_request_are_described_or_shown():
+    script = Script(Turn(context=[user("1?")], tools=[ADD]), Turn(ending="completed"))
+    played = chat(script, ["<add>{}</add>"])
+    assert "You can use tools." in played.texts[0]
+    tokenizer = tiny_tokenizer()
+    script = Script(Turn(context=[user("1?")], tools=[ADD]))
+    with pytest.raises(DataError, match="script has tools, and a context is plain text"):
+        play(script, ["a"], tokenizer, stop=2, prompt=Prompt("Play. ", {}))
+
+
+def test_limits_and_stops_of_a_request():
+    """The turn ends with the token that completes the stop string, which the agent does not see."""
+    first = Turn(context=[user("Hi.")], stop=["l"])
+    second = Turn(context=[user("Hi.")], max_tokens=2)
+    script = Script(first, second, Turn(ending="completed"))
+    played = chat(script, ["Hello", "Hello"])
+    tokenizer = CHATML.tokenizer()
+    assert tokenizer.decode(played.said[0]) == "Hel"
+    assert len(played.said[1]) == 2
+    assert [heard["text"] for heard in script.heard] == ["He", tokenizer.decode(played.said[1])]
+    assert [heard["is_complete"] for heard in script.heard] == [True, False]
+
+
+def test_a_context_that_does_not_fit_ends_the_episode():
+    script = Script(Turn(context=[user("Hi.")]), Turn(context=[user("Hi. " * 40)]))
+    played = chat(script, ["Yes", "No"], context_tokens=60)
+    assert played.ending == "context_overflow"
+    script = Script(Turn(context=[user("Hi.")]), Turn(context=[user("Hi.")]), Turn(ending="completed"))
+    played = chat(script, ["Yes", "No" * 50], context_tokens=40)
+    assert len(played.read[1]) + len(played.said[1]) == 40
+
+
+def test_a_context_that_the_template_rejects_is_a_failure():
+    strict = Family("{% if messages | length == 2 %}{{ raise_exception('two') }}{% endif %}" + CHATML.template,
+                    CHATML.closing, CHATML.tokens)  # fmt: skip
+    tokenizer = strict.tokenizer()
+    script = Script(Turn(context=[user("Hi.")]), Turn(context=[user("Hi."), user("Hi.")]))
+    played = play(script, ["Yes"], tokenizer, stop=stop_of(CHATML, tokenizer))
+    assert played.ending == "failed"
+    assert "cannot be written as a message: the chat template rejects the conversation" in script.failure
+
+
+def test_where_the_template_drops_thoughts_every_turn_reads_the_conversation_as_it_is_written():
+    tokenizer = THINKS.tokenizer()
+    says = ["<think>\nfour\n</think>\n\nFour.", "<think>\nfive\n</think>\n\nFive.", "No."]
+    game = Script(Turn([user("Begin.")]), Turn([user("More.")]), Turn([user("More!")]), Turn(ending="completed"))
+    played = play(game, says, tokenizer, stop=2)
+    conversation = [user("Go.\nBegin.")]
+    for text, reply, read in zip(says, ("More.", "More!", ""), played.texts, strict=True):
+        assert read == tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        assert "four" not in read
+        conversation += [{"role": "assistant", "content": text}, user(reply)]
+    assert played.ending == "completed"
+    assert len(played.parents) == 2
+
+
+def test_an_agent_that_has_ended_may_pay_each_of_its_calls():
+    script = Script(Turn(context=[user("Hi.")]), Turn(context=[user("Ho.")]), Turn(ending="completed", rewards=[2, 3]))
+    played = chat(script, ["Yes", "No"])
+    first = len(played.said[0]) - 1
+    assert played.rewards == {first: 2.0, len(played.tokens) - 1: 3.0}
