@@ -192,7 +192,7 @@ def _opened(
     against = None if settings.against is None else load_policy(settings.against, config, run)
     sampling = sampling_settings(config, num_responses=config.generate.num_responses)
     player = load_player(config, run, tokens=sampling.max_new_tokens, by_turn=False)
-    room = policy.room(sampling.max_new_tokens)
+    room = policy.room(sampling.max_new_tokens, player=player)
     all_prompts = load_rows("prompts", config, run, policy.tokenizer, room=room)
     chosen = all_prompts[: settings.num_prompts]
     if len(chosen) < len(all_prompts):

@@ -102,11 +102,11 @@ def run_generate(
     run = open_run(config, "generate", in_memory=in_memory)
     player = load_player(config, run, tokens=sampling.max_new_tokens, by_turn=False)
     policy = load_policy(str(config.model), config, run)
-    room = policy.room(sampling.max_new_tokens)
+    room = policy.room(sampling.max_new_tokens, player=player)
     distinct = load_rows("prompts", config, run, policy.tokenizer, room=room)
     scorer = None
     if player is not None:
-        player.begin(policy.stop_tokens.ids, room, policy.tokenizer, distinct[:1])
+        player.begin(policy.stop_tokens.ids, room, policy.model.sampling_length, policy.tokenizer, distinct[:1])
     if rewards or player is not None:
         earned = () if player is None else (player.reward,)
         scorer = load_rewards(rewards, config, run, policy.tokenizer, more=earned)

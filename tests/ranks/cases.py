@@ -14,6 +14,7 @@ from typing import Any
 
 import kedge
 from kedge.rewards import RewardTerm
+from tests.tasks.environments.worlds import Rooms
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 PROMPTS = ["The boat", "A sailor and his long rope", "My rope broke", "Once upon a time", "The tide", "Wind and rain"]
@@ -118,6 +119,12 @@ def episodes(models: Path) -> dict[str, Any]:
         "environment.max_turn_tokens": 4,
         "ppo.critic": {"privileged": "Left:{left}"},
     }
+
+
+def contexts(models: Path) -> dict[str, Any]:
+    """Episodes that read notes instead of their history."""
+    settings = {**episodes(models), "environment": Rooms, "max_new_tokens": 80}
+    return {**settings, "ppo.critic": "separate", "environment.max_turns": 5}
 
 
 class Counting:
@@ -250,6 +257,7 @@ POLICY_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "idle": idle,
     "recomputed": recomputed,
     "episodes": episodes,
+    "contexts": contexts,
 }
 
 

@@ -102,6 +102,7 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
             "frozen:shard",
             "ahead",
             "episodes",
+            "contexts",
             "sft",
             "generate",
             "evaluate:shard",

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 
-from kedge.algorithm.experience import Rollout
+from kedge.algorithm.experience import PolicyOutputs, Rollout
 from kedge.models import ActorCritic, response_logprobs
 from kedge.models.packing.trunk import Trunk
 from kedge.rollout import Sampler
 from kedge.rollout.engine import Reply
+from kedge.training.learner import LanguageLearner
+from tests.experience import collected
+from tests.float64 import in_float64
 from tests.models.families import ARCHITECTURES
 from tests.rollout.test_sampler import STOP, speaker
+from tests.training.test_update import GAE, make_learner, make_models, run_update
 
 PROMPTS = [[5, 6, 7, 8, 9], [20, 21], [30], [5, 6, 7, 8, 9], [40, 41, 42]]
 SEEDS = [3, 1, 4, 1, 5]
@@ -147,28 +152,58 @@ def test_a_conversation_does_not_depend_on_the_others_of_its_batch():
         assert torch.equal(getattr(together, name), getattr(split, name))
 
 
+class OneByOne(LanguageLearner):
+    """Evaluates each action and its value from a pass of transformers over the action's own context."""
+
+    def _forward(self, rollout, *, values=False):
+        models = self.actor_critic
+        tables = [torch.zeros_like(rollout.logprobs) for _ in range(3)]
+        for row, slot in rollout.action_mask.nonzero().tolist():
+            read = torch.tensor([context_of(rollout, row, slot)])
+            causal = models.policy.causal
+            hidden = causal.base_model(input_ids=read).last_hidden_state[0, -1]
+            logits = causal.lm_head(hidden).index_fill(0, models.policy.forbidden_ids, -1e9)
+            spread = logits.log_softmax(-1)
+            if models.critic is None:
+                value = models.policy.value_head(hidden)[0]
+            else:
+                classifier = models.critic.classifier
+                value = classifier.score(classifier.base_model(input_ids=read).last_hidden_state[0, -1])[0]
+            found = spread[rollout.response_ids[row, slot]], -(spread.exp() * spread).sum().detach(), value
+            for number, each in enumerate(found):
+                place = torch.zeros_like(tables[number])
+                place[row, slot] = 1.0
+                tables[number] = tables[number] + place * each
+        return PolicyOutputs(*tables)
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
 @pytest.mark.parametrize("shares", [True, False])
-def test_gradients_are_those_of_each_context_on_its_own(shares, monkeypatch):
-    """In float64; with shared beginnings and without."""
+def test_an_update_is_that_of_contexts_on_their_own(shares, critic, monkeypatch):
+    """Weights and metrics of two epochs in float64, with shared beginnings and without, in several passes."""
     if not shares:
         monkeypatch.setattr("kedge.models.language.prefix_tree", lambda texts, longest: [])
-    model = speaker().double()
-    rollout = forest(model)
-    rollout = replace(rollout, logprobs=rollout.logprobs.double())
-    weights = torch.randn(rollout.logprobs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-    def gradients(logprobs):
-        (logprobs * weights).sum().backward()
-        found = {name: each.grad.clone() for name, each in model.causal.named_parameters()}
-        model.zero_grad(set_to_none=True)
-        return logprobs.detach(), found
-
-    outputs = ActorCritic(model)(rollout, temperature=1.0)
-    own, found = gradients(outputs.logprobs)
-    expected, by_hand = gradients(logprobs_one_by_one(model, rollout))
-    torch.testing.assert_close(own.double(), expected, atol=1e-5, rtol=0)
-    for name, gradient in by_hand.items():
-        torch.testing.assert_close(found[name], gradient, atol=2e-5, rtol=2e-5)
+    models = make_models(critic)
+    rollout = forest(models.policy)
+    assert rollout.branches
+    for model in (models.policy, models.critic):
+        if model is not None:
+            in_float64(model, monkeypatch)
+    rollout = replace(rollout, logprobs=rollout.logprobs.double(), values=None)
+    scores = torch.linspace(-1, 2, len(PROMPTS), dtype=torch.float64)
+    experience = collected(rollout, scores, models, None, kl_coef=0.0, advantage=GAE)
+    whole = copy.deepcopy(models)
+    settings = {"num_epochs": 2, "num_minibatches": 5}
+    results = [
+        run_update(models, experience, learner=make_learner(models, micro_batch_tokens=90), **settings),
+        run_update(whole, experience, learner=OneByOne(whole, 1.0), **settings),
+    ]
+    own, expected = (result.metrics() for result in results)
+    for name, value in expected.items():
+        assert own[name] == pytest.approx(value, rel=1e-6, abs=1e-8), name
+    weights = dict(whole.named_parameters())
+    for name, weight in models.named_parameters():
+        torch.testing.assert_close(weight, weights[name], atol=1e-8, rtol=1e-6, msg=name)
 
 
 def test_what_contexts_have_in_common_is_read_once():

@@ -41,7 +41,7 @@ def play(kind, said, *, rows=({},), tokenizer=PLAIN, timeout=60.0, room=100, **l
     """Episodes in which the policy says given texts, a text or (text, False) without a stop token; by hand."""
     player = Player(Environment(kind, timeout=timeout), Limits(**{"turns": 9, "tokens": 200, **limits}), by_turn=True)
     prompts = [Prompt(Rendered("Play. ") if "messages" in row else "Play. ", row) for row in rows]
-    player.begin([STOP], room, tokenizer, prompts[:1])
+    player.begin([STOP], room, None, tokenizer, prompts[:1])
     episodes = player.episodes(tokenizer, prompts, [3] * len(rows))
     opened = episodes.open(range(len(rows)))
     answers, slots = [], [0] * len(rows)
@@ -167,7 +167,7 @@ def test_a_template_whose_calls_are_not_read_is_said_once(form, is_said):
     stop = stop_of(family, tokenizer)
     player = Player(Environment(worlds.Adder, timeout=60.0), Limits(9, 300), by_turn=True, say=lines.append)
     prompt = Prompt(Rendered(""), {"messages": [{"role": "user", "content": "6 + 1?"}]})
-    player.begin([stop], 600, tokenizer, [prompt])
+    player.begin([stop], 600, None, tokenizer, [prompt])
     episodes = player.episodes(tokenizer, [prompt], [0])
     opened = tokenizer.decode(episodes.open([0])[0])
     assert ("[1 tools]" in opened, "You can use tools." in opened) == (not is_said, is_said)
@@ -257,7 +257,7 @@ def test_an_episode_whose_reward_fails_at_its_end_has_failed():
     call = '<add>{"a": 1, "b": 2}</add>'
     player = Player(Environment(RefusingAtTheEnd, timeout=60.0), Limits(1, 200), by_turn=True)
     with pytest.raises(EnvError, match=r"^RefusingAtTheEnd raised ConnectionResetError"):  # the trial
-        player.begin([STOP], None, tokenizer, [Prompt(Rendered("Play. "), row)])
+        player.begin([STOP], None, None, tokenizer, [Prompt(Rendered("Play. "), row)])
     episodes = player.episodes(tokenizer, [Prompt(Rendered("Play. "), row)] * 2, [3, 3])
     episodes.open([0, 1])
     said = {0: call, 1: "It is 3."}
@@ -306,7 +306,7 @@ def test_a_stop_token_may_be_what_closes_a_call():
     Deleting.deleted.clear()
     player = Player(Environment(Deleting, timeout=60.0), Limits(2, 300), by_turn=True)
     prompts = [Prompt(Rendered(""), {"messages": [{"role": "user", "content": "Clean up."}]})]
-    player.begin([closing], 600, tokenizer, prompts)
+    player.begin([closing], 600, None, tokenizer, prompts)
     episodes = player.episodes(tokenizer, prompts, [0])
     episodes.open([0])
     ids = encode_completion(tokenizer, "<delete>/tmp/old</delete>", eos=False)
@@ -348,7 +348,7 @@ def test_an_episode_opens_with_the_prompt(row, opened):
             rows.append(row)
 
     player = Player(Environment(Recording, timeout=60.0), Limits(2, 20), by_turn=True)
-    player.begin([STOP], None, tokenizer, prompts)
+    player.begin([STOP], None, None, tokenizer, prompts)
     assert prompts[0].text == opened
     assert tokenizer.decode(player.episodes(tokenizer, prompts, [0]).open([0])[0]) == opened
     assert rows[-1]["prompt"] == opened
@@ -362,7 +362,7 @@ def test_a_reward_model_reads_what_reset_said(name, kind):
     rows = [[*ASKED], [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Ho."}, *ASKED]]
     prompts = read_rows([{"prompt": row} for row in rows], "prompts", tokenizer=tokenizer).records
     player = Player(Environment(kind, timeout=60.0), Limits(2, 20), by_turn=True)
-    player.begin([stop_of(FAMILIES[name], tokenizer)], None, tokenizer, prompts)
+    player.begin([stop_of(FAMILIES[name], tokenizer)], None, None, tokenizer, prompts)
     opened = player.episodes(tokenizer, prompts, [3, 3]).open([0, 1])
     ids, mask = pad_left(opened, 0)
     one = torch.ones(2, 1, dtype=torch.bool)
@@ -382,7 +382,7 @@ def test_the_same_episodes_are_played_again():
 
     def sampled():
         player = Player(Environment(worlds.Guess, timeout=60.0), Limits(4, 60, 5), by_turn=True)
-        player.begin([STOP], 100, tokenizer, [])
+        player.begin([STOP], 100, None, tokenizer, [])
         prompts = [Prompt(f"Game {number}. ") for number in range(6)]
         sampler = Sampler(model, pad_id=0, stop_tokens=[STOP], max_new_tokens=60)
         dialogue = player.episodes(tokenizer, prompts, range(6))
@@ -410,7 +410,7 @@ def test_turns_are_counted_where_an_environment_says_nothing_between_them():
             return {"reward": 1}
 
     player = Player(Environment(Quiet, timeout=60.0), Limits(4, 60), by_turn=True)
-    player.begin([SPOKEN], 100, PLAIN, [])
+    player.begin([SPOKEN], 100, None, PLAIN, [])
     dialogue = player.episodes(PLAIN, [Prompt("Play. ")] * 6, range(6))
     sampler = Sampler(model, pad_id=0, stop_tokens=[SPOKEN], max_new_tokens=60)
     rollout = sampler.generate((), seeds=range(6), dialogue=dialogue)
@@ -439,7 +439,7 @@ def test_a_turn_that_was_cut_off_counts():
         parents=torch.arange(-1, 3).repeat(4, 1),
     )
     player = Player(Environment(worlds.Guess, timeout=60.0), Limits(4, 4), by_turn=True)
-    player.begin([STOP], 100, tiny_tokenizer(), [])
+    player.begin([STOP], 100, None, tiny_tokenizer(), [])
     assert player.metrics(rollout)["episode/turns"] == (2 + 1 + 1 + 1) / 4
 
 
@@ -553,7 +553,7 @@ def test_a_thousand_episodes_are_trained_on_the_tokens_that_were_sampled():
     prompts = [
         Prompt(Rendered(""), {"messages": [{"role": "user", "content": f"Game {number}."}]}) for number in range(1000)
     ]
-    player.begin([stop], 200, tokenizer, [])
+    player.begin([stop], 200, None, tokenizer, [])
     episodes = player.episodes(tokenizer, prompts, range(1000))
     said = defaultdict(list)
 

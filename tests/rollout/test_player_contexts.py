@@ -59,10 +59,10 @@ class Script:
     def close(self): ...
 
 
-def play(environment, said, tokenizer, *, stop, prompt=None, **limits):
+def play(environment, said, tokenizer, *, stop, prompt=None, context=None, **limits):
     """An episode in which the policy says given texts, written as an engine writes them; what it read by turn."""
     player = Player(environment, Limits(**{"turns": 9, "tokens": 300, **limits}), by_turn=True)
-    player.begin([stop], 200, tokenizer, [])
+    player.begin([stop], 200, context, tokenizer, [])
     episodes = player.episodes(tokenizer, [prompt or Prompt(Rendered("Go."), ROW)], [0])
     [opening] = episodes.open([0])
     read, tokens, parents, turns = [opening], [], {}, []
@@ -191,10 +191,10 @@ def test_limits_and_stops_of_a_request():
 
 def test_a_context_that_does_not_fit_ends_the_episode():
     script = Script(Turn(context=[user("Hi.")]), Turn(context=[user("Hi. " * 40)]))
-    played = chat(script, ["Yes", "No"], context_tokens=60)
+    played = chat(script, ["Yes", "No"], context=60)
     assert played.ending == "context_overflow"
     script = Script(Turn(context=[user("Hi.")]), Turn(context=[user("Hi.")]), Turn(ending="completed"))
-    played = chat(script, ["Yes", "No" * 50], context_tokens=40)
+    played = chat(script, ["Yes", "No" * 50], context=40)
     assert len(played.read[1]) + len(played.said[1]) == 40
 
 

@@ -14,12 +14,15 @@ from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, RowEr
 from kedge_base.errors import ConfigError, DataError
 
 
-def room_for_prompt(context_lengths: Mapping[str, int | None], max_new_tokens: int) -> int | None:
+def room_for_prompt(
+    context_lengths: Mapping[str, int | None], max_new_tokens: int, *, turn_tokens: int | None = None
+) -> int | None:
     """Return the number of tokens that the shortest context leaves for a prompt; None for no limit.
 
     Args:
         context_lengths: The context length of each model, by the model's name in messages.
         max_new_tokens: Tokens of a response.
+        turn_tokens: Tokens of a turn in episodes, which may be longer than a context; None for no such episodes.
 
     Raises:
         ConfigError: No tokens are left.
@@ -29,6 +32,8 @@ def room_for_prompt(context_lengths: Mapping[str, int | None], max_new_tokens: i
         return None
     shortest = min(limits, key=limits.__getitem__)
     room = limits[shortest] - max_new_tokens
+    if room < 1 and turn_tokens is not None:
+        room = limits[shortest] - turn_tokens
     if room < 1:
         raise ConfigError(
             f"max_new_tokens={max_new_tokens} leaves no room for a prompt: {shortest} reads at most "

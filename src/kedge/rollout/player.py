@@ -47,8 +47,7 @@ class Limits:
         tokens: Tokens of both sides after the prompt.
         turn_tokens: Tokens of one turn of the policy; None for all remaining tokens.
         prompt_tokens: Tokens that it may open with; None for no limit.
-        context_tokens: Tokens that a turn may read and say; None for no other limit than those of the opening and of
-            `tokens`.
+        context_tokens: Tokens that a turn may read and say; None for no limit.
         on_error: The effect of a failed call: the run ends, or the episode has no score.
     """
 
@@ -308,10 +307,16 @@ class Player:
         self._waited = _WaitingTime()
         self._waited_before = 0.0
 
+    @property
+    def turn_tokens(self) -> int | None:
+        """Tokens of one turn of the policy, if they are limited."""
+        return self._limits.turn_tokens
+
     def begin(
         self,
         stop_ids: Collection[int],
         prompt_tokens: int | None,
+        context_tokens: int | None,
         tokenizer: PreTrainedTokenizerBase,
         prompts: Sequence[Prompt],
         privileged: PrivilegedText | None = None,
@@ -321,6 +326,7 @@ class Player:
         Args:
             stop_ids: The tokens that end a turn.
             prompt_tokens: Tokens that an episode may open with; None for no limit.
+            context_tokens: The context length of the models; None for no limit.
             tokenizer: The policy's.
             prompts: A row to try; may be empty.
             privileged: The critic's privileged information.
@@ -332,7 +338,7 @@ class Player:
         """
         self._stop_ids = frozenset(stop_ids)
         self._privileged = privileged
-        self._limits = replace(self._limits, prompt_tokens=prompt_tokens)
+        self._limits = replace(self._limits, prompt_tokens=prompt_tokens, context_tokens=context_tokens)
         if prompts:
             trial = self.episodes(tokenizer, prompts, [0])
             trial = replace(trial, limits=replace(trial.limits, on_error="stop"))
@@ -612,7 +618,8 @@ class Episodes:
         if not tokens or (most is not None and len(tokens) > most):
             raise DataError(
                 f"an episode of {self.environment.name} opens with {len(tokens)} tokens (prompt, tools and what reset "
-                f"says); expected 1 to {most}: the model's context less rollout.max_new_tokens"
+                f"says); expected 1 to {most}: the model's context less rollout.max_new_tokens, or, where it is "
+                "shorter, less environment.max_turn_tokens"
             )
         state.prompt = tokens
         self._begins(row, tokens, len(tokens), context)

@@ -130,9 +130,10 @@ class Policy:
         (logprobs,) = shared_out(lambda rows: (evaluate(rows),), rollout, None, self.ranks)
         return logprobs
 
-    def room(self, max_new_tokens: int) -> int | None:
-        """Longest prompt that leaves room for a response in the context; None for no limit."""
-        return room_for_prompt({"the model": self.model.sampling_length}, max_new_tokens)
+    def room(self, max_new_tokens: int, *, player: Player | None = None) -> int | None:
+        """Longest prompt that leaves room for a response, or a player's turn, in the context; None for no limit."""
+        turn_tokens = None if player is None else player.turn_tokens
+        return room_for_prompt({"the model": self.model.sampling_length}, max_new_tokens, turn_tokens=turn_tokens)
 
     def sample(
         self,
@@ -305,7 +306,14 @@ def _reference(columns: Mapping[str, Any]) -> str:
     return ""
 
 
-def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max_new_tokens: int) -> list[Prompt]:
+def render_for(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    reader: Policy,
+    *,
+    max_new_tokens: int,
+    player: Player | None = None,
+) -> list[Prompt]:
     """Render the prompts with a policy's chat template; they are unchanged if it has no template.
 
     Args:
@@ -313,6 +321,7 @@ def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max
         prompts: Prompts rendered with `reader`'s template.
         reader: The policy with the template that rendered them.
         max_new_tokens: Number of tokens in the context to reserve for the response.
+        player: Plays episodes, if the responses are.
 
     Raises:
         DataError: The template rejects a conversation, or a prompt is too long for the policy's context.
@@ -320,7 +329,7 @@ def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max
     rendered = list(prompts)
     if policy.tokenizer.chat_template not in (None, reader.tokenizer.chat_template):
         rendered = [_rendered(policy, prompt) for prompt in prompts]
-    room = policy.room(max_new_tokens)
+    room = policy.room(max_new_tokens, player=player)
     for prompt in rendered if room is not None else []:
         length = len(encode_prompt(policy.tokenizer, prompt.text))
         if room is not None and length > room:

@@ -112,10 +112,11 @@ class Evaluator:
         return self.judge.score(responses)
 
     def _sample(self, policy: Policy, sampling: SamplingSettings, *, title: str = "sample") -> list[SampledResponses]:
-        prompts = render_for(policy, self.prompts, self.reader, max_new_tokens=sampling.max_new_tokens)
+        given = {"max_new_tokens": sampling.max_new_tokens, "player": self.player}
+        prompts = render_for(policy, self.prompts, self.reader, **given)
         if self.player is not None:
-            room = policy.room(sampling.max_new_tokens)
-            self.player.begin(policy.stop_tokens.ids, room, policy.tokenizer, prompts[:1])
+            rooms = policy.room(**given), policy.model.sampling_length
+            self.player.begin(policy.stop_tokens.ids, *rooms, policy.tokenizer, prompts[:1])
         title = f"{title} {policy.source}"
         return list(policy.sample(prompts, sampling, title=title, on_phase=self.on_phase, player=self.player))
 

@@ -21,6 +21,7 @@ from kedge_base.run_folder.record_format import EVALUATIONS_FILE, read_json_line
 from kedge_inspect.doctor import diagnose
 from kedge_inspect.page.responses import shown_responses
 from kedge_inspect.record import read_run
+from tests.data.test_chat import R1, Family
 from tests.data.test_turns import UNREAD, calling
 from tests.forking import fork_context, forked_kedge
 from tests.lab.evaluation.speakers import save_speaker
@@ -30,6 +31,7 @@ from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 GAMES = [f"Game {number}. " for number in range(12)]
 GUESS = f"{worlds.__file__}:Guess"
+ROOMS = f"{worlds.__file__}:Rooms"
 EPISODES = {
     "max_new_tokens": 40,
     "environment.source": GUESS,
@@ -204,8 +206,9 @@ def test_a_reward_function_is_added_and_reads_the_whole_episode(tmp_path, policy
 
 
 @pytest.mark.parametrize("more", [{}, {"max_staleness": 1}, {"preset": "grpo", "num_responses": 2},
-                                  {"adapter.kind": "lora"}, {"ppo.critic": {"privileged": ["secret"]}}],
-                         ids=["ppo", "stale", "grpo", "lora", "privileged"])  # fmt: skip
+                                  {"adapter.kind": "lora"}, {"ppo.critic": {"privileged": ["secret"]}},
+                                  {"environment.source": ROOMS, "environment.max_turns": 4, "max_new_tokens": 80}],
+                         ids=["ppo", "stale", "grpo", "lora", "privileged", "contexts"])  # fmt: skip
 def test_a_resumed_run_plays_the_same_episodes(tmp_path, policy, more):
     settings = EPISODES | {"num_updates": 3, "checkpoint.every": 1, **more}
     run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=GAMES)
@@ -221,8 +224,53 @@ def test_a_resumed_run_plays_the_same_episodes(tmp_path, policy, more):
         assert metrics_without_times(tmp_path / "whole") == metrics_without_times(tmp_path / "stopped")
     else:
         assert_same(tmp_path / "whole", tmp_path / "stopped")
-    changed = [row["score/Guess"] for row in metrics_without_times(tmp_path / "whole")]
+    changed = [row["reward/score_mean"] for row in metrics_without_times(tmp_path / "whole")]
     assert len(set(changed)) > 1
+
+
+def test_an_episode_may_be_longer_than_the_context_of_the_model(tmp_path, policy):
+    """The tests' models read 256 tokens, and twelve turns with their answers are more."""
+    settings = EPISODES | {
+        "environment.source": ROOMS,
+        "environment.max_turns": 20,
+        "environment.max_turn_tokens": 20,
+        "max_new_tokens": 900,
+        "num_updates": 1,
+    }
+    [row] = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES).metrics
+    assert row["episode/length"] > 256
+    assert row["episode/completed"] == 1
+    assert row["episode/contexts"] == 6
+    assert row["episode/turns"] == 12
+    assert row["policy/first_ratio_max"] == pytest.approx(1, abs=1e-4)
+    del settings["environment.max_turn_tokens"]
+    with pytest.raises(ConfigError, match=r"max_new_tokens=900 leaves no room for a prompt: the policy reads at most"):
+        run_ppo(configure(policy, tmp_path / "other", **settings), prompts=GAMES)
+
+
+def test_an_episode_without_notes_ends_where_its_context_is_full(tmp_path, policy):
+    class Talks:
+        def reset(self, row, seed): ...
+
+        def step(self, text):
+            return kedge.Step("and on, and on, and on. ")
+
+    settings = EPISODES | {"environment.source": None, "environment.max_turns": 90, "max_new_tokens": 900}
+    config = configure(policy, tmp_path / "run", **settings, **{"num_updates": 1})
+    [row] = run_ppo(config, prompts=GAMES, environment=Talks).metrics
+    assert row["episode/context_overflow"] == 1
+    assert row["episode/length"] < 256
+
+
+def test_a_template_that_drops_thoughts_trains(tmp_path):
+    """Each turn reads the conversation as the template writes it, and old log probabilities are those of sampling."""
+    policy = save_tiny_policy(tmp_path / "thinker", tokenizer=Family(R1, "<eos>", ("<A>", "<U>")).tokenizer())
+    rows = [{"prompt": [{"role": "user", "content": f"Game {number}."}]} for number in range(8)]
+    settings = EPISODES | {"environment.source": f"{worlds.__file__}:Guess", "max_new_tokens": 100, "num_updates": 2}
+    result = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=rows)
+    for row in result.metrics:
+        assert row["episode/contexts"] > 1
+        assert row["policy/first_ratio_max"] == pytest.approx(1, abs=1e-4)
 
 
 KILLER = """

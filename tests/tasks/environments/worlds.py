@@ -65,6 +65,20 @@ class Notes:
         return Step(room) if len(self.said) == 1 else Step(room, context=f"Play. Notes: {self.said}. ")
 
 
+class Rooms:
+    """Pays vowels; after every second turn, the policy reads a note of its last words instead of the history."""
+
+    def reset(self, row, seed):
+        self.turns = 0
+        return "Room 0.\n"
+
+    def step(self, text):
+        self.turns += 1
+        note = f"Notes: {text[-3:]}. " if self.turns % 2 == 0 else None
+        reward = sum(map(text.count, "aeiou")) / 4
+        return Step(f"Room {self.turns}.\n", reward, terminated=self.turns == 12, context=note)
+
+
 class Tuple:
     def reset(self, row, seed):
         return None

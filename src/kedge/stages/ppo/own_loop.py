@@ -172,7 +172,7 @@ class PpoTrainer:
         say = self._updates.log.progress.say
         self._sampling = Sampling(None, self._trainer, check=self._updates.guard.check_rollout, say=say)
         self._published: Mapping[str, float] = {}
-        room = longest_prompt(config, roles.actor_critic, roles.reward.weighted_models)
+        room = longest_prompt(config, roles.actor_critic, roles.reward.weighted_models, roles.player)
         self._reader = Reader(self._trainer, room, say)
         self._clock: Stopwatch | None = None
         self._num_sampled = 0

@@ -116,7 +116,7 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
     actor_critic, head = load_actor_critic(config, run, tokenizer, models, loading)
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
     records = RunPrompts()
-    room = longest_prompt(config, actor_critic, rewards.weighted_models)
+    room = longest_prompt(config, actor_critic, rewards.weighted_models, player)
     if has_prompts:
         all_prompts = load_rows("prompts", config, run, tokenizer, room=room)
         records = hold_out_prompts(config, run, tokenizer, all_prompts, room=room)
@@ -124,7 +124,8 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
     if privileged is not None and not run.resumed:
         say(f"the critic also reads, between prompt and response: {privileged.template!r}")
     if player is not None:
-        player.begin(stop_tokens.ids, room, tokenizer, records.train[:1], privileged)
+        shortest = shortest_context(config, actor_critic)
+        player.begin(stop_tokens.ids, room, shortest, tokenizer, records.train[:1], privileged)
     else:
         if privileged is not None:
             _check_privileged(privileged, config, actor_critic, [*records.train, *records.held_out], tokenizer)
@@ -185,11 +186,13 @@ def check_roles(config: Config, run: Run, policy: Policy, rewards: WeightedRewar
     """
     tokenizer = policy.tokenizer
     _, player = load_own_code(config, run, tokenizer)
-    room = longest_prompt(config, ActorCritic(policy.model), rewards.weighted_models)
+    actor_critic = ActorCritic(policy.model)
+    room = longest_prompt(config, actor_critic, rewards.weighted_models, player)
     records = hold_out_prompts(config, run, tokenizer, prompts, room=room)
     privileged = privileged_text(config.ppo.privileged)
     if player is not None:
-        player.begin(policy.stop_tokens.ids, room, tokenizer, records.train[:1], privileged)
+        shortest = shortest_context(config, actor_critic)
+        player.begin(policy.stop_tokens.ids, room, shortest, tokenizer, records.train[:1], privileged)
         player.environment.close()
     elif privileged is not None:
         privileged.longest([*records.train, *records.held_out], tokenizer)
@@ -257,17 +260,37 @@ def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueH
     )
 
 
-def longest_prompt(config: Config, actor_critic: ActorCritic, models: Mapping[str, ModelReward]) -> int | None:
-    """Return the maximum prompt length in tokens, so that prompt and response fit into every model that reads both."""
+def longest_prompt(
+    config: Config, actor_critic: ActorCritic, models: Mapping[str, ModelReward], player: Player | None
+) -> int | None:
+    """Return the maximum prompt length in tokens, so that prompt and response, or a player's turn, fit into every model
+    that reads both.
+    """
+    length = config.rollout.max_new_tokens
+    limits = context_lengths(config, actor_critic)
+    rewards = {f"reward model {name!r}": model.max_tokens for name, model in models.items() if model.shares_tokens}
+    if player is None:
+        return room_for_prompt({**limits, **rewards}, length)
+    # A reward model reads a whole episode as one text.
+    rooms = room_for_prompt(limits, length, turn_tokens=player.turn_tokens), room_for_prompt(rewards, length)
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def context_lengths(config: Config, actor_critic: ActorCritic) -> dict[str, int | None]:
+    """The context lengths of the models that read every token, by name in messages; None for no limit."""
     critic = actor_critic.critic
     limits = {"the policy": actor_critic.policy.sampling_length}
-    limits |= {f"reward model {name!r}": model.max_tokens for name, model in models.items() if model.shares_tokens}
     if (teacher := config.ppo.reference) is not None:
         found = load_config(base_source(teacher), trust_remote_code=config.runtime.trust_remote_code)
         limits[f"ppo.reference={teacher}"] = configured_length(found)
     # The critic comes last: it is often a copy of the policy or a reward model, and errors should name the original.
     limits["the critic"] = None if critic is None else critic.context_length
-    return room_for_prompt(limits, config.rollout.max_new_tokens)
+    return limits
+
+
+def shortest_context(config: Config, actor_critic: ActorCritic) -> int | None:
+    """The shortest of the context lengths; None for no limit."""
+    return min((each for each in context_lengths(config, actor_critic).values() if each is not None), default=None)
 
 
 def _check_privileged(
