@@ -28,6 +28,7 @@ from handbook.lines import Level, Line, draw_lines
 from handbook.palette import MUTED, POLICY, QUALITY, REFERENCES, SCORE, START, Quantity
 from handbook.style import label_axes, new_axes
 from handbook.svg import save_svg
+from kedge.config.presets import find_preset
 from kedge_base.estimators import NEED_VALUES
 from kedge_base.intervals import Interval, mean_interval
 from kedge_base.run_folder.record_format import read_json_lines
@@ -189,6 +190,57 @@ def ranges(responses: int, eval_every: int) -> Example:
     )
 
 
+def against_preset(
+    script: str, name: str, responses: int, *, max_turns: int, max_new_tokens: int, tokens: float, eval_every: int
+) -> Example:
+    """A game on which the preset `critic` was not tuned; docs/episodes.md has the plan.
+
+    Args:
+        script: With the environment.
+        name: The game's.
+        responses: Per update; in groups of eight where they are compared.
+        max_turns: Of a game.
+        max_new_tokens: Of both sides.
+        tokens: The budget.
+        eval_every: Updates between evaluations.
+    """
+    arms = arms_of_critics(responses)
+    class_name = {"examples/guess/guess.py": "Guess", "examples/grid/grid.py": "Grid"}[script]
+    return Example(
+        script=script,
+        made={"game": name},
+        prompts="games.jsonl",
+        held_out="games.jsonl",
+        arms={
+            "preset critic": {**find_preset("critic").settings, "rollout.num_prompts": responses},
+            **{arm: arms[arm] for arm in ("REINFORCE++", "RLOO")},
+        },
+        settings={
+            "environment.source": f"{script}:{class_name}",
+            "environment.max_turns": max_turns,
+            "environment.max_turn_tokens": 3,
+            "rollout.max_new_tokens": max_new_tokens,
+            "ppo.eval_every": eval_every,
+        },
+        rates=(1e-3, 2e-3, 4e-3),
+        tokens=tokens,
+        share=0.6,
+        score="won",
+        seeds=range(5),
+        num_held_out=512,
+    )
+
+
+LIAR: Final = against_preset(
+    "examples/guess/guess.py", "liar", 128, max_turns=7, max_new_tokens=48, tokens=36_000, eval_every=5
+)
+WINDY: Final = against_preset(
+    "examples/grid/grid.py", "windy", 64, max_turns=10, max_new_tokens=64, tokens=24_000, eval_every=5
+)
+MAZE: Final = against_preset(
+    "examples/grid/grid.py", "maze", 64, max_turns=24, max_new_tokens=160, tokens=60_000, eval_every=5
+)
+
 EXAMPLES: Final = {
     "guess": Example(
         script="examples/guess/guess.py",
@@ -247,6 +299,9 @@ EXAMPLES: Final = {
     ),
     "ranges": ranges(256, eval_every=10),
     "ranges-64": ranges(64, eval_every=40),
+    "liar": LIAR,
+    "windy": WINDY,
+    "maze": MAZE,
 }
 
 

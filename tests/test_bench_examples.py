@@ -11,6 +11,7 @@ import pytest
 from bench.examples import EXAMPLES, PAGE, RECORD, differences, table, with_table
 from bench.study.unit import Outcome, read_outcomes
 from kedge.config import config_from_settings
+from kedge.config.presets import find_preset
 
 SMALL = replace(EXAMPLES["calculator"], rates=(0.1, 0.2), tokens=100, share=0.5)
 
@@ -97,6 +98,14 @@ def test_all_arms_of_the_ranges_have_as_many_responses_per_update(name, response
     example = EXAMPLES[name]
     assert {example.unit(name, arm, 1e-3, 0).responses for arm in example.arms} == {responses}
     assert [arm for arm in example.arms if example.is_critic_free(arm)] == ["REINFORCE++", "RLOO", "GRPO"]
+
+
+@pytest.mark.parametrize(("name", "responses"), [("liar", 128), ("windy", 64), ("maze", 64)])
+def test_the_preset_has_as_many_responses_per_update_as_its_rivals(name, responses):
+    example = EXAMPLES[name]
+    assert {example.unit(name, arm, 1e-3, 0).responses for arm in example.arms} == {responses}
+    assert [arm for arm in example.arms if example.is_critic_free(arm)] == ["REINFORCE++", "RLOO"]
+    assert example.arms["preset critic"].items() >= find_preset("critic").settings.items()
 
 
 def test_the_level_of_guesses_among_what_is_left():

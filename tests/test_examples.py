@@ -20,6 +20,7 @@ from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 ROOT = Path(__file__).parents[1]
 BRIEF = Path("examples/brief")
 GUESS = ROOT / "examples/guess/guess.py"
+GRID = ROOT / "examples/grid/grid.py"
 CALCULATOR = ROOT / "examples/calculator/calculator.py"
 PROGRAMS = ROOT / "examples/programs/tasks.py"
 FEW = {"sft.num_epochs": 1, "report": False}
@@ -107,7 +108,12 @@ def test_halving_finds_every_number_up_to_a_power_of_two(most, in_turns):
 def test_the_turns_are_enough_to_find_every_number_but_those_of_the_largest_range():
     games = runpy.run_path(str(GUESS))["GAMES"]
     found = {name: [2 ** game["turns"] > most for most in game["ranges"]] for name, game in games.items()}
-    assert found == {"guess": [True], "ranges": [True, True, True, True, False]}
+    assert found == {
+        "guess": [True],
+        "ranges": [True, True, True, True, False],
+        "liar": [True],
+        "tens": [True, True, False, False],
+    }
 
 
 @pytest.mark.parametrize("name", ["guess", "ranges"])
@@ -134,7 +140,89 @@ def test_the_guess_that_recorded_runs_started_from_is_made_of_the_same_games():
     assert digest[:12] == "5c0e8cdfa55e"
 
 
-@pytest.mark.parametrize(("name", "turns"), [("guess", 4), ("ranges", 5)])
+def test_a_liar_lies_as_often_as_the_row_says():
+    game = runpy.run_path(str(GUESS))["Guess"]()
+    told = []
+    for seed in range(200):
+        game.reset({"most": 63, "lies": 0.1}, seed)
+        told += [game.step("0").messages == "lower" for _ in range(7)]
+    assert sum(told) / len(told) == pytest.approx(0.1, abs=0.02)  # 1,400 draws: 2.5 standard errors
+
+
+def test_careless_games_go_on_after_a_lie():
+    example = runpy.run_path(str(GUESS))
+    row = example["prompt_row"](63, lies=0.5)
+    games = [example["careless_game"](f"game {number}", row, 7) for number in range(100)]
+    assert {len(messages) for messages in games} <= {2 * turn for turn in range(1, 8)}
+
+
+def test_the_steps_that_are_left_on_the_grids():
+    example = runpy.run_path(str(GRID))
+    windy, maze = (tuple(example["GAMES"][name]["map"]) for name in ("windy", "maze"))
+    left = example["steps_left"](windy)
+    assert left == {((row, column), key): row + 4 - column for row in range(5) for column in range(5) for key in (0, 1)}
+    # To the key: 35, 34, 33, 32, 31, 21, 11, 12, 13; back to 33; then 43, 53, 54.
+    left = example["steps_left"](maze)
+    assert (left[(4, 2), False], left[(2, 0), True], left[(2, 2), True]) == (8 + 6 + 3, 6 + 3, 3)
+    starts = {left[at, False] for at, key in left if not key and left[at, False] >= 15}
+    assert (min(starts), max(starts)) == (15, 19)
+    game = example["Grid"]()
+    assert {game.reset(example["prompt_row"]("maze"), seed) for seed in range(100)} == {"15", "25", "33", "34", "35"}
+
+
+def test_a_walk_through_the_maze():
+    example = runpy.run_path(str(GRID))
+    game = example["Grid"]()
+    game.reset(example["prompt_row"]("maze"), 0)
+    game.at = (2, 2)
+    assert game.step("r").messages == game.step("?").messages == "33"  # a closed door, and no direction
+    said = [game.step(move) for move in "uulldd"]
+    assert [each.messages for each in said] == ["32", "31", "21", "11", "12", "13 key"]
+    for move in "uurrddr":
+        assert game.step(move).reward == 0
+    assert game.seen() == "43 key"
+    assert game.step("r").messages == "53 key"
+    last = game.step("d")
+    assert last.terminated
+    assert last.reward == 1
+
+
+def test_gusts_push_one_cell_down():
+    example = runpy.run_path(str(GRID))
+    game, row = example["Grid"](), example["prompt_row"]("windy")
+    pushed = []
+    for seed in range(2000):
+        game.reset(row, seed)
+        game.at = (2, 2)
+        pushed.append({"23": 0, "24": 1}[game.step("l").messages])
+    assert sum(pushed) / len(pushed) == pytest.approx(0.2, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["windy", "maze", "corridor"])
+def test_careless_walks_keep_the_rules(name):
+    example = runpy.run_path(str(GRID))
+    row, about = example["prompt_row"](name), example["GAMES"][name]
+    for number in range(100):
+        opening, *texts = example["careless_game"](f"game {number}", row, about["turns"], 0.5)
+        game = example["Grid"]()
+        assert opening["content"] == f"{row['prompt'][0]['content']}\n{game.reset(row, f'game {number}')}"
+        steps = [game.step(turn["content"]) for turn in texts[::2]]
+        assert [step.messages for step in steps[:-1]] == [turn["content"] for turn in texts[1::2]]
+        assert steps[-1].terminated or len(steps) == about["turns"]
+
+
+@pytest.mark.parametrize(("name", "turns"), [("windy", 10), ("maze", 24)])
+def test_the_walks_run(name, turns, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(GRID))["main"](tmp_path, 64, game=name, **FEW)
+    result = run_small(f"examples/{name}", tmp_path, "games.jsonl")
+    for row in result.metrics:
+        assert row["episode/completed"] + row["episode/max_turns"] == pytest.approx(1)
+        assert row["episode/completed"] == pytest.approx(row["score/Grid"])
+        assert 1 <= row["episode/turns"] <= turns
+
+
+@pytest.mark.parametrize(("name", "turns"), [("guess", 4), ("ranges", 5), ("liar", 7)])
 def test_the_guessing_game_runs(name, turns, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     runpy.run_path(str(GUESS))["main"](tmp_path, 64, game=name, **FEW)

@@ -61,6 +61,12 @@ def test_the_right_rule_finds_the_fault(name: str, tmp_path: Path) -> None:
     assert outcome.place in (1, 2), outcome.findings
 
 
+def test_a_frozen_critic_that_adds_to_a_baseline_is_idle_and_not_dead(tmp_path: Path) -> None:
+    found = [each.rule for each in outcome_of(CASES["critic frozen, added to a baseline"], tmp_path).findings]
+    assert "idle_critic" in found
+    assert "dead_critic" not in found
+
+
 def test_a_healthy_run_has_no_serious_finding(tmp_path: Path) -> None:
     assert outcome_of(Case("healthy"), tmp_path).alarms == ()
 

@@ -130,6 +130,12 @@ STEPS: Final = (
 CRITIC: Final = (
     Case("critic frozen", "dead_critic", bug=bugs.critic_frozen),
     Case("value_coef 0", "dead_critic", {"ppo.value_coef": 0.0}),
+    Case(
+        "critic frozen, added to a baseline",
+        "idle_critic",
+        {"ppo.advantage": "reinforce++_critic"},
+        bug=bugs.critic_frozen,
+    ),
     Case("critic frozen, checked", "critic_worse_than_prompt_mean", CHECKED, bug=bugs.critic_frozen),
     Case(
         "critic that sees the prompt alone",

@@ -3,7 +3,8 @@
 python examples/guess/guess.py                  # the model, in runs/guess
 kedge ppo --config examples/guess/run.yaml      # PPO: it learns to halve what is left
 
-`guess.py ranges` makes the model of examples/ranges, where the prompt says how large the number can be.
+`guess.py ranges` makes the model of examples/ranges, where the prompt says how large the number can be, and
+`guess.py liar` that of examples/liar, where one answer in ten is a lie.
 """
 
 import argparse
@@ -16,8 +17,11 @@ import kedge
 GAMES = {
     "guess": {"ranges": (15,), "turns": 4},  # halving what is left finds every number up to 15 in four turns
     "ranges": {"ranges": (3, 7, 15, 31, 63), "turns": 5},  # it finds 31 of the 63 in five
+    "liar": {"ranges": (63,), "turns": 7, "lies": 0.1},
+    "tens": {"ranges": (5, 10, 20, 40), "turns": 4},
 }
-"""By name: the largest numbers, and the turns of a game."""
+"""By name: the largest numbers, the turns of a game, and the share of answers that are lies. No example
+has the tens, on which `bench.preset` chooses settings."""
 CARE = 0.5
 """Share of the demonstrated guesses that heed the answers so far; the others are any number."""
 
@@ -28,24 +32,29 @@ CHAT_TEMPLATE = (
 SIZES = {"hidden_size": 48, "num_layers": 2, "num_heads": 4, "context_length": 64, "initializer_range": 0.05}
 
 
-def prompt_row(most):
-    """The prompt of a game with numbers from 1 to `most`."""
-    return {"prompt": [{"role": "user", "content": f"Guess my number, from 1 to {most}."}], "most": most}
+def prompt_row(most, **more):
+    """The prompt of a game with numbers from 1 to `most`, and further columns."""
+    return {"prompt": [{"role": "user", "content": f"Guess my number, from 1 to {most}."}], "most": most, **more}
 
 
 class Guess:
-    """Says whether the number is higher or lower than a guess; pays 1 when it is found."""
+    """Says whether the number is higher or lower than a guess, or lies; pays 1 when it is found."""
+
+    lies = 0.0
 
     def reset(self, row, seed):
         """Draw a number."""
-        self.secret = random.Random(seed).randint(1, row["most"])
+        self.draw = random.Random(seed)
+        self.secret = self.draw.randint(1, row["most"])
+        self.lies = row.get("lies", 0.0)
 
     def step(self, text):
         """Answer a guess."""
         guess = int(text) if text.isascii() and text.isdigit() else 0
         if guess == self.secret:
             return kedge.Step(reward=1.0, terminated=True)
-        return kedge.Step("higher" if guess < self.secret else "lower")
+        is_lie = self.lies > 0 and self.draw.random() < self.lies
+        return kedge.Step("higher" if (guess < self.secret) != is_lie else "lower")
 
 
 def careless_game(seed, row, turns):
@@ -56,7 +65,8 @@ def careless_game(seed, row, turns):
     low, high = 1, row["most"]
     messages = [*row["prompt"]]
     for _ in range(turns):
-        guess = draw.randint(low, high) if draw.random() < CARE else draw.randint(1, row["most"])
+        heeds = draw.random() < CARE and low <= high  # after a lie, nothing may be left
+        guess = draw.randint(low, high) if heeds else draw.randint(1, row["most"])
         messages.append({"role": "assistant", "content": str(guess)})
         answer = game.step(str(guess))
         if answer.terminated:
@@ -67,20 +77,25 @@ def careless_game(seed, row, turns):
 
 
 def main(folder, num_games=12_000, *, game="guess", **sft):
-    """Train a model of 60,000 parameters on careless games, and write the prompts of new ones."""
+    """Train a model on careless games, and write the prompts of new ones."""
+    about = GAMES[game]
+    more = {name: about[name] for name in ("lies",) if name in about}
+    rows = [prompt_row(most, **more) for most in about["ranges"]]
+    games = [careless_game(f"game {number}", rows[number % len(rows)], about["turns"]) for number in range(num_games)]
+    train_start(folder, games, rows, **sft)
+
+
+def train_start(folder, games, rows, *, sizes=SIZES, **sft):
+    """Train a model of 60,000 parameters on games, each a list of messages, and write 512 prompts."""
     from kedge.models.untrained import save_untrained_llama, train_tokenizer
 
-    rows = [prompt_row(most) for most in GAMES[game]["ranges"]]
-    turns = GAMES[game]["turns"]
-    games = [
-        {"messages": careless_game(f"game {number}", rows[number % len(rows)], turns)} for number in range(num_games)
-    ]
-    texts = [message["content"] for game in games for message in game["messages"]]
+    texts = [message["content"] for game in games for message in game]
     tokenizer = train_tokenizer(texts, vocab_size=400)  # one token for each number and answer
     tokenizer.chat_template = CHAT_TEMPLATE
-    save_untrained_llama(folder / "untrained", tokenizer, **SIZES, seed=0)
+    save_untrained_llama(folder / "untrained", tokenizer, **sizes, seed=0)
     settings = {"preset": "small-cpu", "learning_rate": 4e-3, "num_epochs": 2, **sft}
-    kedge.sft(model=folder / "untrained", demonstrations=games, out=folder / "start", **settings)
+    demonstrations = [{"messages": messages} for messages in games]
+    kedge.sft(model=folder / "untrained", demonstrations=demonstrations, out=folder / "start", **settings)
     prompts = (rows[number % len(rows)] for number in range(512))
     (folder / "games.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in prompts))
 

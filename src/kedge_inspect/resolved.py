@@ -12,6 +12,9 @@ KL_COSTS = ("reward/total", "reward/kl")
 """Metrics that are redundant if the rewards contain no KL: the score of the responses trained on, and 0."""
 
 
+ADDS = "_critic"
+"""End of the advantages in which a critic adds to a baseline, with a fitted weight."""
+
 KINDS = {
     "detached": "shared",
     "readout": "shared",
@@ -39,6 +42,12 @@ def privileged_of(run: RunRecord) -> str:
         return ""
     columns = written["privileged"] if isinstance(written, Mapping) else ["answer"]
     return repr(columns) if isinstance(columns, str) else ", ".join(map(str, columns))
+
+
+def baseline_of(run: RunRecord) -> str:
+    """The advantage without a critic that the critic adds to; empty if it does not add to one."""
+    advantage = _advantage_of(run)
+    return advantage.removesuffix(ADDS) if advantage.endswith(ADDS) else ""
 
 
 def _advantage_of(run: RunRecord) -> str:

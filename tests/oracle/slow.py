@@ -220,6 +220,8 @@ class SlowPpo:
             self.estimate(tokens)
         if use.advantage in WITHOUT_WHITENING:
             self.compare(rows, table)
+        if use.advantage == "reinforce++_critic":
+            self.add_critic(table)
         if use.whiten_advantages is True or (
             use.whiten_advantages == "auto" and use.advantage not in WITHOUT_WHITENING
         ):
@@ -267,7 +269,7 @@ class SlowPpo:
         after = [*[token.value for token in tokens[1:]], 0.0]
         residuals = [t.reward + use.gamma * v - t.value for t, v in zip(tokens, after, strict=True)]
         to_go = [sum(use.gamma**k * tokens[i + k].reward for k in range(number - i)) for i in range(number)]
-        if use.advantage != "gae":
+        if use.advantage not in ("gae", "reinforce++_critic"):
             for token, total in zip(tokens, to_go, strict=True):
                 token.advantage = token.target = total
             return
@@ -295,6 +297,45 @@ class SlowPpo:
                 found = (totals[i] - baseline) / (stdev(group) if self.use.advantage == "grpo" else 1.0)
             for token in table[i]:
                 token.advantage = found
+
+    def add_critic(self, table: list[list[Token]]) -> None:
+        """Leave the score to go, less w times the change of value that GAE takes from it beyond the mean first value.
+
+        Rows 0 and 1 of every four have the w that is fitted on rows 2 and 3, and the reverse; it is 0 unless the w of
+        each of those lowers the other's variance, on balance.
+        """
+        gamma, start = self.use.gamma, fmean(tokens[0].value for tokens in table)
+        plain: list[list[float]] = [
+            [sum(gamma**k * later.reward for k, later in enumerate(tokens[i:])) for i in range(len(tokens))]
+            for tokens in table
+        ]
+        learned = [
+            [x - token.advantage - start for x, token in zip(each, tokens, strict=True)]
+            for each, tokens in zip(plain, table, strict=True)
+        ]
+
+        def of(series: list[list[float]], *quarters: int) -> list[float]:
+            return [x for i, each in enumerate(series) if i % 4 in quarters for x in each]
+
+        def fitted(*quarters: int) -> float:
+            changes = of(learned, *quarters)
+            slope = linear_regression(changes, of(plain, *quarters)).slope if pstdev(changes) > 1e-9 else 0.0
+            return min(1.0, max(0.0, slope))
+
+        def saved(weight: float, quarter: int) -> float:
+            x, change = of(plain, quarter), of(learned, quarter)
+            left = [one - weight * other for one, other in zip(x, change, strict=True)]
+            return len(x) * (pstdev(x) ** 2 - pstdev(left) ** 2)
+
+        weights = [
+            fitted(*quarters)
+            if saved(fitted(quarters[0]), quarters[1]) + saved(fitted(quarters[1]), quarters[0]) > 0
+            else 0.0
+            for quarters in ((2, 3), (0, 1))
+        ]
+        for i, tokens in enumerate(table):
+            for token, x, change in zip(tokens, plain[i], learned[i], strict=True):
+                token.advantage = x - weights[i % 4 // 2] * change
 
     # --- the loss of a minibatch
 

@@ -64,6 +64,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "grpo": {**GROUPS, "learning_rate": 1e-2},  # the KL starts at 0
     "dr-grpo": GROUPS,
     "reinforce++": {},
+    "critic": {"num_prompts": 8, "num_updates": 4},  # until the critic has a weight
     "dapo": {**GROUPS, "num_minibatches": 4},
     "gspo": {**GROUPS, "num_minibatches": 4},
     "cispo": {**GROUPS, "num_minibatches": 4, "learning_rate": 1e-2},  # ratios beyond a clip range
@@ -74,7 +75,7 @@ SIZES: dict[str, dict[str, Any]] = {
 """What is smaller than in each preset; `reward` is what scores, a function unless it is given."""
 
 
-IN_MAKE_TEST = ("ppo", "tldr-n+", "ziegler", "grpo", "dapo", "sao")
+IN_MAKE_TEST = ("ppo", "tldr-n+", "ziegler", "grpo", "critic", "dapo", "sao")
 
 
 @dataclass
@@ -222,6 +223,8 @@ def test_every_update_is_that_of_the_papers_formulas(preset, models, tmp_path, m
             # Explained variance is 1 minus a ratio of about 2, whose rounding depends on the kind of processor.
             assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=2e-5)
         assert distance(weights[update], oracle.weights()) < ROUNDING * config.ppo.learning_rate
+    if preset == "critic":
+        assert max(row["advantage/critic_weight"] for row in rows) > 0.1
     if preset == "sao":  # whose critic changes outside its attention only
         frozen = [name for name in weights[1] if re.search(r"critic\..*\.self_attn\..*_proj", name)]
         assert len(frozen) == 4 * len(oracle.critic.model.layers)

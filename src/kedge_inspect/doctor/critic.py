@@ -11,7 +11,7 @@ from typing import Any
 from kedge_inspect.doctor.rule import SMALLER_STEPS, Direction, Remedy, Symptom, rule, scale, set_to
 from kedge_inspect.doctor.series import MIN_TREND, WINDOW, Series, fmt, read, rose
 from kedge_inspect.record import RunRecord
-from kedge_inspect.resolved import critic_of, is_detached, is_frozen, num_readout_batches
+from kedge_inspect.resolved import baseline_of, critic_of, is_detached, is_frozen, num_readout_batches
 
 BIASED = 1.0
 """Distance of the mean value from the mean return, in standard deviations of the returns, of a critic that has not even
@@ -65,6 +65,10 @@ SMALL = 0.05
 """Standard deviation of the returns at which losses and clips in score units are out of proportion: the squared error
 is 25 times as large, or 400 times as small, as the policy loss."""
 
+IDLE = 0.02
+"""Share of the advantages' variance up to which a critic that adds to a baseline is not worth its passes. A value head
+that explains 0.45 takes away 0.3 to 0.5."""
+
 CRITIC_METRICS = (
     "value/explained_variance",
     "value/mean",
@@ -93,6 +97,11 @@ class _Critic:
 def has_critic(run: RunRecord) -> bool:
     """True if the run has a critic, or its configuration does not say."""
     return critic_of(run) != "none"
+
+
+def relies_on_critic(run: RunRecord) -> bool:
+    """True if the advantages rely on a critic, rather than give it the weight that it deserves."""
+    return has_critic(run) and not baseline_of(run)
 
 
 def trains_critic(run: RunRecord) -> bool:
@@ -165,7 +174,7 @@ def _below_zero(run: RunRecord) -> Symptom | None:
     also=CRITIC_METRICS,
     early=_below_zero,
     updates=MIN_TREND,
-    fits=has_critic,
+    fits=relies_on_critic,
 )
 def dead_critic(run: RunRecord, explained: Series, mean: Series, returns: Series) -> Symptom | None:
     """Seen: `value/explained_variance` is 0.05 or below, or `value/mean` is far from `value/returns_mean`.
@@ -182,7 +191,8 @@ def dead_critic(run: RunRecord, explained: Series, mean: Series, returns: Series
     Serious if the mean is off, the explained variance is below −1 (worse than unrelated values) or the values are
     nearly constant; otherwise a warning from 50 updates on and a note before. A finished run of 3 to 7 updates gets a
     note if its explained variance ends below 0. Skipped once the scores' standard deviation has fallen to a tenth, and
-    in updates whose returns have less than a tenth of the largest standard deviation so far.
+    in updates whose returns have less than a tenth of the largest standard deviation so far. Not for a critic that adds
+    to a baseline; see [idle_critic](#idle_critic).
     """
     critic = _critic(run, explained, mean, returns)
     if critic is None or (critic.explained > USELESS and critic.bias < BIASED):
@@ -270,6 +280,37 @@ def _warm_up(run: RunRecord) -> Iterator[Remedy]:
 
 
 @rule(
+    "The critic tells nothing that its baseline does not, so its weight is near 0, and the advantages are those of a "
+    "run without one. It adds no noise, and costs only its passes.",
+    needs=("advantage/variance_saved",),
+    also=("advantage/critic_weight",),
+    updates=MIN_TREND,
+    fits=lambda run: has_critic(run) and bool(baseline_of(run)),
+)
+def idle_critic(run: RunRecord, saved: Series) -> Symptom | None:
+    """Seen: With `rloo_critic` or `reinforce++_critic` as `ppo.advantage`, `advantage/variance_saved` stays near 0.
+
+    Try: Leave it, since it may still learn; or save its passes with the same advantage without a critic,
+    `ppo.advantage=rloo` or `reinforce++` and `ppo.critic=none`.
+
+    Threshold: At most 2% of the variance late in the run. A note.
+    """
+    if saved.late > IDLE:
+        return None
+    weight = read(run, "advantage/critic_weight")
+    at = f", with a weight of {fmt(weight.late)}" if weight else ""
+    baseline = baseline_of(run)
+    return Symptom(
+        "note",
+        f"the critic takes away {saved.late:.1%} of the advantages' variance{at} ({saved.late_span})",
+        (
+            set_to("ppo.advantage", baseline, why="to save the critic's passes"),
+            set_to("ppo.critic", "none"),
+        ),
+    )
+
+
+@rule(
     "The value clip is narrower than the critic's errors and cuts off their gradient, so the values lag behind the "
     "returns.",
     needs=("value/clip_fraction", *NEEDED),
@@ -285,13 +326,14 @@ def value_clip_binding(
     Try: Raise `ppo.value_clip_range` fivefold.
 
     Threshold: At least half of the values are clipped late in the run. A warning, or serious if the mean value is at
-    least one standard deviation of the returns away from the mean return.
+    least one standard deviation of the returns away from the mean return, and the critic does not just add to a
+    baseline.
     """
     critic = _critic(run, explained, mean, returns)
     if critic is None or clipped.late < BINDING:
         return None
     return Symptom(
-        "serious" if critic.bias >= BIASED else "warning",
+        "serious" if critic.bias >= BIASED and relies_on_critic(run) else "warning",
         f"{clipped.late:.0%} of the values are clipped ({clipped.late_span}); explained variance is "
         f"{fmt(critic.explained)}, and the mean value is {fmt(critic.bias)} standard deviations away from the mean "
         "return",
@@ -448,7 +490,7 @@ def _too_early(run: RunRecord) -> str:
     also=METRICS,
     updates=0,
     stages=("ppo", "evaluate"),
-    fits=_is_checked,
+    fits=lambda run: _is_checked(run) and baseline_of(run) != "rloo",
     lacks=_too_early,
 )
 def critic_worse_than_prompt_mean(run: RunRecord) -> Symptom | None:
@@ -460,7 +502,7 @@ def critic_worse_than_prompt_mean(run: RunRecord) -> Symptom | None:
 
     Threshold: The 95% interval of the difference, over resampled prompts, is below 0 in the last check after update 8
     or later. A note; a warning if the interval of `critic/explained_variance` reaches down to 0, serious if that of
-    `critic/pairs_across` reaches down to chance.
+    `critic/pairs_across` reaches down to chance. Not with `rloo_critic`, whose baseline is that mean.
     """
     check = _last_check(run)
     gain = check and check.get("gain")

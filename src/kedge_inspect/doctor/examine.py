@@ -76,6 +76,7 @@ RULES: tuple[Rule, ...] = (
     critic.value_scale_mismatch,
     critic.value_clip_binding,
     critic.dead_critic,
+    critic.idle_critic,
     critic.critic_worse_than_prompt_mean,
     critic.critic_blind_within_prompts,
     rewards.score_falling,

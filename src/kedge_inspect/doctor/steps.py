@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from kedge_inspect.doctor.critic import HARMFUL, train_critic_less, with_something_to_explain
+from kedge_inspect.doctor.critic import HARMFUL, relies_on_critic, train_critic_less, with_something_to_explain
 from kedge_inspect.doctor.responses import scores_are_constant
 from kedge_inspect.doctor.rule import SMALLER_STEPS, TRAINED, WHY_MISSING, Change, Remedy, Symptom, rule, scale, set_to
 from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, combine, fmt, read, rose, span
@@ -491,9 +491,11 @@ def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Sy
 
 
 def _values(run: RunRecord) -> str:
-    """Describe the damage that the first update did to the values; empty if they still beat unrelated ones."""
+    """Describe the damage that the first update did to the values; empty if they still beat unrelated ones, or have the
+    weight that they deserve.
+    """
     explained = read(run, "value/explained_variance", at_least=NUM_FIRST)
-    if explained is None or explained.values[1] >= HARMFUL:
+    if explained is None or explained.values[1] >= HARMFUL or not relies_on_critic(run):
         return ""
     if explained.updates[1] not in with_something_to_explain(run, explained).updates:
         return ""

@@ -12,6 +12,7 @@ FUNCTION = [{"source": "mine.py:brief", "weight": 1.0, "name": None}]
 JUDGED = [{"source": "runs/reward/model", "weight": 1.0}, {"source": "gold.py:gold", "weight": 0, "name": None}]
 AHEAD = {"rollout.max_staleness": 1, "rollout.engine": "builtin"}
 GROUPS = {"ppo.advantage": "grpo", "ppo.kl_in": "loss", "ppo.aggregation": "sequence", "rollout.num_responses": 8}
+ADDS = {"ppo.advantage": "reinforce++_critic", "ppo.critic": "shared"}
 TAUGHT = {"ppo.reference": "teacher", "reward": []}
 """A run that learns from a teacher alone."""
 NO_SCORES = dict.fromkeys(("reward/score_mean", "reward/score_std", "reward/length_correlation", "score/model"))
@@ -490,6 +491,13 @@ CASES = [
         "note",
         {"value/explained_variance": [-0.98] * 16},
         {"value/explained_variance": [0.06] * 16},
+    ),
+    metrics(
+        "idle_critic",
+        "note",
+        {"advantage/variance_saved": [0.019] * 16, "advantage/critic_weight": [0.1] * 16},
+        {"advantage/variance_saved": [0.021] * 16, "advantage/critic_weight": [0.1] * 16},
+        settings=ADDS,
     ),
     metrics(
         "score_falling",

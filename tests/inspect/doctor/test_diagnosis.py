@@ -476,6 +476,32 @@ def test_a_thawed_critic_is_told_to_train_at_another_rate() -> None:
         assert finding.try_.startswith(first)
 
 
+@pytest.mark.parametrize("advantage", ["rloo_critic", "reinforce++_critic"])
+def test_a_blind_critic_that_adds_to_a_baseline_is_left_alone(advantage: str) -> None:
+    """Its weight is near 0, so that its values are no noise in the advantages, no matter how bad they are."""
+    metrics = {
+        "value/explained_variance": [-600.0] * 16,
+        "value/mean": 9.0,
+        "advantage/variance_saved": [0.0] * 16,
+        "advantage/critic_weight": [0.0] * 16,
+    }
+    settings = {"ppo.advantage": advantage, "ppo.critic": "shared"}
+    [finding] = diagnose(synthetic_run(metrics=metrics, settings=settings))
+    assert (finding.rule, finding.severity) == ("idle_critic", "note")
+    assert finding.seen.startswith("the critic takes away 0.0% of the advantages' variance, with a weight of 0")
+    assert finding.changes == {"ppo.advantage": advantage.removesuffix("_critic"), "ppo.critic": "none"}
+    del settings["ppo.advantage"]
+    assert "dead_critic" in [each.rule for each in diagnose(synthetic_run(metrics=metrics, settings=settings))]
+
+
+def test_the_mean_of_a_group_is_no_rival_of_a_critic_that_adds_to_it() -> None:
+    case = next(case for case in CASES if case.rule == "critic_worse_than_prompt_mean")
+    for advantage, told in ("reinforce++_critic", True), ("rloo_critic", False):
+        section = {**case.faulty.config.get("ppo", {}), "advantage": advantage}
+        run = replace(case.faulty, config={**case.faulty.config, "ppo": section})
+        assert (case.rule in [each.rule for each in diagnose(run)]) is told
+
+
 @pytest.mark.parametrize("critic", ["readout", "frozen"])
 def test_a_critic_without_a_loss_has_no_loss_to_judge(critic: str) -> None:
     """Neither a clip nor a unit."""
