@@ -236,6 +236,28 @@ def test_every_update_is_that_of_the_papers_formulas(preset, models, tmp_path, m
         assert not (tmp_path / "run" / "incidents.jsonl").exists()  # older weights are not a mismatch
 
 
+BY_TURN: dict[str, dict[str, Any]] = {
+    "after the score": {"score_at": "after_last", "gamma": 0.9, "gae_lambda": 0.8, "value_gae_lambda": 0.5},
+    "separate": {"critic": "separate", "ratio": "turn", "clip_range": 1e-3, "num_minibatches": 2, "gamma": 0.7},
+    "to go": {"advantage": "to_go", "gamma": 0.5, "ratio": "turn", "aggregation": "sequence", "clip_range": 1e-3},
+    "whitened": {"whiten_rewards": True, "value_unit": "score", "kl_in": "score", "learning_rate": 3e-4},
+}
+"""Runs in which a response, a single turn, is one action."""
+
+
+@pytest.mark.parametrize("name", BY_TURN)
+def test_every_update_by_turn_is_that_of_the_papers_formulas(name, models, tmp_path, monkeypatch):
+    recorded = record(monkeypatch)
+    config, rows, weights = run_preset("ppo", models, tmp_path / "run", credit="turn", **BY_TURN[name])
+    oracle = oracle_of(config, models, by_model=False)
+    for update, metrics in enumerate(rows, 1):
+        report = oracle.update(update, recorded[update].sampled, recorded[update].orders)
+        steps = zip(recorded[update].steps, report.steps, strict=True)
+        for found, expected in [(metrics, report.figures), *steps]:
+            assert {each: found[each] for each in expected} == pytest.approx(expected, rel=1e-5, abs=2e-5)
+        assert distance(weights[update], oracle.weights()) < ROUNDING * config.ppo.learning_rate
+
+
 def distance(one: Weights, other: Weights) -> float:
     """The largest difference of a weight; of other models, infinite."""
     return max(float((one[name] - other[name]).abs().max()) for name in one) if one.keys() == other.keys() else math.inf

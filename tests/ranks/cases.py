@@ -120,6 +120,11 @@ def episodes(models: Path) -> dict[str, Any]:
     }
 
 
+def turns(models: Path) -> dict[str, Any]:
+    """Episodes with a turn as one action, in advantages and ratios."""
+    return {**episodes(models), "ppo.credit": "turn", "ppo.ratio": "turn", "ppo.clip_range": 1e-3, "ppo.gamma": 0.9}
+
+
 class Counting:
     """Pays vowels, and ends after some turns."""
 
@@ -250,6 +255,7 @@ POLICY_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "idle": idle,
     "recomputed": recomputed,
     "episodes": episodes,
+    "turns": turns,
 }
 
 

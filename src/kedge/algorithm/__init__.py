@@ -2,7 +2,7 @@
 
 In the order of a training step: logprobs · shaping (scores → token rewards, KL) · advantages · group_advantages ·
 control_variate · policy_losses · critic · controllers.
-Data types: experience, prefixes. Reward model: preference. Used by all of them: masking. Evaluation: statistics,
+Data types: experience, prefixes, turns. Reward model: preference. Used by all of them: masking. Evaluation: statistics,
 readout.
 Imports only torch, and jaxtyping and typing_extensions for annotations.
 """
@@ -71,6 +71,7 @@ from kedge.algorithm.shaping import (
     shape_rewards,
     total_scores,
 )
+from kedge.algorithm.turns import Turns
 
 __all__ = [
     "Advantage",
@@ -98,6 +99,7 @@ __all__ = [
     "SurrogateOptions",
     "Tokens",
     "TotalReward",
+    "Turns",
     "ValueLoss",
     "adapt_entropy_coef",
     "adapt_kl_coef_schulman",

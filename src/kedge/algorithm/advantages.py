@@ -46,6 +46,9 @@ class AdvantageInputs(TypedDict, total=False):
 class Advantage(Protocol):
     """The weights Ψ_t of the policy gradient E[Σ_t Ψ_t·∇log π(a_t)], and the critic's targets.
 
+    A step is a token or a turn: its rewards and values are then those of the turn, at its first token, and only first
+    tokens count.
+
     Every estimator has `gamma`, the discount γ of the rewards, in [0, 1].
 
     Source: GAE eq. 1; spec §6.25, §9.
@@ -100,7 +103,7 @@ class GeneralizedAdvantage:
         """See `Advantage`."""
         values = required(inputs, "values")
         use = self.gae_lambda
-        tokens = tokens_of(mask, inputs)
+        tokens = mask & tokens_of(mask, inputs)
         gae_lambda = use(tokens, values.dtype) if isinstance(use, LengthAdaptiveLambda) else use
         found = generalized_advantages(rewards, values, mask, gamma=self.gamma, gae_lambda=gae_lambda)
         return _with_returns(found, rewards, values, mask, self.gamma, self.value_gae_lambda)

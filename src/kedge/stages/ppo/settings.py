@@ -316,6 +316,7 @@ def _estimation_of(config: Config, own: OwnFunctions, *, exact: bool) -> Estimat
         importance_cap=cap,
         importance_band=ppo.importance_band,
         gamma=ppo.gamma,
+        credit=ppo.credit,
         kl_estimator=ppo.kl_estimator,
         kl_scope="sequence" if ppo.kl_in.name == "score" else "token",
         score_at=ppo.score_at,

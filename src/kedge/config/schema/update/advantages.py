@@ -48,11 +48,18 @@ class Advantages(Section):
         "(docs/family.md)",
         text="a function",
     )
+    credit: Literal["token", "turn"] = field(
+        "token",
+        meaning="What is one action: a token, or a turn of the policy in an episode (without an environment, the whole "
+        "response): its reward is the sum over its tokens, its value the one before the first of them, where alone "
+        "the critic is trained, and all its tokens get its advantage. γ and λ are then per turn.",
+        source="token: PPO on single responses; turn: Turn-PPO",
+    )
     gamma: float = field(
         1.0,
         ge=0,
         le=1,
-        meaning="γ: discount per token.",
+        meaning="γ: discount per token, or per turn with ppo.credit=turn.",
         source="Ziegler, Stiennon, InstructGPT, N+",
         too_high="no harm: 1 is right for responses that end",
         too_low="the score at the end hardly reaches early tokens",
@@ -63,8 +70,8 @@ class Advantages(Section):
     ) = field(
         1.0,
         meaning="λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone; {length_adaptive: α}: "
-        "1 − 1/(α·l) for a response of l tokens, stop token included, but at least 0; length_adaptive alone has "
-        "α = 0.05, which gives responses of up to 20 tokens λ = 0.",
+        "1 − 1/(α·l) for a response of l tokens, stop token included, or of l turns with ppo.credit=turn, but at least "
+        "0; length_adaptive alone has α = 0.05, which gives responses of up to 20 tokens λ = 0.",
         source="kedge, measured (bench/study/RESULTS.md): with a value head, 1 is better than 0.95 at equal "
         "tokens on three "
         "tasks of three, and level at equal FLOPs. Ziegler, Stiennon, N+: 0.95; VAPO: length_adaptive, for responses "
