@@ -20,7 +20,7 @@ from torch import Tensor, nn
 BETAS = (0.9, 0.999)
 NEVER = -1e6
 """A finite logit whose probability is 0, so that 0·log 0 is 0."""
-WITHOUT_WHITENING = ("rloo", "grpo", "dr_grpo")
+WITHOUT_WHITENING = ("rloo", "grpo", "dr_grpo", "gigpo")
 
 
 Text = tuple[list[int], list[int]]
@@ -302,7 +302,10 @@ class SlowPpo:
             token.target = target + token.value
 
     def compare(self, rows: Sequence[Row], table: list[list[Token]]) -> None:
-        """A response's score against those of the same prompt: RLOO §2.3, GRPO §4.1.2, Dr. GRPO §3.2."""
+        """A response's score against those of the same prompt: RLOO §2.3, GRPO §4.1.2, Dr. GRPO §3.2; GiGPO eq. 8.
+
+        GiGPO compares them as episodes, and as turns that all begin after the prompt.
+        """
         totals = [tokens[0].advantage for tokens in table]
         for i, row in enumerate(rows):
             others = [totals[j] for j, other in enumerate(rows) if other.group == row.group and j != i]
@@ -310,7 +313,9 @@ class SlowPpo:
             found = 0.0
             if max(group) > min(group):
                 baseline = fmean(others) if self.use.advantage == "rloo" else fmean(group)
-                found = (totals[i] - baseline) / (stdev(group) if self.use.advantage == "grpo" else 1.0)
+                found = (totals[i] - baseline) / (stdev(group) if self.use.advantage in ("grpo", "gigpo") else 1.0)
+            if self.use.advantage == "gigpo":
+                found += self.use.step_weight * found
             for token in table[i]:
                 token.advantage = found
 

@@ -31,6 +31,7 @@ from kedge.algorithm.critic import (
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
 from kedge.algorithm.group_advantages import (
     GreedyBaselineAdvantage,
+    GroupInGroupAdvantage,
     GroupMeanAdvantage,
     LeaveOneOutAdvantage,
     OptimalBaselineAdvantage,
@@ -71,7 +72,7 @@ from kedge.algorithm.shaping import (
     shape_rewards,
     total_scores,
 )
-from kedge.algorithm.turns import Turns
+from kedge.algorithm.turns import Turns, turn_states
 
 __all__ = [
     "Advantage",
@@ -83,6 +84,7 @@ __all__ = [
     "Experience",
     "GeneralizedAdvantage",
     "GreedyBaselineAdvantage",
+    "GroupInGroupAdvantage",
     "GroupMeanAdvantage",
     "HistogramLoss",
     "LeaveOneOutAdvantage",
@@ -128,6 +130,7 @@ __all__ = [
     "token_logprobs_and_entropy",
     "total_scores",
     "truncated_importance_weights",
+    "turn_states",
     "unclipped_policy_loss",
     "within_ratio_band",
 ]

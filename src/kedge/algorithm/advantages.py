@@ -35,12 +35,14 @@ class AdvantageInputs(TypedDict, total=False):
         baseline: score of the greedy response to each row's prompt.
         actions: the counted steps that are tokens of the response; None for all. A slot for a score after the last
             token does not count.
+        states: number of the state in which each turn begins; see `turn_states`.
     """
 
     values: Float[Tensor, "batch time"] | None
     group: Int[Tensor, " batch"] | None
     baseline: Float[Tensor, " batch"] | None
     actions: Bool[Tensor, "batch time"] | None
+    states: Int[Tensor, "batch time"] | None
 
 
 class Advantage(Protocol):

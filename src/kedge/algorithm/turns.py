@@ -1,13 +1,15 @@
-"""Turns of the policy as single actions: sums and means over a turn."""
+"""Turns of the policy as single actions: sums and means over a turn, and the state in which each turn begins."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from kedge.algorithm.experience import Rollout
 from kedge.algorithm.masking import check_same_shape, keep_counted
 
 
@@ -64,3 +66,55 @@ class Turns:
         """Replace each counted entry by the mean of its turn."""
         counts = self.summed(torch.ones_like(x)).clamp(min=1)
         return self.spread(self.summed(x) / counts)
+
+
+def turn_states(rollout: Rollout, starts: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
+    """Number the states in which turns begin, by what the policy has read since its last turn.
+
+    That is the environment's answer; before a first turn, or in a new context without an answer of the policy, it is
+    the whole context. States are equal if these token ids are, and the prompts are of one group.
+
+    Args:
+        rollout: the responses. Without `parents`, each token follows the one that was read before it.
+        starts: True at the first token of each turn.
+
+    Returns:
+        Numbers at the first tokens, −1 elsewhere.
+
+    Source: the anchor states of GiGPO (arXiv 2505.10978) eq. 6.
+    """
+    states = torch.full_like(rollout.response_ids, -1)
+    numbers = dict[tuple[int, ...], int]()
+    for row, (group, prompt_ids, prompt_mask) in enumerate(
+        zip(_list(rollout.group), rollout.prompt_ids, rollout.prompt_mask, strict=True)
+    ):
+        prompt = _list(prompt_ids[prompt_mask])
+        ids = _list(rollout.response_ids[row])
+        is_own = _list(rollout.action_mask[row])
+        parents = _parents(rollout, row)
+        for slot in _list(starts[row].nonzero().flatten()):
+            read: list[int] = []
+            at = parents[slot]
+            while at >= 0 and not is_own[at]:
+                read.append(ids[at])
+                at = parents[at]
+            context = prompt[: len(prompt) + 1 + at] if at < 0 else []
+            key = (group, *context, *reversed(read))
+            states[row, slot] = numbers.setdefault(key, len(numbers))
+    return states
+
+
+def _parents(rollout: Rollout, row: int) -> list[int]:
+    """The slot of the token that was read before each one, as in `Rollout`."""
+    if rollout.parents is not None:
+        return _list(rollout.parents[row])
+    parents: list[int] = []
+    newest = -1
+    for slot, is_read in enumerate(_list(rollout.token_mask[row])):
+        parents.append(newest)
+        newest = slot if is_read else newest
+    return parents
+
+
+def _list(numbers: Tensor) -> list[int]:
+    return cast("list[int]", numbers.tolist())  # pyright: ignore[reportUnknownMemberType]

@@ -15,11 +15,12 @@ from torch.nn.functional import pad
 from kedge.algorithm.advantages import Advantage, AdvantageInputs
 from kedge.algorithm.control_variate import ControlVariateAdvantage
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
+from kedge.algorithm.group_advantages import GroupInGroupAdvantage
 from kedge.algorithm.logprobs import BandOf, truncated_importance_weights, within_ratio_band
 from kedge.algorithm.masking import keep_counted, magnitude_of, magnitude_of_rewards, masked_whiten
 from kedge.algorithm.own import OwnAdvantage
 from kedge.algorithm.shaping import KLEstimator, KLScope, ScoreAt, shape_rewards
-from kedge.algorithm.turns import Turns
+from kedge.algorithm.turns import Turns, turn_states
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
 from kedge.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_passes
 from kedge_base.errors import ConfigError
@@ -256,6 +257,8 @@ def experience_from(
         "baseline": scored.baseline,
         "actions": rollout.action_mask,
     }
+    if isinstance(use.advantage, GroupInGroupAdvantage):
+        inputs["states"] = turn_states(rollout, rollout.action_mask & reward_mask)
     if scored.token_scores is None or use.process_advantage is None:
         credited = rewards
         if rollout.cut_off is not None and _reads_values(use.advantage, values):

@@ -1,8 +1,9 @@
-"""Runs with credit by turn on episodes."""
+"""Runs with credit by turn, and with GiGPO, on episodes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ import torch
 from torch import Tensor
 
 import kedge
+from kedge.algorithm import GroupInGroupAdvantage
 from kedge.algorithm.experience import Experience, Rollout
+from kedge.config import load_config
 from kedge.rollout.player import Episodes
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.result import PpoResult
+from kedge.stages.ppo.settings import advantage_of
 from kedge.stages.ppo.trainer import Trainer
 from tests.rollout.episodes import turns_of
 from tests.stages.ppo.test_ppo import configure, metrics_without_times
@@ -119,3 +123,51 @@ def test_returns_are_discounted_from_turn_to_turn(policy, tmp_path, monkeypatch,
     [*_, last] = metrics_without_times(tmp_path / "run")
     if critic != "readout":
         assert last["value/loss"] > 0
+
+
+def test_the_environments_rewards_are_those_of_gigpos_turns(policy, tmp_path, monkeypatch):
+    """GiGPO by loops over the rooms that were entered."""
+    settings = {"advantage": "gigpo", "num_responses": 4, "num_prompts": 3, "kl_coef": 0.01}
+    result, [experience, *_] = played(policy, tmp_path / "run", monkeypatch, **settings)
+    rollout = experience.rollout
+    assert not any(name.startswith("value/") for row in result.metrics for name in row)
+    steps: dict[tuple[int, tuple[int, ...]], list[float]] = {}
+    totals: dict[int, list[float]] = {}
+    rows = []
+    for row in range(12):
+        rewards, group = paid(experience, row), int(rollout.group[row])
+        totals.setdefault(group, []).append(sum(rewards))
+        last, states = -1, list[tuple[int, ...]]()
+        for turn in turns_of(rollout, row):  # what has been read since the last turn is the room
+            states.append((last >= 0, *rollout.response_ids[row, last + 1 : turn[0]].tolist()))
+            last = turn[-1]
+        for state, value in zip(states, discounted(rewards), strict=True):
+            steps.setdefault((group, state), []).append(value)
+        rows.append((group, sum(rewards), states, discounted(rewards)))
+
+    def compared(value: float, among: list[float]) -> float:
+        return (value - fmean(among)) / stdev(among) if len(among) > 1 and max(among) > min(among) else 0.0
+
+    recurring = 0
+    for row, (group, total, states, returns) in enumerate(rows):
+        for turn, state, value in zip(at_turns(experience.advantages, experience, row), states, returns, strict=True):
+            expected = compared(total, totals[group]) + compared(value, steps[group, state])
+            recurring += len(steps[group, state]) > 1
+            assert turn == pytest.approx([expected] * len(turn), abs=1e-4)
+    assert recurring > 12, "every first turn is in the first room, and others come back to it"
+
+
+def test_gigpo_goes_by_turns_with_its_kl_in_the_loss():
+    group = "rollout.num_responses=2"
+    config = load_config(overrides=["ppo.advantage=gigpo", group])
+    assert (config.ppo.credit, config.ppo.kl_in.name, config.ppo.resolved_critic) == ("turn", "loss", "none")
+    assert not config.ppo.whitens_advantages
+    config = load_config(overrides=["ppo.advantage={gigpo: 0.5}", "ppo.credit=token", group])
+    assert (config.ppo.resolved_credit, config.ppo.estimator) == ("turn", "gigpo")
+    assert load_config(overrides=[]).ppo.resolved_credit == "token"
+
+
+@pytest.mark.parametrize(("weight", "expected"), [("gigpo", 1.0), ({"gigpo": 0.5}, 0.5), ({"gigpo": 0}, 0.0)])
+def test_the_weight_of_gigpos_steps_is_its_parameter(weight, expected):
+    config = load_config(flags={"ppo.advantage": weight, "ppo.gamma": 0.9, "rollout.num_responses": 2})
+    assert advantage_of(config) == GroupInGroupAdvantage(0.9, expected)

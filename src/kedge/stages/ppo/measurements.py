@@ -422,7 +422,7 @@ def _returns_and_values(
     scored = trainer.score(rollout, prompts, "critic check", "reward")
     # Prefixes end within a turn, where nothing is discounted if a turn is one action.
     ppo = trainer.settings.ppo
-    gamma = 1.0 if ppo.credit == "turn" else ppo.gamma
+    gamma = 1.0 if ppo.resolved_credit == "turn" else ppo.gamma
     experience = trainer.evaluate(scored, advantage=RewardToGo(gamma))
     assert experience.values is not None, "a run without a critic is refused"
     known = torch.tensor([score is not None for score in scored.terms.scores])

@@ -12,7 +12,8 @@ class Advantages(Section):
     """Advantages, and groups of responses to the same prompt."""
 
     advantage: (
-        Choice[
+        Choice[Literal["gigpo"], Literal["gigpo"], Annotated[float, Ge(0)]]
+        | Choice[
             Literal[
                 "gae",
                 "monte_carlo",
@@ -40,11 +41,13 @@ class Advantages(Section):
         "tokens of reward precede the value: {n_step: 3}; n_step alone has 5, as A3C. Without: the return (to_go, "
         "total, reinforce++), or the score less a baseline: the mean of the prompt's other responses (rloo), of all of "
         "them (dr_grpo, reinforce++_baseline; grpo divides by their standard deviation), weighted by length (opo), or "
-        "the score of the greedy response (remax). Both: rloo or reinforce++ less w times the critic's change of value "
+        "the score of the greedy response (remax); or that of grpo plus ω times that of a turn among those that began "
+        "in the same state, where the policy had read the same since its last turn: {gigpo: ω}; gigpo alone has 1. "
+        "Both: rloo or reinforce++ less w times the critic's change of value "
         "since the response's start, with the w in [0, 1] that lowers the variance on other prompts, or 0 "
         "(rloo_critic, reinforce++_critic). Or a function (rewards, mask, values=, group=) → (advantages, "
         "returns), `file.py:name`.",
-        source="S0, S3, S4, N+; monte_carlo is S1's reward − V; RLOO, GRPO, Dr. GRPO, REINFORCE++, OPO, ReMax "
+        source="S0, S3, S4, N+; monte_carlo is S1's reward − V; RLOO, GRPO, Dr. GRPO, REINFORCE++, OPO, ReMax, GiGPO "
         "(docs/family.md)",
         text="a function",
     )
@@ -52,7 +55,8 @@ class Advantages(Section):
         "token",
         meaning="What is one action: a token, or a turn of the policy in an episode (without an environment, the whole "
         "response): its reward is the sum over its tokens, its value the one before the first of them, where alone "
-        "the critic is trained, and all its tokens get its advantage. γ and λ are then per turn.",
+        "the critic is trained, and all its tokens get its advantage. γ and λ are then per turn. gigpo is by turn "
+        "whatever is set here.",
         source="token: PPO on single responses; turn: Turn-PPO",
     )
     gamma: float = field(
@@ -92,7 +96,7 @@ class Advantages(Section):
     whiten_advantages: Literal["auto"] | bool = field(
         "auto",
         meaning="Whether the batch's advantages are normalized to mean 0 and variance 1; auto: not for "
-        "rloo, grpo, dr_grpo, remax and opo, as in their papers.",
+        "rloo, grpo, dr_grpo, remax, opo and gigpo, as in their papers.",
         source="S0, S3, Ziegler, N+; the papers of the estimators (docs/family.md)",
     )
     whiten_rewards: bool = field(
