@@ -231,10 +231,11 @@ class Experience:
         ref_logprobs: log probabilities of the same actions under the frozen reference, at the same temperature; None
             without a reference model.
         values: the critic's value of the state before each action; None without a critic.
-        rewards: one number per action: the score at its slot, minus the KL penalty if it is part of the reward.
-        reward_mask: True where rewards, values, advantages and returns count: the actions, and one more slot if the
-            score comes after the last one.
-        advantages: each action's weight in the policy loss, whitened if configured.
+        rewards: one number per action: the score at its slot, minus the KL penalty if it is part of the reward; with
+            credit by turn, the sum over each turn, at its first token.
+        reward_mask: True where rewards, values and returns count: the actions, or with credit by turn the first token
+            of each turn, and one more slot if the score comes after the last one.
+        advantages: each token's weight in the policy loss, whitened if configured.
         returns: the critic's targets, always from unwhitened advantages.
         importance_weights: factor of each action's policy loss, to correct for a sampler whose probabilities differ
             from the trainer's; None for no correction.
