@@ -74,7 +74,7 @@ PPO: Final[dict[str, Any]] = {
     "ppo.kl_coef": 0.0,
     "runtime.num_fixed_prompts": 0,
     "checkpoint.keep_best": "none",
-    "checkpoint.every_minutes": None,
+    "checkpoint.every.minutes": None,
     # Several runs share a card.
     "runtime.micro_batch_tokens": 8192,
     "runtime.activation_checkpointing": True,

@@ -58,7 +58,7 @@ DEMONSTRATIONS: Final = 28_000
 POSTS: Final = 512
 WIDE: Final = 256
 """From this width on, products are in bf16."""
-QUIET: Final = {"runtime.report": False, "checkpoint.every_minutes": None}
+QUIET: Final = {"runtime.report": False, "checkpoint.every.minutes": None}
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ def libraries_page() -> str:
     text = TEXT.read_text(encoding="utf-8")
     for title, rows in LIBRARIES["TRL"].items():
         text = text.replace(f"<!-- table: {title} -->", _counterparts("TRL", rows))
-    for library in ("OpenRLHF", "verl"):
+    for library in ("OpenRLHF", "verl", "verl-agent", "AgileRL"):
         parts = [
             f"### {library}: {title.lower()}\n\n{_counterparts(library, rows)}"
             for title, rows in LIBRARIES[library].items()

@@ -40,6 +40,8 @@ PIECES = "tests/data/test_token_pieces.py"
 TRUNK = "tests/models/packing/test_trunk.py"
 UNUSUAL = "tests/models/test_unusual.py"
 CONTROL = "tests/algorithm/test_control_variate.py"
+CREDIT = "tests/rollout/test_credit.py"
+TURNS = "tests/algorithm/test_turns.py"
 ROWS = "tests/models/packing/test_rows.py"
 SHARING = "tests/models/packing/test_sharing.py"
 OBJECTIVE = "tests/training/test_objective.py"
@@ -791,6 +793,125 @@ MUTATIONS = (
         "response_log_ratios(frozen, mask).unsqueeze(-1)",
         "frozen.sum(-1, keepdim=True)",
         f"{POLICY}::test_gspo_agrees_with_a_loop_over_the_sequences",
+    ),
+    Mutation(
+        "turn-ratio-without-length",
+        "Turns.averaged",
+        "self.summed(x) / counts",
+        "self.summed(x)",
+        f"{TURNS}::test_the_clipped_loss_agrees_with_a_loop_over_the_turns",
+    ),
+    Mutation(
+        "turn-credit-with-a-critic-at-every-token",
+        "experience_from",
+        "        reward_mask = turns.starts\n",
+        "",
+        f"{CREDIT}::test_the_critic_learns_at_first_tokens_and_the_policy_at_all",
+    ),
+    Mutation(
+        "turn-credit-without-the-kl-of-later-tokens",
+        "experience_from",
+        "rewards = turns.summed(rewards)",
+        "rewards = keep_counted(rewards, turns.starts)",
+        f"{CREDIT}::test_advantages_returns_and_what_the_critic_is_trained_at_are_those_of_a_slow_loop",
+    ),
+    Mutation(
+        "turn-credit-without-the-value-of-the-cut",
+        "experience_from",
+        "of_steps(_value_at_cut(rollout, models, reward_mask, gamma=use.gamma))",
+        "_value_at_cut(rollout, models, reward_mask, gamma=use.gamma)",
+        f"{CREDIT}::test_advantages_returns_and_what_the_critic_is_trained_at_are_those_of_a_slow_loop",
+    ),
+    Mutation(
+        "score-slot-as-part-of-the-last-turn",
+        "Turns.of",
+        " | (mask & ~actions)",
+        "",
+        f"{CREDIT}::test_advantages_returns_and_what_the_critic_is_trained_at_are_those_of_a_slow_loop",
+    ),
+    Mutation(
+        "first-turn-only-where-it-is-marked",
+        "Turns.of",
+        "(actions & (actions.cumsum(-1) == 1)) | ",
+        "",
+        f"{CREDIT}::test_one_turn_has_the_total_less_the_value_of_the_prompt_whatever_gamma_and_lambda",
+    ),
+    Mutation(
+        "turn-sums-in-the-order-of-their-terms",
+        "Turns.summed",
+        "keep_counted(x, self.mask).double()",
+        "keep_counted(x, self.mask)",
+        f"{TURNS}::test_sums_do_not_depend_on_the_place_of_their_terms",
+    ),
+    Mutation(
+        "adaptive-lambda-of-turns-by-tokens",
+        "GeneralizedAdvantage.__call__",
+        "mask & tokens_of(mask, inputs)",
+        "tokens_of(mask, inputs)",
+        f"{CREDIT}::test_a_turn_counts_as_one_token_that_is_paid_and_valued_as_the_turn",
+    ),
+    Mutation(
+        "process-rewards-by-token-in-turns",
+        "experience_from",
+        "steps = rollout.action_mask & reward_mask",
+        "steps = rollout.action_mask",
+        f"{CREDIT}::test_a_turn_counts_as_one_token_that_is_paid_and_valued_as_the_turn",
+    ),
+    Mutation(
+        "critic-check-by-turn",
+        "Trainer.evaluate",
+        ', "credit": "token"',
+        "",
+        "tests/stages/ppo/test_critic_check.py::test_returns_to_go_equal_those_of_a_slow_loop",
+    ),
+    Mutation(
+        "readout-of-slots-without-a-return",
+        "Readout.read",
+        "states[mask[mask | self._experience.action_mask[rows]]]",
+        "states[: int(mask.sum())]",
+        "tests/training/test_readout.py::test_the_head_is_the_ridge_regression_of_recent_states_by_hand",
+    ),
+    Mutation(
+        "gigpo-state-with-the-history",
+        "turn_states",
+        "while at >= 0 and not is_own[at]:",
+        "while at >= 0:",
+        f"{TURNS}::test_a_state_is_what_was_read_since_the_last_turn",
+    ),
+    Mutation(
+        "gigpo-states-across-groups",
+        "turn_states",
+        "key = (group, *context",
+        "key = (0, *context",
+        f"{TURNS}::test_groups_and_prompts_keep_states_apart",
+    ),
+    Mutation(
+        "gigpo-new-context-by-its-end",
+        "turn_states",
+        "prompt[: len(prompt) + 1 + at] if at < 0 else []",
+        "[]",
+        f"{TURNS}::test_a_state_is_what_was_read_since_the_last_turn",
+    ),
+    Mutation(
+        "gigpo-discounted-episodes",
+        "GroupInGroupAdvantage.__call__",
+        "GroupMeanAdvantage(scale_by_std=True)",
+        "GroupMeanAdvantage(self.gamma, scale_by_std=True)",
+        f"{TURNS}::test_gigpo_agrees_with_a_loop",
+    ),
+    Mutation(
+        "gigpo-score-slot-as-a-turn",
+        "GroupInGroupAdvantage.__call__",
+        "steps = mask & tokens_of(mask, inputs)",
+        "steps = mask.clone()",
+        f"{TURNS}::test_the_slot_of_the_score_is_no_turn",
+    ),
+    Mutation(
+        "gigpo-rewards-as-process-rewards",
+        "_estimation_of",
+        ' and ppo.estimator != "gigpo"',
+        "",
+        "tests/stages/ppo/test_credit.py::test_the_environments_rewards_are_those_of_gigpos_turns",
     ),
     Mutation(
         "cispo-gradient-through-the-weight",

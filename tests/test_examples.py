@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import kedge
 from kedge.config import load_config
 from kedge.stages.ppo import run_ppo
 from kedge_base.run_folder.record_format import EVALUATIONS_FILE, read_json_lines
@@ -329,3 +330,40 @@ def test_learning_sums_runs(tmp_path, monkeypatch):
     rows = read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)
     assert [(row["update"], len(row["responses"])) for row in rows] == [(0, 3), (1, 3), (2, 3)]
     assert all("final answer" in response["prompt"] for row in rows for response in row["responses"])
+
+
+NOTES = ROOT / "examples/notes/notes.py"
+
+
+def test_a_game_of_notes_is_won_by_noting_the_larger_number():
+    """And by nothing less: the largest number of 16 is seldom the last."""
+    example = runpy.run_path(str(NOTES))
+    won = {"larger": 0, "next": 0}
+    for seed in range(40):
+        for way in won:
+            game = example["Notes"]()
+            note, seen = "0", game.reset({}, seed)
+            for _ in range(example["NUMBERS"]):
+                noted, shown = (int("".join(filter(str.isdigit, part))) for part in seen.split("Next"))
+                note = str(max(noted, shown) if way == "larger" else shown)
+                step = game.step(note)
+                seen = step.context
+            assert step.terminated
+            won[way] += step.reward
+    assert won["larger"] == 40
+    assert won["next"] < 20
+
+
+def test_notes_are_learned(tmp_path):
+    """A small start, and a few updates of it: each turn reads a context of its own."""
+    example = runpy.run_path(str(NOTES))
+    example["main"](tmp_path, num_turns=400, num_epochs=1)
+    rows = read_json_lines(tmp_path / "games.jsonl")
+    settings = {"environment.max_turns": 16, "max_turn_tokens": 3, "max_new_tokens": 400, "kl_coef": 0.0}
+    result = kedge.ppo(
+        model=tmp_path / "start", prompts=rows, environment=example["Notes"], out=tmp_path / "ppo", num_prompts=8,
+        num_updates=2, missing_eos_score=None, **settings,
+    )  # fmt: skip
+    for row in result.metrics:
+        assert row["episode/contexts"] == 16
+        assert row["policy/first_ratio_max"] == pytest.approx(1, abs=1e-3)

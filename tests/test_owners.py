@@ -155,6 +155,7 @@ def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     group = {"num_responses": 2, "num_prompts": 2, "num_updates": 1}
     yield ppo("rloo", length, advantage="rloo", policy_loss="cispo", ratio="sequence", **group)
     yield ppo("rloo-critic", length, advantage="rloo_critic", **group)
+    yield ppo("gigpo", length, advantage="gigpo", ratio="turn", **group)
     yield ppo("opo", length, advantage="opo", policy_loss="double_sided", **group)
     yield ppo("grpo", per_token, advantage="grpo", kl_in="loss", **group)
     yield ppo("remax", length, advantage="remax", num_updates=1)

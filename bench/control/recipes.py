@@ -9,7 +9,7 @@ from typing import Any, Final
 QUIET: Final[Mapping[str, Any]] = {
     "runtime.num_threads": 1,
     "runtime.report": False,
-    "checkpoint.every_minutes": None,
+    "checkpoint.every.minutes": None,
     "checkpoint.keep_best": "none",
 }
 """Of kedge's runs: one thread, and no files that the benchmark does not read."""

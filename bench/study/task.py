@@ -17,7 +17,7 @@ QUIET: Final[Mapping[str, Any]] = {
     "runtime.report": False,
     "runtime.num_samples": 0,
     "runtime.num_fixed_prompts": 0,
-    "checkpoint.every_minutes": None,
+    "checkpoint.every.minutes": None,
     "checkpoint.keep_best": "none",
 }
 """Of every run: one thread, and no files that the study does not read."""

@@ -3,10 +3,10 @@
 NEED_VALUES = ("gae", "monte_carlo", "td", "n_step", "rloo_critic", "reinforce++_critic")
 """The estimators that use a critic."""
 
-NEED_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo", "rloo_critic")
+NEED_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo", "gigpo", "rloo_critic")
 """The estimators that compare the responses to a prompt."""
 
-UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo", "rloo_critic")
+UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo", "gigpo", "rloo_critic")
 """The estimators published without normalization of the advantages over the batch."""
 
 

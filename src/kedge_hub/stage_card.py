@@ -28,6 +28,7 @@ NUM_SAMPLES = 2
 ALGORITHMS = {
     "dr-grpo": "Dr. GRPO",
     "dr_grpo": "Dr. GRPO",
+    "gigpo": "GiGPO",
     "distill": "on-policy distillation",
     "to_go": "PPO without a critic",
     "total": "PPO without a critic",

@@ -134,6 +134,11 @@ class Rows:
         return sum(self.prompts) + sum(self.responses)
 
     @property
+    def num_read_tokens(self) -> int:
+        """The same, since a planned episode has one context."""
+        return self.num_tokens
+
+    @property
     def num_actions(self) -> int:
         """Tokens of the responses."""
         return sum(self.responses)

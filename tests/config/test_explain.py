@@ -91,6 +91,12 @@ def test_another_librarys_argument_is_explained_by_ours() -> None:
     assert text.startswith("eps_clip is OpenRLHF's name; here it is ppo.clip_range.\n")
     assert text.endswith(explain("ppo.clip_range"))
     assert explain("total_episodes").splitlines()[1] == "ppo.num_updates"
+    assert foreign_answer("turn_level_clip") == (
+        "turn_level_clip is AgileRL's name; here it is ppo.ratio: turn for true, with credit by turn; token for false"
+    )
+    assert str(foreign_answer("gigpo.step_advantage_w")).endswith(
+        "verl-agent's name; here it is ppo.advantage={gigpo: 1.0}, ω"
+    )
     none = "trainer.nnodes is verl's name; here there is none: torchrun sets the number of processes."
     assert explain("trainer.nnodes") == none
 

@@ -34,6 +34,7 @@ FORMER = {
     "ppo.critic_check=5 ppo.critic_check_size=[8,2,2]": "ppo.critic_check={every: 5, size: [8,2,2]}",
     "ppo.eval_every=5 ppo.eval_num_prompts=8": "ppo.eval_every={updates: 5, num_prompts: 8}",
     "ppo.value_warmup_updates=5 ppo.value_warmup_until=0.4": "ppo.value_warmup_updates={at_most: 5, until: 0.4}",
+    "checkpoint.every=5 checkpoint.every_minutes=2": "checkpoint.every={updates: 5, minutes: 2}",
     "ppo.ptx_coef=2 ppo.ptx_batch=8": "ppo.ptx_coef={coef: 2, batch: 8}",
     "ppo.critic=separate ppo.freeze_critic=attention": "ppo.critic=frozen_attention",
 }
@@ -72,9 +73,15 @@ def test_a_run_with_the_defaults_of_former_settings_loads(tmp_path: Path) -> Non
         "value_warmup_until": None,
         "ptx_batch": 1,
     }
+    recorded["checkpoint"] |= {"every": None, "every_minutes": 10.0}
     recorded["data"]["rest"] = 0
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(recorded))
     assert load_config(tmp_path / "config.yaml") == Config()
+
+
+def test_a_former_name_without_its_section_works_in_every_stage_that_has_it() -> None:
+    with pytest.warns(FutureWarning, match="every_minutes is now checkpoint.every.minutes"):
+        assert load_config(overrides=["every_minutes=3"], stage="sft").checkpoint.every.minutes == 3
 
 
 @pytest.mark.parametrize(

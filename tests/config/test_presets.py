@@ -231,6 +231,7 @@ def test_how_often_an_algorithm_of_the_family_uses_its_samples() -> None:
         "critic": (1, 4, 1),  # as reinforce++
         "dapo": (16, 1, 16),  # §4.1: 512 × 16 responses, 512 per step
         "gspo": (16, 1, 4),  # §5.1: four minibatches
+        "gigpo": (8, 1, 1),  # verl-agent: 8 episodes per group; its minibatches count turns
         "cispo": (16, 1, 16),  # MiniMax-M1 §3.1: 16 rounds per batch; 16 responses in ScaleRL
         "vapo": (16, 1, 16),  # §5.1: 512 × 16 responses, 512 per step
         "sao": (1, 1, 1),  # §4.1: 128 responses per step, group size 1

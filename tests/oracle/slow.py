@@ -20,7 +20,7 @@ from torch import Tensor, nn
 BETAS = (0.9, 0.999)
 NEVER = -1e6
 """A finite logit whose probability is 0, so that 0·log 0 is 0."""
-WITHOUT_WHITENING = ("rloo", "grpo", "dr_grpo")
+WITHOUT_WHITENING = ("rloo", "grpo", "dr_grpo", "gigpo")
 
 
 Text = tuple[list[int], list[int]]
@@ -40,9 +40,13 @@ class Row:
 
 @dataclass
 class Token:
-    """All that an update freezes about a token, or about the slot after a response's last one."""
+    """All that an update freezes about a token, or about the slot after a response's last one.
+
+    A step has a reward, a value and a target: every token, or the first of a turn that is one action.
+    """
 
     is_action: bool = True
+    is_step: bool = True
     old: float = 0.0
     ref: float = 0.0
     value: float = 0.0
@@ -214,10 +218,18 @@ class SlowPpo:
             mean, std = fmean(token.reward for token in slots), pstdev([token.reward for token in slots])
             for token in slots:
                 token.reward = (token.reward - mean) / std + mean
+        if use.credit == "turn":
+            for tokens in table:
+                self.make_one_action(tokens)
+        steps = [[token for token in tokens if token.is_step] for tokens in table]
+        slots = [token for tokens in steps for token in tokens]
         if self.has_critic and not self.is_started:
-            self.start(table)
-        for tokens in table:
-            self.estimate(tokens)
+            self.start(steps)
+        for tokens, of_row in zip(table, steps, strict=True):
+            self.estimate(of_row)
+            if use.credit == "turn":
+                for token in tokens:
+                    token.advantage = tokens[0].advantage if token.is_action else token.advantage
         if use.advantage in WITHOUT_WHITENING:
             self.compare(rows, table)
         if use.advantage == "reinforce++_critic":
@@ -238,6 +250,12 @@ class SlowPpo:
             returns, errors = [t.target for t in slots], [t.target - t.value for t in slots]
             report.figures["value/explained_variance"] = 1 - pstdev(errors) ** 2 / pstdev(returns) ** 2
         return table
+
+    def make_one_action(self, tokens: list[Token]) -> None:
+        """Turn-PPO: a turn, which a response to a prompt is, has the rewards of all its tokens at the first of them."""
+        first, *others = [token for token in tokens if token.is_action]
+        for token in others:
+            first.reward, token.reward, token.is_step = first.reward + token.reward, 0.0, False
 
     def start(self, table: list[list[Token]]) -> None:
         """A regression of the returns on the values, with a slope that is not negative; the critic is mapped by it."""
@@ -286,7 +304,10 @@ class SlowPpo:
             token.target = target + token.value
 
     def compare(self, rows: Sequence[Row], table: list[list[Token]]) -> None:
-        """A response's score against those of the same prompt: RLOO §2.3, GRPO §4.1.2, Dr. GRPO §3.2."""
+        """A response's score against those of the same prompt: RLOO §2.3, GRPO §4.1.2, Dr. GRPO §3.2; GiGPO eq. 8.
+
+        GiGPO compares them as episodes, and as turns that all begin after the prompt.
+        """
         totals = [tokens[0].advantage for tokens in table]
         for i, row in enumerate(rows):
             others = [totals[j] for j, other in enumerate(rows) if other.group == row.group and j != i]
@@ -294,7 +315,9 @@ class SlowPpo:
             found = 0.0
             if max(group) > min(group):
                 baseline = fmean(others) if self.use.advantage == "rloo" else fmean(group)
-                found = (totals[i] - baseline) / (stdev(group) if self.use.advantage == "grpo" else 1.0)
+                found = (totals[i] - baseline) / (stdev(group) if self.use.advantage in ("grpo", "gigpo") else 1.0)
+            if self.use.advantage == "gigpo":
+                found += self.use.step_weight * found
             for token in table[i]:
                 token.advantage = found
 
@@ -366,6 +389,7 @@ class SlowPpo:
         """Unless it is the score: the returns' standard deviation, at least a tenth of the critic's RMS error."""
         if self.use.value_unit == "score":
             return 1.0
+        table = [[token for token in tokens if token.is_step] for tokens in table]
         returns = [token.target for tokens in table for token in tokens]
         error = math.sqrt(fmean((token.target - token.value) ** 2 for tokens in table for token in tokens))
         size = math.sqrt(fmean(target**2 for target in returns))
@@ -377,7 +401,7 @@ class SlowPpo:
         for row, tokens in zip(rows, table, strict=True):
             now = self.values(row)[: len(tokens)] / unit
             losses.append([])
-            for value, token in zip(now, tokens, strict=True):
+            for value, token in ((value, token) for value, token in zip(now, tokens, strict=True) if token.is_step):
                 old, target = token.value / unit, token.target / unit
                 loss = (value - target) ** 2
                 if (reach := self.use.value_clip_range) is not None:
@@ -393,7 +417,7 @@ class SlowPpo:
             logs = [lp - token.old for lp, token in zip(now, actions, strict=True)]
             ratios = [each.exp() for each in logs]
             losses.append([])
-            if use.ratio == "sequence":  # GSPO eq. 7
+            if use.ratio in ("sequence", "turn"):  # GSPO eq. 7; the response is one turn
                 ratios = [torch.stack(logs).mean().exp()] * len(logs)
             for ratio, lp, token in zip(ratios, now, actions, strict=True):
                 loss, is_cut = self.surrogate(ratio, lp, token.advantage)

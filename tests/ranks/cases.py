@@ -127,6 +127,11 @@ def contexts(models: Path) -> dict[str, Any]:
     return {**settings, "ppo.critic": "separate", "environment.max_turns": 5}
 
 
+def turns(models: Path) -> dict[str, Any]:
+    """Episodes with a turn as one action, in advantages and ratios."""
+    return {**episodes(models), "ppo.credit": "turn", "ppo.ratio": "turn", "ppo.clip_range": 1e-3, "ppo.gamma": 0.9}
+
+
 class Counting:
     """Pays vowels, and ends after some turns."""
 
@@ -258,6 +263,7 @@ POLICY_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "recomputed": recomputed,
     "episodes": episodes,
     "contexts": contexts,
+    "turns": turns,
 }
 
 

@@ -182,7 +182,7 @@ class OneByOne(LanguageLearner):
 def test_an_update_is_that_of_contexts_on_their_own(shares, critic, monkeypatch):
     """Weights and metrics of two epochs in float64, with shared beginnings and without, in several passes."""
     if not shares:
-        monkeypatch.setattr("kedge.models.language.prefix_tree", lambda texts, longest: [])
+        monkeypatch.setattr(Trunk, "shares_up_to", 0)
     models = make_models(critic)
     rollout = forest(models.policy)
     assert rollout.branches
@@ -242,6 +242,9 @@ def test_what_contexts_have_in_common_is_read_once():
     read.clear()
     found = response_logprobs(model, rollout, temperature=1.0)
     assert sum(read) == 400 + 8 * 4
+    assert rollout.num_distinct_tokens == sum(read)
+    assert rollout.row_lengths == [sum(read)]
+    assert rollout.num_read_tokens == 8 * (400 + 4)
     torch.testing.assert_close(found, rollout.logprobs, atol=3e-5, rtol=0)
 
 

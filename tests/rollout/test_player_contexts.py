@@ -8,6 +8,9 @@ import pytest
 
 from kedge.data import Prompt, Rendered
 from kedge.data.tokens import encode_completion
+from kedge.models import LanguageModel
+from kedge.rewards.score import describe_responses
+from kedge.rollout import Sampler
 from kedge.rollout.player import Limits, Player
 from kedge_base.errors import DataError
 from kedge_tasks.environments.client import Environment
@@ -16,7 +19,7 @@ from kedge_tasks.environments.tools import Tools
 from tests.data.test_chat import FAMILIES, R1, Family
 from tests.data.test_turns import stop_of
 from tests.tasks.environments import worlds
-from tests.tiny import tiny_tokenizer
+from tests.tiny import tiny_causal_lm, tiny_tokenizer
 
 CHATML = FAMILIES["chatml"]
 THINKS = Family(R1, "<eos>", ("<A>", "<U>"), add_bos=True)
@@ -220,6 +223,22 @@ def test_where_the_template_drops_thoughts_every_turn_reads_the_conversation_as_
         conversation += [{"role": "assistant", "content": text}, user(reply)]
     assert played.ending == "completed"
     assert len(played.parents) == 2
+
+
+def test_a_reward_function_reads_each_new_context_as_a_whole():
+    """Also one of which every token was read before."""
+    tokenizer = CHATML.tokenizer()
+    model = LanguageModel(tiny_causal_lm("llama", len(tokenizer)), tokenizer)
+    first, other = [user("Hi.")], [user("Ho.")]
+    contexts = [Turn(context=each) for each in (first, first, other)]
+    player = Player(Script(*contexts, Turn(ending="completed")), Limits(9, 90, 4), by_turn=True)
+    player.begin([5], 200, None, tokenizer, [])
+    prompts = [Prompt(Rendered("Go."), ROW)]
+    sampler = Sampler(model, pad_id=0, stop_tokens=[5], max_new_tokens=90)
+    rollout = sampler.generate((), seeds=[1], dialogue=player.episodes(tokenizer, prompts, [0]))
+    [turns] = describe_responses(rollout, prompts, tokenizer).episodes
+    assert [turn["role"] for turn in turns] == ["assistant", "environment"] * 2 + ["assistant"]
+    assert [turn["content"] for turn in turns[1::2]] == [written(first), written(other)]
 
 
 def test_an_agent_that_has_ended_may_pay_each_of_its_calls():

@@ -102,6 +102,16 @@ def test_returns_are_the_discounted_sums_of_what_ppo_would_pay(trained: CriticRe
     assert False in ends
 
 
+def test_returns_by_turn_are_those_of_the_first_tokens(policy: Path, tmp_path: Path) -> None:
+    """A response is one turn, within which nothing is discounted."""
+    for part in parts_of(train(policy, tmp_path / "run", **{"ppo.credit": "turn", "missing_eos_score": None})):
+        assert torch.equal(part.mask, part.rollout.action_mask & (part.rollout.action_mask.cumsum(-1) == 1))
+        for row, num in enumerate(part.rollout.action_mask.sum(-1).tolist()):
+            text = float(part.returns[row, 0]) - num * (num + 1) / 2  # the score of `length`
+            assert text >= 0
+            assert 4 * text == pytest.approx(round(4 * text), abs=1e-4)
+
+
 def test_settings_have_the_values_of_the_first_update(policy: Path, tmp_path: Path) -> None:
     schedules = {"rollout.max_new_tokens": {1: 3, 10: 6}, "ppo.gamma": {1: 0.5, 10: 1.0}}
     more = {"missing_eos_score": None, "schedules": schedules}

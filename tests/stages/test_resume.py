@@ -343,7 +343,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, poli
 
 
 def test_a_run_without_a_checkpoint_starts_over_in_its_folder(tmp_path, policy):
-    settings = {"num_updates": 3, "checkpoint.every_minutes": None}
+    settings = {"num_updates": 3, "checkpoint.every.minutes": None}
     whole, killed = (configure(policy, tmp_path / name, **settings) for name in ("whole", "killed"))
     run_ppo(whole, prompts=PROMPTS, reward=len_of)
     process = fork_context().Process(target=_run_slowly, args=(killed,))

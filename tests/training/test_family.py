@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kedge.algorithm import masked_whiten, shape_rewards
+from kedge.algorithm import Turns, masked_whiten, shape_rewards
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
 from kedge.config import Config, config_from_settings
 from kedge.config.presets import FAMILY
@@ -45,7 +45,13 @@ def experience_of(config: Config) -> Experience:
         kl_estimator=estimation.kl_estimator,
         kl_scope=estimation.kl_scope,
     )
-    advantages, returns = estimation.advantage(rewards, mask, values=VALUES, group=GROUP)
+    turns = Turns.of(None, MASK)
+    if estimation.credit == "turn":
+        rewards, mask = turns.summed(rewards), turns.starts
+    states = torch.where(mask, GROUP[:, None], -1)  # all turns begin after the prompt
+    advantages, returns = estimation.advantage(rewards, mask, values=VALUES, group=GROUP, states=states)
+    if estimation.credit == "turn":
+        advantages = turns.spread(advantages)
     if estimation.whiten_advantages:
         advantages = masked_whiten(advantages, mask)
     ids, rows = torch.full((6, 5), 3), torch.arange(6)
@@ -110,6 +116,18 @@ def grpo(lp: Tensor) -> Tensor:
             step = clipped((lp[i, t] - OLD[i, t]).exp(), advantage, 0.2, 0.2) - 0.04 * kl
             total = total + step / LENGTHS[i]
     return total / 6
+
+
+def gigpo(lp: Tensor) -> Tensor:
+    """Episodes of one turn, compared as episodes and as turns that begin in the same state; verl-agent's loss."""
+    total = torch.zeros(())
+    for i in range(6):
+        advantage = 2 * normalized(i, SCORES.tolist(), std=True)
+        for t in range(LENGTHS[i]):
+            away = REF[i, t] - lp[i, t]
+            kl = away.exp() - away - 1
+            total = total + clipped((lp[i, t] - OLD[i, t]).exp(), advantage, 0.2, 0.2) - 0.01 * kl
+    return total / sum(LENGTHS)
 
 
 def dr_grpo(lp: Tensor) -> Tensor:
@@ -236,6 +254,7 @@ PAPERS = {
     "critic": critic,
     "dapo": dapo,
     "gspo": gspo,
+    "gigpo": gigpo,
     "cispo": cispo,
     "vapo": vapo,
     "sao": sao,

@@ -57,6 +57,7 @@ def examples_of(models: ActorCritic, experience: Experience, weight: float, *, a
     mask = experience.reward_mask
     with torch.no_grad():
         states = models.value_states(experience.rollout, value_after_last=after_last).double()
+    states = states[mask[mask | experience.action_mask]]
     half = second_half(experience.rollout)[:, None].expand(mask.shape)[mask]
     return states, experience.returns[mask].double(), torch.full((len(states),), weight, dtype=torch.float64), half
 
@@ -87,15 +88,15 @@ def by_hand(batches: list[Examples]) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [None, 16])
-@pytest.mark.parametrize("after_last", [False, True])
+@pytest.mark.parametrize(("after_last", "credit"), [(False, "token"), (True, "token"), (True, "turn")])
 def test_the_head_is_the_ridge_regression_of_recent_states_by_hand(
-    micro_batch_tokens: int | None, after_last: bool
+    micro_batch_tokens: int | None, after_last: bool, credit: str
 ) -> None:
     models = models_with_readout()
     score_at = "after_last" if after_last else "last"
     batches: list[Examples] = []
     for scores in (SCORES, SCORES.flip(0)):
-        experience = make_experience(models, scores=scores, score_at=score_at)
+        experience = make_experience(models, scores=scores, score_at=score_at, credit=credit)
         # Of three batches: the one before counts half of the newest.
         batches = [(states, returns, 0.5 * weights, half) for states, returns, weights, half in batches]
         batches.append(examples_of(models, experience, 1.0, after_last=after_last))

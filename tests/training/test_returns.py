@@ -9,6 +9,7 @@ import torch
 
 from kedge.algorithm import explained_variance
 from kedge.algorithm.experience import Rollout
+from kedge.algorithm.readout import ReadoutSums, fit_readout
 from kedge.models import ActorCritic, LanguageModel, ScalarModel
 from kedge.training.supervised.loop import evaluate
 from kedge.training.supervised.returns import (
@@ -88,6 +89,23 @@ def test_the_loss_and_the_explained_variance_are_those_of_a_slow_loop(parts: lis
     assert metrics["eval/explained_variance"] == pytest.approx(expected, abs=1e-4)
     assert set(metrics) == {"eval/loss", "eval/explained_variance"}
     assert measure_explained(loss, rows)["explained_variance"]["value"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_head_is_fitted_to_the_slots_that_count_alone(parts: list[SampledReturns]) -> None:
+    """As with credit by turn, where others have no return."""
+    both, model = SampledReturns.joined(parts), critic("shared")
+    counted = both.mask & (torch.arange(both.mask.shape[1]) % 2 == 0)
+    loss = loss_of(model, replace(both, mask=counted, returns=torch.where(counted, both.returns, -1e6)))
+    states = torch.zeros(*counted.shape, 64)[..., : model.value_states(both.rollout).shape[1]]
+    states[both.mask] = model.value_states(both.rollout).detach()
+    halves = [ReadoutSums.empty(states.shape[-1]) for _ in range(2)]
+    for row, slot in counted.nonzero().tolist():
+        target = both.returns[row, slot].double() - loss.center
+        halves[int(both.rollout.group[row]) % 2].add(states[row, slot][None], target[None])
+    expected = fit_readout(halves)
+    assert fit_head(loss, range(8), micro_batch_tokens=16) == expected.penalty
+    assert model.policy.value_head is not None
+    torch.testing.assert_close(model.policy.value_head.weight[0].double(), expected.weight, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["separate", "shared"])

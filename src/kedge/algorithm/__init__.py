@@ -2,7 +2,7 @@
 
 In the order of a training step: logprobs · shaping (scores → token rewards, KL) · advantages · group_advantages ·
 control_variate · policy_losses · critic · controllers.
-Data types: experience, prefixes. Reward model: preference. Used by all of them: masking. Evaluation: statistics,
+Data types: experience, prefixes, turns. Reward model: preference. Used by all of them: masking. Evaluation: statistics,
 readout.
 Imports only torch, and jaxtyping and typing_extensions for annotations.
 """
@@ -31,6 +31,7 @@ from kedge.algorithm.critic import (
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
 from kedge.algorithm.group_advantages import (
     GreedyBaselineAdvantage,
+    GroupInGroupAdvantage,
     GroupMeanAdvantage,
     LeaveOneOutAdvantage,
     OptimalBaselineAdvantage,
@@ -71,6 +72,7 @@ from kedge.algorithm.shaping import (
     shape_rewards,
     total_scores,
 )
+from kedge.algorithm.turns import Turns, turn_states
 
 __all__ = [
     "Advantage",
@@ -82,6 +84,7 @@ __all__ = [
     "Experience",
     "GeneralizedAdvantage",
     "GreedyBaselineAdvantage",
+    "GroupInGroupAdvantage",
     "GroupMeanAdvantage",
     "HistogramLoss",
     "LeaveOneOutAdvantage",
@@ -98,6 +101,7 @@ __all__ = [
     "SurrogateOptions",
     "Tokens",
     "TotalReward",
+    "Turns",
     "ValueLoss",
     "adapt_entropy_coef",
     "adapt_kl_coef_schulman",
@@ -126,6 +130,7 @@ __all__ = [
     "token_logprobs_and_entropy",
     "total_scores",
     "truncated_importance_weights",
+    "turn_states",
     "unclipped_policy_loss",
     "within_ratio_band",
 ]

@@ -35,16 +35,21 @@ class AdvantageInputs(TypedDict, total=False):
         baseline: score of the greedy response to each row's prompt.
         actions: the counted steps that are tokens of the response; None for all. A slot for a score after the last
             token does not count.
+        states: number of the state in which each turn begins; see `turn_states`.
     """
 
     values: Float[Tensor, "batch time"] | None
     group: Int[Tensor, " batch"] | None
     baseline: Float[Tensor, " batch"] | None
     actions: Bool[Tensor, "batch time"] | None
+    states: Int[Tensor, "batch time"] | None
 
 
 class Advantage(Protocol):
     """The weights Ψ_t of the policy gradient E[Σ_t Ψ_t·∇log π(a_t)], and the critic's targets.
+
+    A step is a token or a turn: its rewards and values are then those of the turn, at its first token, and only first
+    tokens count.
 
     Every estimator has `gamma`, the discount γ of the rewards, in [0, 1].
 
@@ -100,7 +105,7 @@ class GeneralizedAdvantage:
         """See `Advantage`."""
         values = required(inputs, "values")
         use = self.gae_lambda
-        tokens = tokens_of(mask, inputs)
+        tokens = mask & tokens_of(mask, inputs)
         gae_lambda = use(tokens, values.dtype) if isinstance(use, LengthAdaptiveLambda) else use
         found = generalized_advantages(rewards, values, mask, gamma=self.gamma, gae_lambda=gae_lambda)
         return _with_returns(found, rewards, values, mask, self.gamma, self.value_gae_lambda)

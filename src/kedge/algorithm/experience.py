@@ -27,7 +27,7 @@ from torch.nn.functional import pad
 
 from kedge.algorithm.logprobs import Mismatch, sampler_mismatch
 from kedge.algorithm.masking import check_same_shape
-from kedge.algorithm.prefixes import Pieces, prefix_tree, repeated_tokens
+from kedge.algorithm.prefixes import Contexts, Pieces, prefix_tree, repeated_tokens
 from kedge.algorithm.shaping import total_scores
 from kedge_base.errors import ShapeError
 
@@ -128,9 +128,24 @@ class Rollout:
         """Number of tokens in the batch that a model reads, including prompts."""
         return int(self.prompt_mask.sum() + self.token_mask.sum())
 
+    @property
+    def num_read_tokens(self) -> int:
+        """`num_tokens`, counting those that several contexts of an episode have in common for each of them."""
+        return sum(map(len, self.contexts(self.action_mask).paths)) if self.branches else self.num_tokens
+
     @cached_property
     def row_lengths(self) -> list[int]:
         """Number of tokens in each row that a model reads at most, including the prompt."""
+        if self.branches:
+            contexts = self.contexts(self.action_mask, privileged=True)
+            by_row: list[list[int]] = [[] for _ in range(self.num_responses)]
+            for path, row in enumerate(contexts.rows):
+                by_row[row].append(path)
+            return [
+                sum(len(contexts.paths[path]) for path in paths)
+                - repeated_tokens([contexts.pieces[path] for path in paths])
+                for paths in by_row
+            ]
         lengths = self.for_critic.prompt_mask.sum(-1) + self.token_mask.sum(-1)
         return cast("list[int]", lengths.tolist())  # pyright: ignore[reportUnknownMemberType]
 
@@ -149,6 +164,9 @@ class Rollout:
     @cached_property
     def num_distinct_tokens(self) -> int:
         """Count the tokens of all rows, counting shared tokens once."""
+        if self.branches:
+            contexts = self.contexts(self.action_mask)
+            return sum(map(len, contexts.paths)) - repeated_tokens(contexts.pieces)
         return self.num_tokens - repeated_tokens(self.prompts)
 
     @cached_property
@@ -163,6 +181,26 @@ class Rollout:
             return False
         slots = torch.arange(self.parents.shape[1], device=self.parents.device)
         return bool(((self.parents != slots - 1) & self.token_mask).any())
+
+    def contexts(self, slots: Bool[Tensor, "batch time"], *, privileged: bool = False) -> Contexts:
+        """What was read before some slots of episodes. What comes after the last action follows it.
+
+        Args:
+            slots: The slots.
+            privileged: Put each row's privileged tokens after what a context has of the prompt.
+        """
+        assert self.parents is not None
+        contexts = Contexts([], [], [])
+        prompts = _unpadded(self.prompt_ids, self.prompt_mask)
+        added: list[list[int]] = [[] for _ in prompts]
+        if privileged and self.privileged_ids is not None and self.privileged_mask is not None:
+            added = _unpadded(self.privileged_ids, self.privileged_mask)
+        tables = (self.response_ids, self.parents, self.action_mask, slots)
+        rows = zip(prompts, added, *(cast("Any", table).tolist() for table in tables), strict=True)
+        for row, (prompt, more, ids, parents, own, asked) in enumerate(rows):
+            ends = [parents[slot] if own[slot] else slot - 1 for slot, asks in enumerate(asked) if asks]
+            contexts.add(row, prompt, ids, parents, ends, more)
+        return contexts
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by field, without missing optional ones."""
@@ -193,10 +231,11 @@ class Experience:
         ref_logprobs: log probabilities of the same actions under the frozen reference, at the same temperature; None
             without a reference model.
         values: the critic's value of the state before each action; None without a critic.
-        rewards: one number per action: the score at its slot, minus the KL penalty if it is part of the reward.
-        reward_mask: True where rewards, values, advantages and returns count: the actions, and one more slot if the
-            score comes after the last one.
-        advantages: each action's weight in the policy loss, whitened if configured.
+        rewards: one number per action: the score at its slot, minus the KL penalty if it is part of the reward; with
+            credit by turn, the sum over each turn, at its first token.
+        reward_mask: True where rewards, values and returns count: the actions, or with credit by turn the first token
+            of each turn, and one more slot if the score comes after the last one.
+        advantages: each token's weight in the policy loss, whitened if configured.
         returns: the critic's targets, always from unwhitened advantages.
         importance_weights: factor of each action's policy loss, to correct for a sampler whose probabilities differ
             from the trainer's; None for no correction.
@@ -311,6 +350,10 @@ def check_masks(rollout: Rollout) -> None:
         row = int(broken.any(0).int().argmax())
         fault = "has no action: an empty response" if empty[row] else "has an action outside token_mask"
         raise ShapeError(f"row {row} of the rollout {fault}")
+
+
+def _unpadded(ids: Int[Tensor, "batch width"], mask: Bool[Tensor, "batch width"]) -> list[list[int]]:
+    return [cast("Any", row[counted]).tolist() for row, counted in zip(ids, mask, strict=True)]
 
 
 def _tensors(batch: Rollout | Experience) -> dict[str, Tensor]:

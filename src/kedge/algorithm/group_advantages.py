@@ -21,6 +21,7 @@ from kedge.algorithm.advantages import (
     total_reward,
 )
 from kedge.algorithm.masking import check_counted, check_same_shape, keep_counted, rounding_of
+from kedge_base.errors import ShapeError
 
 Comparison = Callable[[Float[Tensor, "responses steps"], Bool[Tensor, "responses steps"]], Tensor]
 """Compares the numbers of one group: one row per response; float64."""
@@ -101,6 +102,47 @@ class GreedyBaselineAdvantage:
         check_same_shape(baseline=baseline, mask_without_time=mask[:, 0])
         compared = total_reward(to_go, mask) - baseline.to(to_go.dtype).unsqueeze(-1)
         return Advantages(keep_counted(compared.expand_as(to_go), mask), to_go)
+
+
+@dataclass(frozen=True)
+class GroupInGroupAdvantage:
+    """A_t = A_i + ω·A(G_t): GRPO's advantage of the episode, and that of a turn among turns in the same state.
+
+    A_i is from the episode's undiscounted rewards. A(G_t) compares the discounted return from the turn on with those of
+    all turns that began in the same state, of any episode to the prompt; it is 0 where no other one did. Both are
+    divided by their standard deviation.
+
+    Args:
+        gamma: γ per turn, of the returns from a turn on.
+        step_weight: ω.
+
+    Source: GiGPO (arXiv 2505.10978) eq. 3 to 8; spec §9.
+    """
+
+    gamma: float
+    step_weight: float = 1.0
+    needs: ClassVar[Need | None] = "group"
+
+    @torch.no_grad()
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
+        """See `Advantage`."""
+        states = inputs.get("states")
+        if states is None:
+            raise ShapeError("the advantage needs states, got None; number the states in which turns begin")
+        episode = GroupMeanAdvantage(scale_by_std=True)(rewards, mask, **inputs).advantages
+        to_go = reward_to_go(rewards, mask, self.gamma)
+        steps = mask & tokens_of(mask, inputs)
+        _, place, visits = cast(
+            "tuple[Tensor, Tensor, Tensor]",
+            states[steps].unique(return_inverse=True, return_counts=True),  # pyright: ignore[reportUnknownMemberType]
+        )
+        steps = steps.masked_scatter(steps, visits[place] > 1)
+        returns = to_go[steps].unsqueeze(-1)
+        compared = torch.zeros_like(to_go)
+        if returns.numel():
+            every = torch.ones_like(returns, dtype=torch.bool)
+            compared[steps] = _by_group(returns, every, states[steps], _standardized).to(rewards).squeeze(-1)
+        return Advantages(episode + self.step_weight * compared, to_go)
 
 
 @dataclass(frozen=True)

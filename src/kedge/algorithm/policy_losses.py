@@ -1,7 +1,7 @@
 """Policy losses: PPO's clipped surrogate, the unclipped and KL-penalty surrogates of the same paper, CISPO and masking.
 
 Each is a formula on the same prepared `Tokens`, where ρ = exp(logprobs − old_logprobs) is the ratio of single tokens,
-or of whole responses as in GSPO; see `Ratio`.
+or of whole responses or turns as in GSPO; see `Ratio`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from kedge.algorithm.masking import (
     keep_counted,
 )
 from kedge.algorithm.own import function_name, own_values
+from kedge.algorithm.turns import Turns
 from kedge_base.errors import ConfigError, ShapeError
 
 
@@ -61,15 +62,18 @@ def named_surrogate(
     return surrogates[name]
 
 
-Ratio = Literal["token", "sequence"]
-"""Definition of ρ: each token's own ratio, or the geometric mean of the ratios of all counted tokens of its response.
+Ratio = Literal["token", "sequence", "turn"]
+"""Definition of ρ: each token's own ratio, or the geometric mean of the ratios of all counted tokens of its response,
+or of its turn.
 
 sequence:  ρ_t = exp(log π_t − sg(log π_t) + sg(1/n·Σ_k (log π_k − log π_old,k)))
 
-The value is the same at all tokens of a response, and the gradient at token t is ρ·∇log π_t. With the aggregation
-`sequence` that is the gradient of the clipped mean ratio itself.
+The mean is over the tokens k of the response, or with `turn` over those of the turn. The value is the same at all of
+them, and the gradient at token t is ρ·∇log π_t. With the aggregation `sequence`, that of a response is the gradient of
+the clipped mean ratio itself.
 
-Source: GSPO (arXiv 2507.18071) eq. 7 (the ratio), eq. 13 and 14 (the form per token).
+Source: GSPO (arXiv 2507.18071) eq. 7 (the ratio), eq. 13 and 14 (the form per token); by turn: ST-PPO (arXiv
+2511.20718) eq. 4.
 """
 
 # exp(20) is half a billion: a larger ratio only occurs if something is broken, and an overflow to inf would make the
@@ -82,11 +86,13 @@ class SurrogateOptions(Averaging, total=False):
 
     Attributes:
         ratio: the kind of ρ, `token` by default; see `Ratio`.
+        turn_starts: True at the first token of each turn, for the ratio `turn`; None if a response is one turn.
         importance_weights: factor of each token's loss, e.g. from `truncated_importance_weights`.
         kl: KL(π_old‖π) of the distribution at each token, nats; differentiable. None to estimate it from the tokens.
     """
 
     ratio: Ratio
+    turn_starts: Bool[Tensor, "*batch time"] | None
     importance_weights: Float[Tensor, "*batch time"] | None
     kl: Float[Tensor, "*batch time"] | None
 
@@ -154,6 +160,7 @@ class Tokens:
         mask: Bool[Tensor, "*batch time"],
         *,
         ratio: Ratio = "token",
+        turn_starts: Bool[Tensor, "*batch time"] | None = None,
         importance_weights: Float[Tensor, "*batch time"] | None = None,
         kl: Float[Tensor, "*batch time"] | None = None,
         **averaging: Unpack[Averaging],
@@ -166,6 +173,7 @@ class Tokens:
             advantages: frozen.
             mask: True = counts.
             ratio: see `SurrogateOptions`.
+            turn_starts: see `SurrogateOptions`.
             importance_weights: see `SurrogateOptions`.
             kl: see `SurrogateOptions`.
             **averaging: see `aggregate`.
@@ -183,7 +191,7 @@ class Tokens:
         log_rho = log_ratio
         if ratio != "token":
             check_choice("ratio", ratio, Ratio)
-            log_rho = _of_sequences(log_ratio, mask)
+            log_rho = _of_turns(log_ratio, mask, turn_starts) if ratio == "turn" else _of_sequences(log_ratio, mask)
         return cls(
             logprobs=logprobs,
             log_ratio=log_ratio,
@@ -233,6 +241,12 @@ def _of_sequences(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """The logarithm of ρ with the ratio `sequence`; see `Ratio`."""
     frozen = log_ratio.detach()
     return log_ratio - frozen + response_log_ratios(frozen, mask).unsqueeze(-1)
+
+
+def _of_turns(log_ratio: Tensor, mask: Tensor, turn_starts: Tensor | None) -> Tensor:
+    """The logarithm of ρ with the ratio `turn`; see `Ratio`."""
+    frozen = log_ratio.detach()
+    return log_ratio - frozen + Turns.of(turn_starts, mask).averaged(frozen)
 
 
 Surrogate = Callable[[Tokens], PolicyLoss]
@@ -371,8 +385,8 @@ def own_policy_loss(tokens: Tokens, *, function: Callable[[Tensor, Tensor], obje
 
     loss = aggregate f(log π − log π_old, A)
 
-    With `ratio=sequence`, the log ratios are those of the responses. Masked slots are 0 in both arguments, which are
-    copies.
+    With another `ratio` than `token`, the log ratios are those of the responses or turns. Masked slots are 0 in both
+    arguments, which are copies.
 
     Raises:
         ShapeError: the function returns a different shape, or a loss without a gradient.

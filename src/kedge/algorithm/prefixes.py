@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import TypeAlias
 
@@ -47,6 +49,62 @@ def prefix_tree(texts: Sequence[tuple[int, ...]], *, longest: int) -> list[Piece
         children = groupby(group, key=lambda text, common=common: text[common : common + 1])
         open_ends += [(list(child), before, read) for _, child in children]
     return [pieces[text] for text in texts]
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """What the tokens of episodes follow, as texts that share what they begin with.
+
+    Attributes:
+        paths: Token ids of contexts that are not part of a longer one.
+        rows: The episode of each path.
+        states: For each token that was asked for, the path of its context, and the place of its last token there.
+    """
+
+    paths: list[list[int]]
+    rows: list[int]
+    states: list[tuple[int, int]]
+
+    @cached_property
+    def pieces(self) -> list[Pieces]:
+        """The pieces that the paths begin with in common."""
+        return prefix_tree([*map(tuple, self.paths)], longest=max(map(len, self.paths), default=0))
+
+    def add(
+        self,
+        row: int,
+        prompt: Sequence[int],
+        ids: Sequence[int],
+        parents: Sequence[int],
+        ends: Sequence[int],
+        added: Sequence[int] = (),
+    ) -> None:
+        """Add contexts of an episode.
+
+        Args:
+            row: Its number.
+            prompt: Its opening.
+            ids: The tokens after it.
+            parents: The slot of the token that each of them follows; see `Rollout.parents`.
+            ends: The slots in which the contexts end.
+            added: Tokens that follow what a context has of the opening.
+        """
+        places: dict[int, tuple[int, int]] = {}
+        for end in sorted(set(ends), reverse=True):  # the longer ones first
+            if end in places:
+                continue
+            path: list[int] = []
+            slot = end
+            while slot >= 0:
+                path.append(slot)
+                slot = parents[slot]
+            path.reverse()
+            begin = [*prompt[: len(prompt) + slot + 1], *added]
+            for place, each in enumerate([slot, *path], start=len(begin) - 1):
+                places.setdefault(each, (len(self.paths), place))
+            self.paths.append([*begin, *(ids[each] for each in path)])
+            self.rows.append(row)
+        self.states.extend(places[end] for end in ends)
 
 
 def repeated_tokens(pieces: Iterable[Pieces]) -> int:

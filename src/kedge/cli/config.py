@@ -52,8 +52,8 @@ def explain_field(
     field: Annotated[
         str,
         typer.Argument(
-            help="A field or section, e.g. ppo.clip_range; an argument of TRL, OpenRLHF or verl; or a word. Lists the "
-            "sections if omitted."
+            help="A field or section, e.g. ppo.clip_range; an argument of TRL, OpenRLHF, verl, verl-agent or "
+            "AgileRL; or a word. Lists the sections if omitted."
         ),
     ] = "",
 ) -> None:

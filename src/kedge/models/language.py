@@ -19,7 +19,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kedge.algorithm.critic import Bins
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs, Rollout
 from kedge.algorithm.logprobs import token_logprobs_and_entropy
-from kedge.algorithm.prefixes import prefix_tree
 from kedge.algorithm.readout import ReadoutSums
 from kedge.models.adapters import Adapter
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values, scale_head
@@ -307,7 +306,10 @@ class _Reading:
             last = (last + 1).clamp(max=len(columns) - 1)
             slots = mask | (columns == last)
         if rollout.branches:
-            rows, states = _paths(rollout, slots, privileged=privileged)
+            contexts = rollout.contexts(slots, privileged=privileged)
+            rows = TokenRows.of(contexts.paths, mask.device, contexts.pieces)
+            starts = rows.starts
+            states = torch.tensor([starts[path] + place for path, place in contexts.states], device=mask.device)
             return cls(rows, states, slots, mask, rollout.response_ids[mask])
         ids = torch.cat([rollout.prompt_ids, rollout.response_ids[:, :-1]], dim=1)
         read = torch.cat([rollout.prompt_mask, (rollout.token_mask & (columns < last))[:, :-1]], dim=1)
@@ -347,55 +349,6 @@ def response_logprobs(
             partial(token_logprobs_and_entropy, temperature=temperature), hidden, reading.actions
         )
     return reading.pad(logprobs, reading.action_mask)
-
-
-def _paths(
-    rollout: Rollout, slots: Bool[Tensor, "batch time"], *, privileged: bool
-) -> tuple[TokenRows, Int[Tensor, " slots"]]:
-    """The contexts of episodes with several, as rows that share what they begin with, and the state of each slot.
-
-    A slot's context is the path of parents from it. Each path that is not part of a longer one becomes a row.
-
-    Args:
-        rollout: The episodes.
-        slots: The slots to evaluate.
-        privileged: Put each row's privileged tokens after what a context has of the prompt.
-    """
-    paths: list[list[int]] = []
-    states: list[tuple[int, int]] = []
-    prompts = _unpadded(rollout.prompt_ids, rollout.prompt_mask)
-    added: list[list[int]] = [[] for _ in prompts]
-    if privileged and rollout.privileged_ids is not None and rollout.privileged_mask is not None:
-        added = _unpadded(rollout.privileged_ids, rollout.privileged_mask)
-    assert rollout.parents is not None
-    tables = (rollout.response_ids, rollout.parents, rollout.action_mask, slots)
-    rows = zip(prompts, added, *(table.tolist() for table in tables), strict=True)
-    for prompt, more, ids, parents, own, asked in rows:
-        # What comes after the last action follows it, whatever was read then.
-        ends = [parents[slot] if own[slot] else slot - 1 for slot, asks in enumerate(asked) if asks]
-        places: dict[int, tuple[int, int]] = {}
-        for end in sorted(set(ends), reverse=True):
-            if end in places:
-                continue
-            path: list[int] = []
-            slot = end
-            while slot >= 0:
-                path.append(slot)
-                slot = parents[slot]
-            path.reverse()
-            begin = [*prompt[: len(prompt) + slot + 1], *more]
-            for place, each in enumerate([slot, *path], start=len(begin) - 1):
-                places.setdefault(each, (len(paths), place))
-            paths.append([*begin, *(ids[each] for each in path)])
-        states += [places[end] for end in ends]
-    pieces = prefix_tree([*map(tuple, paths)], longest=max(map(len, paths)))
-    read = TokenRows.of(paths, rollout.response_ids.device, pieces)
-    starts = read.starts
-    return read, torch.tensor([starts[path] + place for path, place in states], device=read.ids.device)
-
-
-def _unpadded(ids: Int[Tensor, "batch width"], mask: Bool[Tensor, "batch width"]) -> list[list[int]]:
-    return [row[counted].tolist() for row, counted in zip(ids, mask, strict=True)]
 
 
 class ActorCritic(nn.Module):

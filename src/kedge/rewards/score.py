@@ -191,7 +191,8 @@ def describe_responses(
     if rollout.rewards is not None or not torch.equal(rollout.token_mask, rollout.action_mask):
         own = _unpadded(rollout.action_mask, rollout.token_mask)
         stops = {ids[-1] for ids, ended in zip(response_ids, stopped, strict=True) if ended}
-        turns = [_turns(tokenizer, *row, stops) for row in zip(response_ids, own, strict=True)]
+        read: Sequence[Mapping[int, list[int]]] = _new_contexts(rollout) if rollout.branches else [{}] * len(own)
+        turns = [_turns(tokenizer, *row, stops) for row in zip(response_ids, own, read, strict=True)]
     return Responses(
         prompts=texts,
         completions=[continuation(tokenizer, *ids) for ids in zip(prompt_ids, text_ids, strict=True)],
@@ -208,18 +209,53 @@ def describe_responses(
 
 
 def _turns(
-    tokenizer: PreTrainedTokenizerBase, ids: list[int], own: Sequence[bool], stops: Collection[int]
+    tokenizer: PreTrainedTokenizerBase,
+    ids: list[int],
+    own: Sequence[bool],
+    contexts: Mapping[int, list[int]],
+    stops: Collection[int],
 ) -> list[dict[str, str]]:
-    """Split a response into messages: the policy's turns, without their stop tokens, and the messages in between."""
+    """Split a response into messages: the policy's turns, without their stop tokens, and what it read in between.
+
+    Args:
+        tokenizer: The policy's.
+        ids: The response.
+        own: True for the policy's tokens.
+        contexts: Where a turn has read a new context: the whole of it, by the place of the turn's first token.
+        stops: The tokens that end a turn.
+    """
     turns: list[dict[str, str]] = []
     start = 0
     for end in range(1, len(ids) + 1):
         has_stopped = own[end - 1] and ids[end - 1] in stops  # the policy's next turn may follow immediately
-        if has_stopped or end == len(ids) or own[end] != own[end - 1]:
+        if has_stopped or end == len(ids) or own[end] != own[end - 1] or end in contexts:
             text = continuation(tokenizer, ids[:start], ids[start : end - has_stopped])
-            turns.append({"role": "assistant" if own[start] else "environment", "content": text})
+            if own[start] or end not in contexts:
+                turns.append({"role": "assistant" if own[start] else "environment", "content": text})
+            if end in contexts:
+                turns.append({"role": "environment", "content": str(tokenizer.decode(contexts[end]))})
             start = end
     return turns
+
+
+def _new_contexts(rollout: Rollout) -> list[dict[int, list[int]]]:
+    """What turns have read that do not go on after the turn before them, by the place of their first token."""
+    assert rollout.turn_starts is not None
+    assert rollout.parents is not None
+    contexts = rollout.contexts(rollout.turn_starts)
+    states = iter(contexts.states)
+    found: list[dict[int, list[int]]] = []
+    for starts, parents in zip(rollout.turn_starts.tolist(), rollout.parents.tolist(), strict=True):
+        new: dict[int, list[int]] = {}
+        jumps = [slot for slot, parent in enumerate(parents) if parent != slot - 1]
+        before = 0
+        for slot in (slot for slot, is_start in enumerate(starts) if is_start):
+            path, place = next(states)
+            if any(before < jump <= slot for jump in jumps):
+                new[slot] = contexts.paths[path][: place + 1]
+            before = slot
+        found.append(new)
+    return found
 
 
 def _before_last(prompt: str, turns: Sequence[Mapping[str, str]]) -> str:

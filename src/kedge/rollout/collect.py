@@ -15,10 +15,12 @@ from torch.nn.functional import pad
 from kedge.algorithm.advantages import Advantage, AdvantageInputs
 from kedge.algorithm.control_variate import ControlVariateAdvantage
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
+from kedge.algorithm.group_advantages import GroupInGroupAdvantage
 from kedge.algorithm.logprobs import BandOf, truncated_importance_weights, within_ratio_band
 from kedge.algorithm.masking import keep_counted, magnitude_of, magnitude_of_rewards, masked_whiten
 from kedge.algorithm.own import OwnAdvantage
 from kedge.algorithm.shaping import KLEstimator, KLScope, ScoreAt, shape_rewards
+from kedge.algorithm.turns import Turns, turn_states
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
 from kedge.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_passes
 from kedge_base.errors import ConfigError
@@ -93,6 +95,8 @@ class Estimation:
         importance_band: Tokens outside this band of the ratio get weight 0: the kind of ratio, and its lower and upper
             limit; None for no band.
         gamma: γ, which discounts the value of the state in which an episode was cut off.
+        credit: What is one action: a token, or a turn, with the sum of its tokens' rewards, the value before its first
+            one, and one advantage for all of them.
     """
 
     advantage: Advantage
@@ -107,6 +111,7 @@ class Estimation:
     importance_cap: float | None = None
     importance_band: tuple[BandOf, float, float] | None = None
     gamma: float = 1.0
+    credit: Literal["token", "turn"] = "token"
 
     @cached_property
     def value_after_last(self) -> bool:
@@ -240,21 +245,32 @@ def experience_from(
     if use.whiten_rewards:
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False, magnitude=magnitude)
         magnitude = magnitude_of(rewards)
+    turns = None
+    if use.credit == "turn":
+        turns = Turns.of(rollout.turn_starts, rollout.action_mask, reward_mask)
+        rewards = turns.summed(rewards)
+        reward_mask = turns.starts
+    of_steps = (lambda x: x) if turns is None else turns.summed
     inputs: AdvantageInputs = {
         "values": values,
         "group": rollout.group,
         "baseline": scored.baseline,
         "actions": rollout.action_mask,
     }
+    if isinstance(use.advantage, GroupInGroupAdvantage):
+        inputs["states"] = turn_states(rollout, rollout.action_mask & reward_mask)
     if scored.token_scores is None or use.process_advantage is None:
         credited = rewards
         if rollout.cut_off is not None and _reads_values(use.advantage, values):
-            credited = rewards + _value_at_cut(rollout, models, reward_mask, gamma=use.gamma)
+            credited = rewards + of_steps(_value_at_cut(rollout, models, reward_mask, gamma=use.gamma))
         advantages, returns = use.advantage(credited, mask=reward_mask, **inputs)
     else:
-        outcome = use.advantage(shaped().rewards, mask=reward_mask, **inputs)
-        process = use.process_advantage(scored.token_scores, rollout.action_mask, group=rollout.group)
+        outcome = use.advantage(of_steps(shaped().rewards), mask=reward_mask, **inputs)
+        steps = rollout.action_mask & reward_mask
+        process = use.process_advantage(of_steps(scored.token_scores), steps, group=rollout.group)
         advantages, returns = (one + other for one, other in zip(outcome, process, strict=True))
+    if turns is not None:
+        advantages = turns.spread(advantages)
     if use.whiten_advantages:
         magnitude = max(magnitude, magnitude_of(values))
         advantages = masked_whiten(advantages, rollout.action_mask, magnitude=magnitude)
@@ -321,8 +337,10 @@ def _value_at_cut(
         return bonus
     part = replace(rollout.select(rows), values=None, rewards=None, turn_starts=None)
     # The last state of an episode that fills the tensor needs a slot after it.
-    names = ("response_ids", "token_mask", "action_mask", "logprobs", "parents")
-    wider = {name: pad(table, (0, 1)) for name in names if (table := getattr(part, name)) is not None}
+    names = ("response_ids", "token_mask", "action_mask", "logprobs")
+    wider = {name: pad(getattr(part, name), (0, 1)) for name in names}
+    if part.parents is not None:
+        wider["parents"] = pad(part.parents, (0, 1), value=mask.shape[1] - 1)
     (values,) = shared_out(
         lambda part: (models.actor_critic.values(part, precision=models.precision, value_after_last=True),),
         replace(part, **wider),

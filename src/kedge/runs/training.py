@@ -189,7 +189,7 @@ def stage_loop(run: Run, *, model: CheckpointModel, stop: Stopping | None = None
             ranks=run.ranks,
             sharded_above=checkpoint.sharded_above,
         )
-        schedule = SaveSchedule(every=checkpoint.every, every_minutes=checkpoint.every_minutes)
+        schedule = SaveSchedule(every=checkpoint.every.updates, every_minutes=checkpoint.every.minutes)
         loop = CheckpointedLoop(state, schedule=schedule, stop=stop, keep_last=checkpoint.keep_last, warn=say)
         loop.when_restored(begin)
         if isinstance(run.micro_batch_tokens, AdaptiveTokens):

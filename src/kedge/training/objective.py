@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm.critic import Bins, clipped_value_loss, histogram_value_loss
-from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
+from kedge.algorithm.experience import CriticOutputs, Experience, PolicyOutputs
 from kedge.algorithm.masking import Aggregation, Averaging, aggregate, aggregation_normalizer, masked_whiten
 from kedge.algorithm.policy_losses import Ratio, Surrogate, Tokens, positive_nll
 from kedge.algorithm.shaping import KLEstimator, kl_loss
@@ -80,7 +80,7 @@ class Objective:
 
     Args:
         surrogate: The policy loss, with its own settings, such as its clip range.
-        ratio: Its ratio: each token's own, or the geometric mean over the response (GSPO).
+        ratio: Its ratio: each token's own, or the geometric mean over the response (GSPO) or the turn.
         value_clip_range: ε_v, absolute, in `value_unit`; None for the unclipped error. Unused with bins.
         value_coef: c_v, on top of the value loss's own ½.
         value_unit: Values and returns are divided by it in the value loss and its clip; above 0. 1 keeps the reward's
@@ -185,6 +185,7 @@ class Objective:
             batch.advantages,
             mask,
             ratio=self.ratio,
+            turn_starts=batch.rollout.turn_starts if self.ratio == "turn" and isinstance(batch, Experience) else None,
             importance_weights=batch.importance_weights,
             kl=outputs.kl,
             **self._averaging(divisors.policy),

@@ -218,8 +218,8 @@ MANY_EPOCHS = 4
 
 
 def clips_sequences(run: RunRecord) -> bool:
-    """True if whole responses are clipped: at a range of 3e-4, most of them may be after a small step (GSPO §5.2)."""
-    return run.setting("ppo.ratio") == "sequence"
+    """True if whole responses or turns are clipped: at a range of 3e-4, most may be after a small step (GSPO §5.2)."""
+    return run.setting("ppo.ratio") in ("sequence", "turn")
 
 
 def smaller_rate(*, moved: float, clipped: float = 0.0, most: float = 1 / 3) -> Remedy:
@@ -299,10 +299,10 @@ def steps_too_large(run: RunRecord, clipped: Series, moved: Series) -> Symptom |
 
     Threshold: More than 20% clipped tokens or 0.05 nats per token is a warning, 35% or 0.2 nats serious. N+ has 0 to
     7% and 0 to 0.008 nats, like kedge's healthy runs; small models tolerate 25% at first. At 0.05 nats the typical
-    ratio is 1.4, twice as far as the clip range of 0.2. With `ppo.ratio=sequence`, which clips half of the responses
-    after a small step, only the KL counts. A single update of more than 1 nat per token is also serious, as a policy
-    that has collapsed cannot move later. As serious as what such steps do to the policy (stops_at_once,
-    entropy_collapse, kl_exploding, too_few_eos, score_falling), unless something else explains that.
+    ratio is 1.4, twice as far as the clip range of 0.2. With `ppo.ratio=sequence` or `turn`, which clip half of the
+    responses or turns after a small step, only the KL counts. A single update of more than 1 nat per token is also
+    serious, as a policy that has collapsed cannot move later. As serious as what such steps do to the policy
+    (stops_at_once, entropy_collapse, kl_exploding, too_few_eos, score_falling), unless something else explains that.
     """
     if extreme := _extreme(run):
         return extreme
@@ -464,9 +464,9 @@ def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Sy
     Threshold: 15% clipped tokens, 0.05 nats per token, a ratio of 50, or an explained variance of −1 in the second
     update, no better than unrelated values, unless its returns have less than a tenth of the first's standard
     deviation. The tasks in `bench/defaults/RESULTS.md` have up to 5% and 0.005 nats at the preset's learning rate. The
-    clip fraction does not count with `ppo.ratio=sequence`. A running run says so once, after its first or second
-    update, as a warning. From the fourth update on it is a note, or [steps_too_large](#steps_too_large) if the next
-    updates are as large.
+    clip fraction does not count with `ppo.ratio=sequence` or `turn`. A running run says so once, after its first or
+    second update, as a warning. From the fourth update on it is a note, or [steps_too_large](#steps_too_large) if the
+    next updates are as large.
     """
     if steps_too_large.find(run) is not None:
         return None  # which covers more updates

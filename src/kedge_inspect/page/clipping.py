@@ -70,14 +70,15 @@ def _loss(record: RunRecord) -> str:
     loss = (
         ", ".join(map(str, setting)) if isinstance(setting, Mapping) else str(setting)
     )  # a name, or {name: parameter}
-    return f"{loss}, by whole responses" if record.setting("ppo.ratio") == "sequence" else loss
+    whole = {"sequence": ", by whole responses", "turn": ", by whole turns"}
+    return loss + whole.get(str(record.setting("ppo.ratio")), "")
 
 
 def _bounds(record: RunRecord, metrics: Mapping[str, Any]) -> tuple[float, float]:
-    """The clip's bounds in an update; PPO's where the configured ones are for the ratio of whole responses, not of
-    tokens.
+    """The clip's bounds in an update; PPO's where the configured ones are for the ratio of whole responses or turns,
+    not of tokens.
     """
-    if record.setting("ppo.ratio") == "sequence":
+    if record.setting("ppo.ratio") in ("sequence", "turn"):
         return 0.8, 1.2
     below, above = (
         as_number(metrics.get(f"schedule/{name}", record.setting(name)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -261,3 +262,15 @@ def is_before(asked: dict[str, Any], later: dict[str, Any], *, by: int | None = 
     one, other = asked["token_ids"], later["token_ids"]
     turns = later["sampling_params"]["seed"] - asked["sampling_params"]["seed"]
     return len(one) < len(other) and other[: len(one)] == one and (0 < turns < 4 if by is None else turns == by)
+
+
+def test_turns_with_contexts_of_their_own_are_asked_for_with_them(tmp_path, policy, server):
+    """The server is sent what the policy reads: its log probabilities are those of the trainer."""
+    more = {"environment.source": f"{worlds.__file__}:Rooms", "environment.max_turns": 5}
+    more |= {"environment.max_turn_tokens": 5, "max_new_tokens": 120, "num_updates": 2, "missing_eos_score": None}
+    rows = run_ppo(configure(policy, tmp_path / "run", **settings(server, **more)), prompts=PROMPTS).metrics
+    for row in rows:
+        assert row["episode/contexts"] > 1
+        assert 1 <= row["policy/sampler_ratio_max"] < 1 + 1e-4
+    lengths = [len(request["token_ids"]) for request in server.http.requests]
+    assert any(after < before for before, after in itertools.pairwise(lengths))

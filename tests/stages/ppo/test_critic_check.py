@@ -12,6 +12,7 @@ import torch
 
 from kedge.algorithm.prefix_test import prefix_test
 from kedge.config import schedule_in_words
+from kedge.config.loading.load import with_values
 from kedge.models import response_logprobs
 from kedge.ranks import ALONE
 from kedge.stages.ppo import measurements, run_ppo
@@ -84,10 +85,13 @@ def test_each_check_prints_a_line(checked):
     assert said[2].endswith(f": ordered pairs {across} across prompts, {within} within a prompt; chance is 0.50")
 
 
+@pytest.mark.parametrize(("credit", "gamma"), [("token", GAMMA), ("turn", 1.0)])
 @torch.no_grad()
-def test_returns_to_go_equal_those_of_a_slow_loop(checked, monkeypatch):
+def test_returns_to_go_equal_those_of_a_slow_loop(checked, credit, gamma, monkeypatch):
+    """A response is one turn, within which nothing is discounted."""
     roles = checked.roles
-    trainer = trainer_of(checked)
+    config = with_values(checked.config, {"ppo.credit": credit})
+    trainer = trainer_of(SimpleNamespace(config=config, roles=roles))
     caught: dict[str, Any] = {}
     sample = measurements.sample_continuations
 
@@ -111,7 +115,7 @@ def test_returns_to_go_equal_those_of_a_slow_loop(checked, monkeypatch):
         penalties = [BETA * float(logprobs[row, slot] - ref[row, slot]) for slot in range(length)]
         rewards = [-penalty for penalty in penalties]
         rewards[-1] += -2.0 if not stopped else score or 0.0
-        to_go = sum(GAMMA ** (slot - cut) * rewards[slot] for slot in range(cut, length))
+        to_go = sum(gamma ** (slot - cut) * rewards[slot] for slot in range(cut, length))
         known = None if score is None else (to_go, float(values[row, cut]))
         expected.setdefault((source, cut), []).append(known)
     of_prompt = [[each[0] for each in expected[2 * prompt, 0] if each is not None] for prompt in range(len(HELD_OUT))]

@@ -103,14 +103,16 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
 
 def _reach(config: Config) -> list[str]:
     """Say how little of a score reaches the first token through GAE without the critic."""
-    advantages, length = config.ppo, config.rollout.max_new_tokens
+    advantages, length, unit = config.ppo, config.rollout.max_new_tokens, "tokens"
+    if advantages.credit == "turn":
+        length, unit = config.environment.max_turns if config.environment.source else 1, "turns"
     if advantages.estimator != "gae" or not isinstance(advantages.gae_lambda, float):
         return []
     share = (advantages.gamma * advantages.gae_lambda) ** (length - 1)
     if share >= SMALL_SHARE:
         return []
     return [
-        f"With ppo.gae_lambda={advantages.gae_lambda:g}, {share:.1%} of a score at the end of {length:,} tokens "
+        f"With ppo.gae_lambda={advantages.gae_lambda:g}, {share:.1%} of a score at the end of {length:,} {unit} "
         "reaches the first of them directly, and the rest only as far as the critic foresees it: ppo.gae_lambda=1 "
         "suits a critic that explains little (bench/study/RESULTS.md)."
     ]

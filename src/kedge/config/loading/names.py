@@ -57,8 +57,11 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
         ConfigError: The bare name is unknown or ambiguous, or the stage does not exist.
     """
     groups = _ALL_SECTIONS if stage is None else find_stage(stage).sections
-    former = name if "." in name else f"ppo.{name}"
-    if former in PARTS and ("." in name or any("ppo" in group for group in groups)):
+    sections = [section for group in groups for section in group]
+    formers = (
+        [name] if "." in name else [f"{section}.{name}" for section in ("ppo", "checkpoint") if section in sections]
+    )
+    for former in (former for former in formers if former in PARTS):
         warn_of_old(name, PARTS[former])
         return former
     if "." in name or find_field(name) is not None:

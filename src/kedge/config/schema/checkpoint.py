@@ -1,7 +1,28 @@
 """`checkpoint` and `push`: state saved for `--resume`, and uploads to the hub."""
 
+from typing import Any
+
+from pydantic import model_validator
+
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Section
+from kedge.config.schema.section import Parameters, Section
+from kedge.config.schema.update.former import with_parts
+
+
+class SaveInterval(Parameters):
+    """How often a checkpoint is saved."""
+
+    updates: int | None = field(
+        None, ge=1, meaning="Updates between checkpoints, as the value alone; null: by time only.", source="kedge: off"
+    )
+    minutes: float | None = field(
+        10.0,
+        gt=0,
+        meaning="Minutes between checkpoints, in addition to the updates; null: by updates only.",
+        source="kedge: saving takes seconds, about 1% of the time, and a killed run loses at most ten minutes",
+        too_high="a killed run loses hours of work",
+        too_low="much of the run's time goes into saving",
+    )
 
 
 class CheckpointConfig(Section):
@@ -10,20 +31,12 @@ class CheckpointConfig(Section):
     They do not affect results, unless the guard rolls a run back to the newest one.
     """
 
-    every: int | None = field(
-        None,
-        ge=1,
-        meaning="Updates (optimizer steps in sft, reward and critic) between checkpoints; null: by time only.",
+    every: SaveInterval = field(
+        SaveInterval(),
+        meaning="Updates (optimizer steps in sft, reward and critic) between checkpoints, which are also saved every "
+        "ten minutes; null: by time only. {updates: 50, minutes: 30} gives both.",
         source="kedge: an update takes milliseconds to minutes, so no one number suits all runs",
         too_high="a killed run loses many updates",
-        too_low="much of the run's time goes into saving",
-    )
-    every_minutes: float | None = field(
-        10.0,
-        gt=0,
-        meaning="Minutes between checkpoints, in addition to `every`; null: by updates only.",
-        source="kedge: saving takes seconds, about 1% of the time, and a killed run loses at most ten minutes",
-        too_high="a killed run loses hours of work",
         too_low="much of the run's time goes into saving",
     )
     keep: int = field(
@@ -59,6 +72,11 @@ class CheckpointConfig(Section):
         too_high="saving is slow, and weights and moments may not fit into the memory of one machine",
         too_low="small checkpoints have to be merged before they are used as models",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former(cls, settings: Any) -> Any:
+        return with_parts(cls, "checkpoint", settings)
 
 
 class PushConfig(Section):

@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 
 from pydantic import model_validator
 
-from kedge.config.schema.field import Choice
+from kedge.config.schema.field import Choice, plain
 from kedge.config.schema.section import check
 from kedge.config.schema.update.advantages import Advantages
 from kedge.config.schema.update.critic import CriticTraining
@@ -100,6 +100,11 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
     def estimator(self) -> str:
         """The estimator of the advantages, or the name of the user's function."""
         return str(self.advantage)
+
+    @property
+    def resolved_credit(self) -> Literal["token", "turn"]:
+        """`credit`; a turn with `advantage=gigpo`, which compares turns."""
+        return "turn" if self.estimator == "gigpo" else self.credit
 
     @property
     def spike_sigma(self) -> float | None:
@@ -216,8 +221,8 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
     def _imply(cls, values: Any) -> Any:
         """Set settings that others imply, unless they are set.
 
-        A cross-entropy loss implies no `value_clip_range`, whose default is for squared errors, and GRPO's advantages
-        imply a KL in the loss, as in the paper.
+        A cross-entropy loss implies no `value_clip_range`, whose default is for squared errors, GRPO's and GiGPO's
+        advantages imply a KL in the loss, as in the papers, and GiGPO's are by turn.
         """
         if not isinstance(values, Mapping):
             return values
@@ -226,8 +231,12 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
         value_loss = settings.get("value_loss")
         if "hl_gauss" in value_loss if isinstance(value_loss, dict) else value_loss == "hl_gauss":
             implied["value_clip_range"] = None
-        if settings.get("advantage") == "grpo" and settings.get("kl_coef") != 0:
+        advantage: Any = plain(settings.get("advantage"))
+        is_gigpo = advantage == "gigpo" or (isinstance(advantage, dict) and "gigpo" in advantage)
+        if (advantage == "grpo" or is_gigpo) and settings.get("kl_coef") != 0:
             implied["kl_in"] = "loss"
+        if is_gigpo:
+            implied["credit"] = "turn"
         return {**implied, **settings}
 
     @check
@@ -313,11 +322,11 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @check
     def _check_kl_in_groups(self) -> None:
-        if self.estimator == "grpo" and self.charges_kl:
+        if self.estimator in ("grpo", "gigpo") and self.charges_kl:
             raise ValueError(
-                "ppo.advantage=grpo divides by the standard deviation of a group's rewards, so where all scores are "
-                "equal, a KL in the reward weighs as much as the score elsewhere, at any ppo.kl_coef; use "
-                "ppo.kl_in=loss, as GRPO, or ppo.kl_coef=0"
+                f"ppo.advantage={self.estimator} divides by the standard deviation of a group's rewards, so where all "
+                "scores are equal, a KL in the reward weighs as much as the score elsewhere, at any ppo.kl_coef; use "
+                "ppo.kl_in=loss, as in the paper, or ppo.kl_coef=0"
             )
 
     @check

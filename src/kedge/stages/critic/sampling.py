@@ -104,6 +104,7 @@ def as_first_update(config: Config, *, holds_out: bool) -> Config:
             "critic_init": settings.base,
             "advantage": "to_go",
             "gamma": advantages.gamma,
+            "credit": advantages.resolved_credit,
             "score_at": advantages.score_at,
             "whiten_rewards": advantages.whiten_rewards,
             "kl_coef": 0.0,

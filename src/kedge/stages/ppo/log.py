@@ -407,7 +407,7 @@ class Costs:
 
         def read(responses: Any, *models: ForwardCost) -> int:
             shares = max(responses.row_lengths, default=0) <= min(each.shares_up_to for each in models)
-            return responses.num_distinct_tokens if shares else responses.num_tokens
+            return responses.num_distinct_tokens if shares else responses.num_read_tokens
 
         def scoring(models: Sequence[ForwardCost]) -> float:
             return sum((each.flops(read(responses, each), 0) for each in models for responses in sampled), 0.0)

@@ -420,7 +420,10 @@ def _returns_and_values(
 ) -> tuple[Float[Tensor, "rows time"], Float[Tensor, "rows time"]]:
     """Compute the return to go and the value at each token, on the CPU; NaN in rows without a score."""
     scored = trainer.score(rollout, prompts, "critic check", "reward")
-    experience = trainer.evaluate(scored, advantage=RewardToGo(trainer.settings.ppo.gamma))
+    # Prefixes end within a turn, where nothing is discounted if a turn is one action.
+    ppo = trainer.settings.ppo
+    gamma = 1.0 if ppo.resolved_credit == "turn" else ppo.gamma
+    experience = trainer.evaluate(scored, advantage=RewardToGo(gamma))
     assert experience.values is not None, "a run without a critic is refused"
     known = torch.tensor([score is not None for score in scored.terms.scores])
     returns = torch.full(rollout.response_ids.shape, math.nan)

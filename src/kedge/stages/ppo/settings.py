@@ -20,6 +20,7 @@ from kedge.algorithm.critic import Bins, spread_of_returns
 from kedge.algorithm.experience import Experience
 from kedge.algorithm.group_advantages import (
     GreedyBaselineAdvantage,
+    GroupInGroupAdvantage,
     GroupMeanAdvantage,
     LeaveOneOutAdvantage,
     OptimalBaselineAdvantage,
@@ -238,13 +239,13 @@ def advantage_of(config: Config) -> Advantage:
     gae_lambda = use.gae_lambda
     if isinstance(gae_lambda, Choice):
         gae_lambda = LengthAdaptiveLambda(gae_lambda.parameter or LENGTH_ADAPTIVE_ALPHA)
-    num_steps = N_STEPS if isinstance(use.advantage, str) else use.advantage.parameter or N_STEPS
+    parameter = None if isinstance(use.advantage, str) else use.advantage.parameter
     gae = GeneralizedAdvantage(use.gamma, gae_lambda, use.value_gae_lambda)
     estimates: dict[str, Advantage] = {
         "gae": gae,
         "monte_carlo": GeneralizedAdvantage(use.gamma, 1.0, use.value_gae_lambda),
         "td": GeneralizedAdvantage(use.gamma, 0.0, use.value_gae_lambda),
-        "n_step": NStepAdvantage(use.gamma, num_steps, use.value_gae_lambda),
+        "n_step": NStepAdvantage(use.gamma, int(parameter or N_STEPS), use.value_gae_lambda),
         "to_go": RewardToGo(use.gamma),
         "total": TotalReward(use.gamma),
         "rloo": LeaveOneOutAdvantage(use.gamma),
@@ -254,6 +255,7 @@ def advantage_of(config: Config) -> Advantage:
         "reinforce++_baseline": GroupMeanAdvantage(use.gamma),
         "remax": GreedyBaselineAdvantage(use.gamma),
         "opo": OptimalBaselineAdvantage(use.gamma),
+        "gigpo": GroupInGroupAdvantage(use.gamma, 1.0 if parameter is None else parameter),
         "rloo_critic": ControlVariateAdvantage(LeaveOneOutAdvantage(use.gamma), gae),
         "reinforce++_critic": ControlVariateAdvantage(RewardToGo(use.gamma), gae),
     }
@@ -310,12 +312,13 @@ def _estimation_of(config: Config, own: OwnFunctions, *, exact: bool) -> Estimat
     process = ProcessAdvantage(leave_one_out=ppo.estimator == "rloo", scale_by_std=ppo.estimator == "grpo")
     return Estimation(
         advantage=advantage,
-        process_advantage=process if advantage.needs == "group" else None,
+        process_advantage=process if advantage.needs == "group" and ppo.estimator != "gigpo" else None,
         positive_min_score=GOOD_SCORE if ppo.positive_nll_coef else None,
         old_from=ppo.old_logprobs.name,
         importance_cap=cap,
         importance_band=ppo.importance_band,
         gamma=ppo.gamma,
+        credit=ppo.resolved_credit,
         kl_estimator=ppo.kl_estimator,
         kl_scope="sequence" if ppo.kl_in.name == "score" else "token",
         score_at=ppo.score_at,

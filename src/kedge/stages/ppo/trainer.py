@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -260,9 +260,12 @@ class Trainer:
 
         Args:
             scored: The responses with their scores. The baseline is 0, so the advantages are the returns.
-            advantage: The estimator to use instead of `ppo.advantage`.
+            advantage: The estimator to use instead of `ppo.advantage`, token by token.
         """
-        return self._estimated(scored, self._evaluated(scored.rollout), advantage)
+        changes: dict[str, Any] = (
+            {} if advantage is None else {"advantage": advantage, "process_advantage": None, "credit": "token"}
+        )
+        return self._estimated(scored, self._evaluated(scored.rollout), **changes)
 
     def improve(self, experience: Experience, *, takes_steps: bool = True) -> UpdateResult:
         """Make the epochs of the update over the experience.
@@ -371,19 +374,17 @@ class Trainer:
 
     def _with_started_values(self, scored: ScoredRollout, outputs: RolloutOutputs) -> RolloutOutputs:
         """Start a new critic's values from the first returns, and correct the values in these outputs."""
-        first = self._estimated(scored, outputs, RewardToGo(self.settings.ppo.gamma))
+        to_go = RewardToGo(self.settings.ppo.gamma)
+        first = self._estimated(scored, outputs, advantage=to_go, process_advantage=None)
         assert first.values is not None, "only a critic has values to start"
         cut_off = scored.rollout.cut_off  # what such an episode paid so far is not its return
         known = None if cut_off is None or cut_off.all() else ~cut_off
         values = self.roles.actor_critic.start_values(first.values, first.returns, first.reward_mask, rows=known)
         return replace(outputs, values=values)
 
-    def _estimated(
-        self, scored: ScoredRollout, outputs: RolloutOutputs, advantage: Advantage | None = None
-    ) -> Experience:
-        estimation = self.settings.estimation
-        if advantage is not None:
-            estimation = replace(estimation, advantage=advantage, process_advantage=None)
+    def _estimated(self, scored: ScoredRollout, outputs: RolloutOutputs, **changes: Any) -> Experience:
+        """Compute experience with the update's estimation, or with changes to it."""
+        estimation = replace(self.settings.estimation, **changes)
         if scored.baseline is None and self.settings.needs_baseline:
             scored = replace(scored, baseline=torch.zeros_like(scored.scores))
         kl_coef = self.settings.reward_kl_coef(self.coefficients)

@@ -41,7 +41,8 @@ class SampledReturns:
     Attributes:
         rollout: The responses, on the CPU.
         returns: G: the reward to go from each slot.
-        mask: The slots that count: the actions, and one more if the score comes after the last one.
+        mask: The slots that count: the actions, or with credit by turn the first of each turn, and one more if the
+            score comes after the last one.
     """
 
     rollout: Rollout
@@ -185,6 +186,7 @@ def fit_head(
             states = loss.actor_critic.value_states(
                 batch.rollout, precision=loss.precision, value_after_last=loss.value_after_last
             ).float()
+            states = states[batch.mask[batch.mask | batch.rollout.action_mask]]
             halves = halves or [ReadoutSums.empty(states.shape[1]) for _ in range(2)]
             if not part.counts:
                 continue

@@ -12,7 +12,8 @@ class Advantages(Section):
     """Advantages, and groups of responses to the same prompt."""
 
     advantage: (
-        Choice[
+        Choice[Literal["gigpo"], Literal["gigpo"], Annotated[float, Ge(0)]]
+        | Choice[
             Literal[
                 "gae",
                 "monte_carlo",
@@ -40,19 +41,29 @@ class Advantages(Section):
         "tokens of reward precede the value: {n_step: 3}; n_step alone has 5, as A3C. Without: the return (to_go, "
         "total, reinforce++), or the score less a baseline: the mean of the prompt's other responses (rloo), of all of "
         "them (dr_grpo, reinforce++_baseline; grpo divides by their standard deviation), weighted by length (opo), or "
-        "the score of the greedy response (remax). Both: rloo or reinforce++ less w times the critic's change of value "
+        "the score of the greedy response (remax); or that of grpo plus ω times that of a turn among those that began "
+        "in the same state, where the policy had read the same since its last turn: {gigpo: ω}; gigpo alone has 1. "
+        "Both: rloo or reinforce++ less w times the critic's change of value "
         "since the response's start, with the w in [0, 1] that lowers the variance on other prompts, or 0 "
         "(rloo_critic, reinforce++_critic). Or a function (rewards, mask, values=, group=) → (advantages, "
         "returns), `file.py:name`.",
-        source="S0, S3, S4, N+; monte_carlo is S1's reward − V; RLOO, GRPO, Dr. GRPO, REINFORCE++, OPO, ReMax "
+        source="S0, S3, S4, N+; monte_carlo is S1's reward − V; RLOO, GRPO, Dr. GRPO, REINFORCE++, OPO, ReMax, GiGPO "
         "(docs/family.md)",
         text="a function",
+    )
+    credit: Literal["token", "turn"] = field(
+        "token",
+        meaning="What is one action: a token, or a turn of the policy in an episode (without an environment, the whole "
+        "response): its reward is the sum over its tokens, its value the one before the first of them, where alone "
+        "the critic is trained, and all its tokens get its advantage. γ and λ are then per turn. gigpo is by turn "
+        "whatever is set here.",
+        source="token: PPO on single responses; turn: Turn-PPO",
     )
     gamma: float = field(
         1.0,
         ge=0,
         le=1,
-        meaning="γ: discount per token.",
+        meaning="γ: discount per token, or per turn with ppo.credit=turn.",
         source="Ziegler, Stiennon, InstructGPT, N+",
         too_high="no harm: 1 is right for responses that end",
         too_low="the score at the end hardly reaches early tokens",
@@ -63,8 +74,8 @@ class Advantages(Section):
     ) = field(
         1.0,
         meaning="λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone; {length_adaptive: α}: "
-        "1 − 1/(α·l) for a response of l tokens, stop token included, but at least 0; length_adaptive alone has "
-        "α = 0.05, which gives responses of up to 20 tokens λ = 0.",
+        "1 − 1/(α·l) for a response of l tokens, stop token included, or of l turns with ppo.credit=turn, but at least "
+        "0; length_adaptive alone has α = 0.05, which gives responses of up to 20 tokens λ = 0.",
         source="kedge, measured (bench/study/RESULTS.md): with a value head, 1 is better than 0.95 at equal "
         "tokens on three "
         "tasks of three, and level at equal FLOPs. Ziegler, Stiennon, N+: 0.95; VAPO: length_adaptive, for responses "
@@ -85,7 +96,7 @@ class Advantages(Section):
     whiten_advantages: Literal["auto"] | bool = field(
         "auto",
         meaning="Whether the batch's advantages are normalized to mean 0 and variance 1; auto: not for "
-        "rloo, grpo, dr_grpo, remax and opo, as in their papers.",
+        "rloo, grpo, dr_grpo, remax, opo and gigpo, as in their papers.",
         source="S0, S3, Ziegler, N+; the papers of the estimators (docs/family.md)",
     )
     whiten_rewards: bool = field(

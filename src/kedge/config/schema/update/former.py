@@ -26,6 +26,7 @@ PARTS = {
     "ppo.ptx_batch": "ppo.ptx_coef.batch",
     "ppo.importance_cap": "ppo.old_logprobs.cap",
     "ppo.critic_check_size": "ppo.critic_check.size",
+    "checkpoint.every_minutes": "checkpoint.every.minutes",
     **{f"rollout.vllm.{name}": f"rollout.engine.{name}" for name in ("servers", "folder", "devices", "memory", "args")},
 }
 """Former settings that are parameters of another one's value now."""

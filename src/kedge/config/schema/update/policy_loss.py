@@ -68,11 +68,12 @@ class PolicyLoss(Section):
         "dual-clip PPO. CISPO: MiniMax-M1; double_sided: SAO",
         text="a function",
     )
-    ratio: Literal["token", "sequence"] = field(
+    ratio: Literal["token", "sequence", "turn"] = field(
         "token",
         meaning="The ratio in the surrogate: each token's own, or the geometric mean over the response (with "
-        "ppo.aggregation=sequence: GSPO), which moves far less and needs a clip range of about 3e-4.",
-        source="PPO; sequence: GSPO",
+        "ppo.aggregation=sequence: GSPO), which moves far less and needs a clip range of about 3e-4, or over each turn "
+        "of the policy in an episode, which lies between the two.",
+        source="PPO; sequence: GSPO; turn: ST-PPO",
     )
     clip_range: float = field(
         0.2,

@@ -1,0 +1,120 @@
+"""Turns of the policy as single actions: sums and means over a turn, and the state in which each turn begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kedge.algorithm.experience import Rollout
+from kedge.algorithm.masking import check_same_shape, keep_counted
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The turns of some rows.
+
+    Attributes:
+        mask: True = counts.
+        starts: True at the first token of each turn, and at a slot for a score after the last one, which is a step of
+            its own.
+        first: for each slot, the index of the first slot of its turn.
+    """
+
+    mask: Bool[Tensor, "*batch time"]
+    starts: Bool[Tensor, "*batch time"]
+    first: Int[Tensor, "*batch time"]
+
+    @classmethod
+    def of(
+        cls,
+        turn_starts: Bool[Tensor, "*batch time"] | None,
+        actions: Bool[Tensor, "*batch time"],
+        mask: Bool[Tensor, "*batch time"] | None = None,
+    ) -> Turns:
+        """Find the turns.
+
+        Args:
+            turn_starts: True at the first token of each turn; None if a row's actions are one turn.
+            actions: the policy's tokens. The first one begins a turn in any case.
+            mask: the slots that count; None for the actions.
+
+        Raises:
+            ShapeError: shapes differ.
+        """
+        mask = actions if mask is None else mask
+        check_same_shape(turn_starts=turn_starts, actions=actions, mask=mask)
+        starts = (actions & (actions.cumsum(-1) == 1)) | (mask & ~actions)
+        if turn_starts is not None:
+            starts = starts | (turn_starts & actions)
+        slots = torch.arange(mask.shape[-1], device=mask.device)
+        return cls(mask, starts, torch.where(starts, slots, 0).cummax(-1).values)
+
+    def summed(self, x: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch time"]:
+        """Sum the counted entries of each turn at its first slot, 0 elsewhere; rounded once, in any order of adding."""
+        counted = keep_counted(x, self.mask).double()
+        return torch.zeros_like(counted).scatter_add(-1, self.first, counted).to(x.dtype)
+
+    def spread(self, x: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch time"]:
+        """Copy the entry at the first slot of each turn to all of its counted slots."""
+        return keep_counted(x.gather(-1, self.first), self.mask)
+
+    def averaged(self, x: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch time"]:
+        """Replace each counted entry by the mean of its turn."""
+        counts = self.summed(torch.ones_like(x)).clamp(min=1)
+        return self.spread(self.summed(x) / counts)
+
+
+def turn_states(rollout: Rollout, starts: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
+    """Number the states in which turns begin, by what the policy has read since its last turn.
+
+    That is the environment's answer; before a first turn, or in a new context without an answer of the policy, it is
+    the whole context. States are equal if these token ids are, and the prompts are of one group.
+
+    Args:
+        rollout: the responses. Without `parents`, each token follows the one that was read before it.
+        starts: True at the first token of each turn.
+
+    Returns:
+        Numbers at the first tokens, −1 elsewhere.
+
+    Source: the anchor states of GiGPO (arXiv 2505.10978) eq. 6.
+    """
+    states = torch.full_like(rollout.response_ids, -1)
+    numbers = dict[tuple[int, ...], int]()
+    for row, (group, prompt_ids, prompt_mask) in enumerate(
+        zip(_list(rollout.group), rollout.prompt_ids, rollout.prompt_mask, strict=True)
+    ):
+        prompt = _list(prompt_ids[prompt_mask])
+        ids = _list(rollout.response_ids[row])
+        is_own = _list(rollout.action_mask[row])
+        parents = _parents(rollout, row)
+        for slot in _list(starts[row].nonzero().flatten()):
+            read: list[int] = []
+            at = parents[slot]
+            while at >= 0 and not is_own[at]:
+                read.append(ids[at])
+                at = parents[at]
+            context = prompt[: len(prompt) + 1 + at] if at < 0 else []
+            key = (group, *context, *reversed(read))
+            states[row, slot] = numbers.setdefault(key, len(numbers))
+    return states
+
+
+def _parents(rollout: Rollout, row: int) -> list[int]:
+    """The slot of the token that was read before each one, as in `Rollout`."""
+    if rollout.parents is not None:
+        return _list(rollout.parents[row])
+    parents: list[int] = []
+    newest = -1
+    for slot, is_read in enumerate(_list(rollout.token_mask[row])):
+        parents.append(newest)
+        newest = slot if is_read else newest
+    return parents
+
+
+def _list(numbers: Tensor) -> list[int]:
+    return cast("list[int]", numbers.tolist())  # pyright: ignore[reportUnknownMemberType]
