@@ -41,8 +41,8 @@ class Endpoint:
             import openai  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise EnvError(f"agents need the packages openai and aiohttp: {install_line('agents')}") from error
-        self._web = aiohttp.web
-        self._openai = openai
+        self._web: Any = aiohttp.web
+        self._openai: Any = openai
         self._temperature = temperature
         self._prefix = f"kedge-{secrets.token_hex(8)}-"
         self.episodes: dict[str, Answering] = {}
