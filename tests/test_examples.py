@@ -257,6 +257,37 @@ def test_the_calculator_runs(tmp_path, monkeypatch):
         assert 1 <= row["episode/turns"] <= 2
 
 
+def test_the_agent_calls_its_tool():
+    pytest.importorskip("openai")
+    environment = Environment(f"{ROOT}/examples/agent/agent.py:run")
+    row = {"messages": [{"role": "user", "content": "37*64="}], "answer": "2368"}
+    try:
+        [opened] = environment.open({0: (row, 0)}).values()
+        assert opened.context == row["messages"]
+        call = runpy.run_path(str(CALCULATOR))["call"](37, 64)
+        assert environment.step({0: call})[0].context[1:] == [
+            {"role": "assistant", "content": call, "answer": 0},
+            {"role": "tool", "name": "multiply", "content": "2368"},
+        ]
+        wrong = environment.step({0: "<multiply>{}</multiply>"})[0].context[-1]
+        assert wrong["content"].startswith("Error: multiply() missing 2 required")
+        last = environment.step({0: "2368"})[0]
+        assert (last.ending, last.rewards) == ("completed", [0, 0, 1])
+    finally:
+        environment.close()
+
+
+def test_the_agent_runs(tmp_path, monkeypatch):
+    pytest.importorskip("openai")
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(CALCULATOR))["main"](tmp_path, 64, **FEW)
+    result = run_small("examples/agent", tmp_path, "prompts.jsonl")
+    for row in result.metrics:
+        assert 0 <= row["score/run"] <= 1
+        assert 1 <= row["episode/turns"] <= 2
+        assert row["policy/first_ratio_max"] == pytest.approx(1, abs=1e-3)
+
+
 def test_the_programs_to_write_have_tests_that_a_right_one_passes(tmp_path):
     runpy.run_path(str(PROGRAMS))["main"](tmp_path)
     trained, held_out = (read_json_lines(tmp_path / f"{name}.jsonl") for name in ("prompts", "held_out"))

@@ -185,8 +185,8 @@ def ppo(
         prompts: Texts, or rows with `prompt`; their other columns are passed to reward functions.
         reward: Reward model or function; a list of them, or a mapping to weights. Optional with an environment or a
             teacher.
-        environment: A class for episodes of several turns, `file.py:Class` or `openenv:URL`; see
-            `kedge_tasks.environments.shapes`.
+        environment: A class for episodes of several turns, an agent (a function of a row and a client), `file.py:Class`
+            or `openenv:URL`; see `kedge_tasks.environments.shapes` and `agent`.
         policy: Another name of `model`.
         teacher: The model that the KL is measured to, instead of the initial policy; no reward is needed then, and
             `preset="distill"` learns from the KL alone.

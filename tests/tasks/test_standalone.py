@@ -14,7 +14,10 @@ SOURCE = Path(__file__).parents[2] / "src"
 PARTS = (
     *(
         "kedge_tasks.environments",
+        "kedge_tasks.environments.agent",
+        "kedge_tasks.environments.chat",
         "kedge_tasks.environments.client",
+        "kedge_tasks.environments.endpoint",
         "kedge_tasks.environments.openenv",
         "kedge_tasks.environments.session",
     ),

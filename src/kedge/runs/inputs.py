@@ -248,7 +248,9 @@ def load_player(config: Config, run: Run, *, tokens: int, by_turn: bool) -> Play
 
     settings = config.environment
     limits = Limits(settings.max_turns, tokens, settings.max_turn_tokens, on_error=settings.on_error)
-    loaded = service("environment")(source, timeout=settings.timeout, log=run.folder / REWARD_LOG)
+    temperature = None if "rollout.temperature" in config.schedules else config.rollout.temperature
+    given = {"timeout": settings.timeout, "log": run.folder / REWARD_LOG, "temperature": temperature}
+    loaded = service("environment")(source, **given)
     return Player(loaded, limits, by_turn=by_turn, say=say)
 
 

@@ -29,8 +29,8 @@ ENVIRONMENT = Flag(
     ("--environment",),
     "environment.source",
     "CLASS",
-    "Environment or tools for episodes of several turns: file.py:Class, module:Class or openenv:URL. It may pay the "
-    "reward.",
+    "Environment, tools or agent for episodes of several turns: file.py:Class, module:Class, agent.py:function or "
+    "openenv:URL. It may pay the reward.",
 )
 REWARD = Flag(
     ("--reward",),

@@ -28,6 +28,10 @@ class _EventLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        selector = getattr(self._loop, "_selector", None)
+        if selector is not None and hasattr(os, "register_at_fork"):
+            # A fork made by a call would take this process's events; without a selector, it cannot wait for any.
+            os.register_at_fork(after_in_child=selector.close)
         self._thread = threading.Thread(target=self._run, name="kedge-async", daemon=True)
         self._thread.start()
         atexit.register(self._close)
@@ -56,9 +60,14 @@ class _EventLoop:
 
     def _run(self) -> None:
         is_open = True
+        process = os.getpid()
         while is_open:
             with suppress(SystemExit, KeyboardInterrupt):  # raised by a task, and again where that task is awaited
-                self._loop.run_forever()
+                try:
+                    self._loop.run_forever()
+                finally:
+                    if os.getpid() != process:
+                        os._exit(0)
                 is_open = False
         self._loop.run_until_complete(self._finish())
         self._loop.close()

@@ -30,9 +30,11 @@ class Environment:
     Args:
         source: `path/to/file.py:Class`, `package.module:Class` or `openenv:URL`, which runs in a worker process; or the
             class itself, or a function that makes an environment, which runs in this process and cannot be interrupted.
+            Instead of a class, a function of a row and a client: see `agent`.
         timeout: Seconds that one call of an episode may take. Longer calls end the episode, or the run if they cannot
             be interrupted.
         log: The file for its output; None discards it.
+        temperature: The temperature that an agent's requests may name; None for none.
 
     Attributes:
         failure: The message about the last failed call.
@@ -43,7 +45,14 @@ class Environment:
 
     failure = ""
 
-    def __init__(self, source: str | Callable[[], Any], *, timeout: float = 30.0, log: Path | None = None) -> None:
+    def __init__(
+        self,
+        source: str | Callable[..., Any],
+        *,
+        timeout: float = 30.0,
+        log: Path | None = None,
+        temperature: float | None = 1.0,
+    ) -> None:
         if not isinstance(source, str):
             self.name = getattr(source, "__name__", type(source).__name__)
         else:
@@ -53,10 +62,10 @@ class Environment:
         self._log = CallLog(log, self.name)
         self._worker: WorkerProcess | None = None
         if isinstance(source, str):
-            self._spec = source
+            self._settings = {"spec": source, "name": self.name, "timeout": timeout, "temperature": temperature}
             about = self._started()
         else:
-            self._session = Session(source, self.name)
+            self._session = Session(source, self.name, temperature=temperature)
             about = self._session.describe()
         self.tools = Tools(about["tools"]) if about["tools"] else None
         self._is_async: bool = about["is_async"]
@@ -99,17 +108,19 @@ class Environment:
     def finish(self, episodes: Iterable[int]) -> dict[int, float | None]:
         """End episodes early; return the reward of each beyond those of its turns, or None for a failure."""
         turns = self._call("finish", {number: {} for number in episodes})
-        return {number: None if turn.ending == "failed" else turn.reward for number, turn in turns.items()}
+        return {n: None if turn.ending == "failed" else turn.reward + sum(turn.rewards) for n, turn in turns.items()}
 
     def close(self) -> None:
-        """End the worker process."""
+        """End the worker process, or an agent's episodes in this process."""
         if self._worker is not None:
             self._worker.close()
+        else:
+            self._session.close()
 
     def _started(self) -> Any:
         """Start the worker process; return its description of the environment."""
         self._worker = WorkerProcess("kedge_tasks.environments.session", self._log)
-        load = Request.of(self.name, "load", spec=self._spec, name=self.name, timeout=self._timeout)
+        load = Request.of(self.name, "load", **self._settings)
         [about] = self._replies([load], STARTUP_SECONDS, "importing its module")
         return about
 

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from kedge_base.errors import EnvError, RunEnded
 from kedge_base.generators import seed_generators, seeded
@@ -20,8 +20,12 @@ from kedge_base.machine.invocation import loading_user_code
 from kedge_base.texts import place_of, traceback_text, typed_error_text
 from kedge_base.workers.event_loop import event_loop
 from kedge_base.workers.serving import serve
+from kedge_tasks.environments.agent import Agent, is_agent
+from kedge_tasks.environments.endpoint import Endpoint
 from kedge_tasks.environments.openenv import PREFIX, find_served
 from kedge_tasks.environments.shapes import Game, ToolUser, Turn, adapter_of
+
+_Adapter: TypeAlias = Game | ToolUser | Agent
 
 
 class Session:
@@ -31,20 +35,32 @@ class Session:
         kind: A class without arguments, or a function that makes an environment.
         name: Its name in errors.
         timeout: Seconds that one call may take; None for no limit, as in the user's own process.
+        temperature: The temperature that an agent's requests may name; None for none.
 
     Raises:
         EnvError: It is not an environment.
     """
 
-    def __init__(self, kind: Callable[[], Any], name: str, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        kind: Callable[..., Any],
+        name: str,
+        timeout: float | None = None,
+        temperature: float | None = 1.0,
+    ) -> None:
+        self._endpoint: Endpoint | None = None
         with seeded(0):
-            self._make = _adapter(kind, name)
+            if is_agent(kind):
+                self._endpoint = endpoint = event_loop().run(Endpoint(temperature).start())
+                self._make = lambda: Agent(kind, name, endpoint)
+            else:
+                self._make = _adapter(kind, name)
             with _one_line_errors(name):
                 first = self._make()
         self.name = name
         self._timeout = timeout
         self._has_reset = first.has_reset
-        self._free: list[Game | ToolUser] = [first] * first.has_reset
+        self._free: list[_Adapter] = [first] * first.has_reset
         self._episodes: dict[int, _Episode] = {}
         self.tools = first.tools
         self.is_async = first.is_async
@@ -58,7 +74,7 @@ class Session:
         """Call a method in several episodes, concurrently if the environment is async.
 
         Args:
-            what: `open` (with `row` and `seed`), `step` (with `text`) or `finish`.
+            what: `open` (with `row` and `seed`), `step` (with `text`, and more for agents) or `finish`.
             episodes: For each episode, its number `episode` and the arguments.
 
         Returns:
@@ -73,6 +89,11 @@ class Session:
                 return await asyncio.gather(*(self._guarded(what, **episode) for episode in episodes))
 
             return event_loop().run(together())
+
+    def close(self) -> None:
+        """End the endpoint of agents, and with it their requests."""
+        if self._endpoint is not None:
+            event_loop().run(self._endpoint.close())
 
     def _without_waiting(self, call: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         """Run a call of plain methods in this thread, where signals interrupt it and no event loop is needed."""
@@ -91,7 +112,8 @@ class Session:
                     self._begin(episode, arguments["seed"])
                 turn = await self._within_limit(what, self._episodes[episode], arguments)
         except EnvError as error:
-            self._episodes.pop(episode, None)  # its environment is in an unknown state
+            if episode in self._episodes:
+                self._end(episode, reuse=False)  # its environment is in an unknown state
             return {"failed": str(error), "traceback": traceback_text(error)}
         if turn.ending is not None:
             self._end(episode, reuse=turn.ending != "timeout")
@@ -107,11 +129,13 @@ class Session:
 
     def _end(self, episode: int, *, reuse: bool = True) -> None:
         environment = self._episodes.pop(episode).environment
+        if isinstance(environment, Agent):
+            environment.close()
         if reuse and environment.has_reset:
             self._free.append(environment)
 
     async def _within_limit(self, what: str, episode: _Episode, arguments: Mapping[str, Any]) -> Turn:
-        """Make one call within the time limit; a step that exceeds it ends the episode."""
+        """Make one call within the time limit; a late answer to a step ends the episode."""
 
         async def begun() -> Turn:
             seed_generators(episode.seed)  # only as it starts: concurrent calls share the generators
@@ -130,7 +154,7 @@ class Session:
             finally:
                 task.cancel()
         except _TimeLimit:
-            if what == "step":
+            if what == "step" or (what == "finish" and self._endpoint is not None):
                 return Turn(ending="timeout")
             raise
 
@@ -144,7 +168,7 @@ class _Episode:
         seed: The seed of the next call.
     """
 
-    environment: Game | ToolUser
+    environment: _Adapter
     seed: int
 
 
@@ -170,10 +194,10 @@ def _deadline(seconds: float | None) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _adapter(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUser]:
+def _adapter(kind: Callable[[], Any], name: str) -> Callable[[], _Adapter]:
     """See `adapter_of`. Instances are made in the event loop, to which an async class's clients belong."""
 
-    async def in_loop() -> Callable[[], Game | ToolUser]:
+    async def in_loop() -> Callable[[], _Adapter]:
         with _one_line_errors(name):
             return adapter_of(kind, name)
 
@@ -205,11 +229,11 @@ def main(descriptor: int, tie: int) -> None:
     """
     sessions: list[Session] = []
 
-    def load(spec: str, name: str, timeout: float) -> dict[str, Any]:
+    def load(spec: str, name: str, timeout: float, temperature: float | None) -> dict[str, Any]:
         seed_generators(0)  # for what its module draws
         is_served = spec.startswith(PREFIX)
         kind = find_served(spec) if is_served else find_named(spec, word="environment", error=EnvError)
-        sessions.append(Session(kind, name, timeout))
+        sessions.append(Session(kind, name, timeout, temperature))
         return sessions[0].describe()
 
     def call(what: str, episodes: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -131,13 +131,13 @@ class Game:
     async def open(self, row: Mapping[str, Any], seed: int) -> Turn:
         """Start an episode; return the messages that follow the row's prompt."""
         reset = self._environment.reset
-        opening = await _result(reset(**_accepted(reset, {"row": row, "seed": seed})))
+        opening = await _result(reset(**accepted(reset, {"row": row, "seed": seed})))
         return Turn(_messages(opening, self._name), privileged=await _privileged(self._environment, self._name))
 
     async def step(self, text: str, **_: Any) -> Turn:
         """Pass on the policy's text; return the environment's reply."""
         step = _as_step(await _result(self._environment.step(text)), self._name)
-        reward = _number(step.reward, f"{self._name}.step gave the reward")
+        reward = finite_number(step.reward, f"{self._name}.step gave the reward")
         terminated, truncated = (
             _flag(getattr(step, key), f"{self._name}.step gave {key}=") for key in ("terminated", "truncated")
         )
@@ -182,7 +182,7 @@ class ToolUser:
         opening = None
         if self.has_reset:
             reset = self._environment.reset
-            opening = await _result(reset(**_accepted(reset, {"seed": seed, **row})))
+            opening = await _result(reset(**accepted(reset, {"seed": seed, **row})))
         return Turn(_messages(opening, self._name), privileged=await _privileged(self._environment, self._name))
 
     async def step(self, text: str, **_: Any) -> Turn:
@@ -208,7 +208,7 @@ class ToolUser:
         get_reward = getattr(self._environment, "get_reward", None)
         if get_reward is None:
             return Turn(ending="completed")
-        reward = _number(await _result(get_reward()), f"{self._name}.get_reward gave")
+        reward = finite_number(await _result(get_reward()), f"{self._name}.get_reward gave")
         return Turn(reward=reward, ending="completed")
 
 
@@ -259,7 +259,7 @@ def _check_signatures(environment: Any, name: str) -> None:
         return  # of C code
     try:
         step.bind("")
-        reset.bind(**_accepted(environment.reset, {"row": {}, "seed": 0}))
+        reset.bind(**accepted(environment.reset, {"row": {}, "seed": 0}))
     except TypeError as error:
         raise EnvError(f"{name}: {error}; expected reset(row, seed) and step(text)") from None
 
@@ -279,7 +279,7 @@ async def _result(value: Any) -> Any:
     return await cast("Awaitable[Any]", value) if inspect.isawaitable(value) else value
 
 
-def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Select the arguments that a function accepts."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -346,7 +346,8 @@ def _flag(value: Any, giver: str) -> bool:
         raise EnvError(f"{giver}{value!r:.60}; expected True or False") from None
 
 
-def _number(value: Any, giver: str) -> float:
+def finite_number(value: Any, giver: str) -> float:
+    """Convert a number; raise an `EnvError` that starts with `giver` for anything else."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -130,6 +130,13 @@ class Tools:
             return [self._read(llama[1])]
         return list(self._tagged(text))
 
+    def text_before_calls(self, text: str) -> str:
+        """Return the text before the first call in a turn, with its thought."""
+        answer = answer_of(text) or ""
+        tags = "|".join(map(re.escape, [HERMES, *self.names]))
+        before = re.split(rf"<(?:{tags})>|\[TOOL_CALLS\]|\A\s*(?:<\|python_tag\|>)?\s*{{", answer)[0]
+        return f"{text[: text.rfind(answer)]}{before}".rstrip()
+
     def call(self, environment: Any, call: Call) -> Any:
         """Call a tool; return its result, which may have to be awaited.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 
 import pytest
@@ -46,3 +47,18 @@ def test_an_interrupt_cancels_a_call_at_whatever_moment(when, monkeypatch):
     if when == "while it is awaited":
         assert ended.wait(10)
     assert reached == (["cancelled"] if started.is_set() else [])
+
+
+def test_a_fork_made_by_a_call_ends_where_it_waits():
+    """It shares the loop's selector with this process, and would take its events."""
+
+    async def forks():
+        child = os.fork()
+        await asyncio.sleep(0)
+        while True:  # in the child, nothing runs from here on
+            found, _ = os.waitpid(child, os.WNOHANG)
+            if found:
+                return found == child
+            await asyncio.sleep(0.01)
+
+    assert event_loop().submit(forks()).result(10)

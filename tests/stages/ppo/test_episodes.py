@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
+from kedge.rollout.player import Episodes
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.trainer import Trainer
@@ -297,6 +298,45 @@ class Killer(Guess):
 def killed_run(config, pid: Path) -> None:
     pid.write_text(str(os.getpid()))
     run_ppo(config, prompts=GAMES)
+
+
+NOTES = """
+async def run(row, client):
+    ask = client.chat.completions.create
+    first = [{"role": "user", "content": row["prompt"] + "Write notes."}]
+    notes = (await ask(model="policy", messages=first, max_tokens=4)).choices[0].message.content
+    second = [{"role": "system", "content": "Play."}, {"role": "user", "content": f"Notes: {notes}"}]
+    answer = (await ask(model="policy", messages=second)).choices[0].message.content
+    return [len(set(notes)) / 10, sum(map(answer.count, "aeiou")) / 4]
+"""
+
+
+def test_the_calls_of_an_agent_are_trained_on_as_they_were_sampled(tmp_path, policy, monkeypatch):
+    pytest.importorskip("openai")
+    pytest.importorskip("aiohttp")
+    (tmp_path / "agent.py").write_text(NOTES)
+    settings = {**EPISODES, "environment.source": f"{tmp_path}/agent.py:run", "num_prompts": 4, "num_minibatches": 2}
+    sampled: dict[int, list[int]] = {}
+    answer = Episodes.answer
+
+    def spied(self, said):
+        for row, ids in said.items():
+            sampled.setdefault(self._states[row].number, []).extend(ids)
+        return answer(self, said)
+
+    monkeypatch.setattr(Episodes, "answer", spied)
+    more = {"num_updates": 10, "learning_rate": 1e-3, "report": False, "num_fixed_prompts": 0}
+    with kedge.PpoTrainer(model=policy, prompts=GAMES, out=tmp_path / "run", **settings, **more) as trainer:
+        for _ in range(10):
+            sampled.clear()
+            batch = trainer.sample()
+            rollout = batch.rollout
+            rows = zip(rollout.response_ids, rollout.action_mask, strict=True)
+            trained = [ids[own].tolist() for ids, own in rows]
+            assert sorted(trained) == sorted(sampled.values())
+            metrics = trainer.update(batch)
+            assert metrics["policy/first_ratio_max"] == pytest.approx(1, abs=1e-4)
+            assert (metrics["episode/turns"], metrics["episode/contexts"], metrics["episode/completed"]) == (2, 2, 1)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

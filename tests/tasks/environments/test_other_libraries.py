@@ -19,10 +19,10 @@ def adapter(tmp_path):
     """The environment of a listing, by the class that it defines, in a worker process."""
     started = []
 
-    def start(name):
-        [listing] = [each for each in LISTINGS if f"class {name}:" in each]
+    def start(name, instead=("", "")):
+        [listing] = [each for each in LISTINGS if f"class {name}:" in each or f"def {name}(row, client)" in each]
         file = tmp_path / f"{name.lower()}_adapter.py"
-        file.write_text(listing, encoding="utf-8")
+        file.write_text(listing.replace(*instead), encoding="utf-8")
         started.append(Environment(f"{file}:{name}", timeout=60.0))
         return started[-1]
 
@@ -47,6 +47,51 @@ def test_the_tools_of_the_page(adapter):
     assert [message["content"] for message in turn.messages] == ["6"]
     turn = calculator.step({1: "It is 6."})[1]
     assert (turn.reward, turn.ending) == (1.0, "completed")
+
+
+def test_the_agent_of_the_page(adapter):
+    pytest.importorskip("openai")
+    pytest.importorskip("aiohttp")
+    agent = adapter("run")
+    agent.open({1: ({"question": "2 + 2?", "answer": "4"}, 0)})
+    second = agent.step({1: "Count."})[1]
+    assert second.context == [{"role": "user", "content": "2 + 2? Notes: Count. Answer:"}]
+    assert second.max_tokens == 20
+    turn = agent.step({1: "It is 4."})[1]
+    assert (turn.rewards, turn.ending) == ([0.0, 1.0], "completed")
+
+
+VERIFIERS = """verifiers.ToolEnv(
+    dataset=__import__("datasets").Dataset.from_list([{"question": "2*3=", "answer": "6"}]),
+    tools=[multiply],
+    rubric=verifiers.Rubric(funcs=[right]),
+)"""
+PARTS = """
+
+def multiply(a: int, b: int) -> int:
+    return a * b
+
+
+async def right(completion, answer):
+    return float(completion[-1]["content"] == answer)
+
+
+environment = """
+
+
+def test_verifiers(adapter):
+    pytest.importorskip("verifiers", exc_type=ImportError)
+    pytest.importorskip("aiohttp")
+    agent = adapter("rollout", ('environment = verifiers.load_environment("my-environment")', PARTS + VERIFIERS))
+    question = {"role": "user", "content": "37*64="}
+    opened = agent.open({1: ({"messages": [question], "answer": "2368"}, 0)})[1]
+    assert (opened.context, len(opened.tools)) == ([question], 1)
+    call = '<multiply>{"a": 37, "b": 64}</multiply>'
+    result = {"role": "tool", "content": "2368", "name": "multiply"}
+    context = [question, {"role": "assistant", "content": call, "answer": 0}, result]
+    assert agent.step({1: call})[1].context == context
+    turn = agent.step({1: "2368"})[1]
+    assert (turn.rewards, turn.ending) == ([0.0, 1.0], "completed")
 
 
 def test_gymnasium(adapter):

@@ -72,8 +72,8 @@ class EnvironmentConfig(Section):
     source: str | None = field(
         None,
         meaning="The environment's class, `file.py:Class` or `package.module:Class`: with `reset(row, seed)` and "
-        "`step(text)`, or with public methods that are tools; or an OpenEnv server, `openenv:URL`; null is a single "
-        "turn.",
+        "`step(text)`, or with public methods that are tools; or an agent, `file.py:function` of a row and a client of "
+        "OpenAI's; or an OpenEnv server, `openenv:URL`; null is a single turn.",
         source="kedge: a single turn",
         text="a class",
     )
