@@ -191,7 +191,15 @@ def ranges(responses: int, eval_every: int) -> Example:
 
 
 def against_preset(
-    script: str, name: str, responses: int, *, max_turns: int, max_new_tokens: int, tokens: float, eval_every: int
+    script: str,
+    name: str,
+    responses: int,
+    *,
+    max_turns: int,
+    max_new_tokens: int,
+    tokens: float,
+    num_seeds: int = 5,
+    num_held_out: int = 512,
 ) -> Example:
     """A game on which the preset `critic` was not tuned; docs/episodes.md has the plan.
 
@@ -202,7 +210,8 @@ def against_preset(
         max_turns: Of a game.
         max_new_tokens: Of both sides.
         tokens: The budget.
-        eval_every: Updates between evaluations.
+        num_seeds: Of the comparison.
+        num_held_out: The games that are evaluated.
     """
     arms = arms_of_critics(responses)
     class_name = {"examples/guess/guess.py": "Guess", "examples/grid/grid.py": "Grid"}[script]
@@ -220,25 +229,21 @@ def against_preset(
             "environment.max_turns": max_turns,
             "environment.max_turn_tokens": 3,
             "rollout.max_new_tokens": max_new_tokens,
-            "ppo.eval_every": eval_every,
+            "ppo.eval_every": 5,
         },
         rates=(1e-3, 2e-3, 4e-3),
         tokens=tokens,
         share=0.6,
         score="won",
-        seeds=range(5),
-        num_held_out=512,
+        seeds=range(num_seeds),
+        num_held_out=num_held_out,
     )
 
 
-LIAR: Final = against_preset(
-    "examples/guess/guess.py", "liar", 128, max_turns=7, max_new_tokens=48, tokens=36_000, eval_every=5
-)
-WINDY: Final = against_preset(
-    "examples/grid/grid.py", "windy", 64, max_turns=10, max_new_tokens=64, tokens=24_000, eval_every=5
-)
+LIAR: Final = against_preset("examples/guess/guess.py", "liar", 128, max_turns=7, max_new_tokens=48, tokens=36_000)
+WINDY: Final = against_preset("examples/grid/grid.py", "windy", 64, max_turns=10, max_new_tokens=64, tokens=24_000)
 MAZE: Final = against_preset(
-    "examples/grid/grid.py", "maze", 64, max_turns=24, max_new_tokens=160, tokens=60_000, eval_every=5
+    "examples/grid/grid.py", "maze", 64, max_turns=24, max_new_tokens=160, tokens=60_000, num_seeds=3, num_held_out=256
 )
 
 EXAMPLES: Final = {

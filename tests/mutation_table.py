@@ -757,7 +757,7 @@ MUTATIONS = (
         "Readout.fit",
         "kept.mul_(self._decay)",
         "kept",
-        f"{STATES}::test_the_head_is_the_ridge_regression_of_recent_states_by_hand[False-None]",
+        f"{STATES}::test_the_head_is_the_ridge_regression_of_recent_states_by_hand[False-token-None]",
     ),
     Mutation(
         "readout-of-every-epoch",
@@ -1305,8 +1305,8 @@ MUTATIONS = (
     Mutation(
         "cut-off-episode-ends-at-zero",
         "experience_from",
-        "credited = rewards + _value_at_cut(",
-        "credited = rewards + 0 * _value_at_cut(",
+        "credited = rewards + of_steps(_value_at_cut(",
+        "credited = rewards + 0 * of_steps(_value_at_cut(",
         f"{PLAYER}::test_a_cut_off_episode_goes_on_in_the_critics_eyes[shared-last]",
     ),
     Mutation(

@@ -29,13 +29,15 @@ GAMES = {
         "nearest": 15,
         "turns": 24,
         "care": 0.6,
+        "games": 1_500,
     },
     "corridor": {"prompt": "Walk to 91.", "map": ["#...#...G", ".........", "#...#...#"], "wind": 0.3, "turns": 12},
 }
 """By name: the prompt, the map (# is a wall, G the goal, K a key and D its door), the probability of a gust, which
-pushes one cell down, the fewest steps from where a game starts, its turns, and the share of the demonstrated steps that
-lead nearer; the others are in any direction. No example has the corridor, on which `bench.preset` chooses settings."""
-CALM, NEAREST, CARE = 0.0, 1, 0.5
+pushes one cell down, the fewest steps from where a game starts, its turns, the share of the demonstrated steps that
+lead nearer, where the others are in any direction, and the number of demonstrations. No example has the corridor, on
+which `bench.preset` chooses settings."""
+CALM, NEAREST, CARE, DEMONSTRATED = 0.0, 1, 0.5, 6_000
 
 MOVES = {"l": (0, -1), "r": (0, 1), "u": (-1, 0), "d": (1, 0)}
 GUESS = Path(__file__).parents[1] / "guess" / "guess.py"
@@ -121,12 +123,12 @@ def careless_game(seed, row, turns, care):
     return messages if answer.terminated else messages[:-1]
 
 
-def main(folder, num_games=6_000, *, game="windy", **sft):
+def main(folder, num_games=None, *, game="windy", **sft):
     """Train a model of 60,000 parameters on careless games, and write the prompts of new ones."""
     about, row = GAMES[game], prompt_row(game)
-    games = [
-        careless_game(f"game {number}", row, about["turns"], about.get("care", CARE)) for number in range(num_games)
-    ]
+    care = about.get("care", CARE)
+    numbers = range(num_games or about.get("games", DEMONSTRATED))
+    games = [careless_game(f"game {number}", row, about["turns"], care) for number in numbers]
     runpy.run_path(str(GUESS))["train_start"](folder, games, [row], sizes=SIZES, **sft)
 
 

@@ -61,9 +61,9 @@ class Rollout:
         calls: the number of tool calls in each episode, how many of them failed, and how many answers of the policy an
             agent changed; None without an environment.
         turn_starts: True at the first token of each turn of the policy; None without an environment.
-        parents: the slot of the token that was read before each token: the previous slot, or an earlier one where the
-            policy read a new context that begins like the old one. −1 is the prompt's last token, −2 the one before
-            it; −1 − P for a prompt of P tokens is none. None without an environment.
+        parents: the slot of the token that was read before each token: the previous slot, or an earlier one if the
+            policy read a new context that starts like an old one. −1 is the prompt's last token, −2 the one before it;
+            −1 − P, for a prompt of P tokens, means that nothing was read before. None without an environment.
         privileged_ids: token ids that only a separate critic reads, between prompt and response, padded. None for a
             critic that reads what the policy reads.
         privileged_mask: True on those tokens.
@@ -183,10 +183,10 @@ class Rollout:
         return bool(((self.parents != slots - 1) & self.token_mask).any())
 
     def contexts(self, slots: Bool[Tensor, "batch time"], *, privileged: bool = False) -> Contexts:
-        """What was read before some slots of episodes. What comes after the last action follows it.
+        """Collect what was read before some slots of episodes.
 
         Args:
-            slots: The slots.
+            slots: Actions, or slots that follow the previous slot.
             privileged: Put each row's privileged tokens after what a context has of the prompt.
         """
         assert self.parents is not None

@@ -53,7 +53,7 @@ def prefix_tree(texts: Sequence[tuple[int, ...]], *, longest: int) -> list[Piece
 
 @dataclass(frozen=True)
 class Contexts:
-    """What the tokens of episodes follow, as texts that share what they begin with.
+    """The contexts of some tokens of episodes.
 
     Attributes:
         paths: Token ids of contexts that are not part of a longer one.
@@ -67,7 +67,7 @@ class Contexts:
 
     @cached_property
     def pieces(self) -> list[Pieces]:
-        """The pieces that the paths begin with in common."""
+        """The pieces that the paths share at their start."""
         return prefix_tree([*map(tuple, self.paths)], longest=max(map(len, self.paths), default=0))
 
     def add(

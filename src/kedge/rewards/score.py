@@ -239,7 +239,7 @@ def _turns(
 
 
 def _new_contexts(rollout: Rollout) -> list[dict[int, list[int]]]:
-    """What turns have read that do not go on after the turn before them, by the place of their first token."""
+    """Collect the contexts of turns that do not continue the turn before them, by the slot of their first token."""
     assert rollout.turn_starts is not None
     assert rollout.parents is not None
     contexts = rollout.contexts(rollout.turn_starts)

@@ -14,7 +14,7 @@ from kedge.algorithm.experience import Rollout
 
 @dataclass(frozen=True)
 class Reply:
-    """What the policy reads before its next turn.
+    """The tokens that the policy reads before its next turn.
 
     Attributes:
         tokens: Token ids that no earlier turn of the conversation has read at this place.

@@ -60,7 +60,7 @@ class Limits:
 
 
 class Said(TypedDict):
-    """What an environment is told about a turn of the policy.
+    """A turn of the policy, as an environment gets it.
 
     Attributes:
         text: The turn without its stop token, cut at a stop string.
@@ -184,7 +184,7 @@ class Answer(Protocol):
 
     @property
     def num_changed(self) -> int:
-        """Number of new messages of an assistant in `context` that are no answer of the policy."""
+        """Number of new messages of an assistant in `context` that the policy has not written."""
         ...
 
     @property
@@ -444,7 +444,7 @@ class Player:
                 f"first question, and called as {tools.sample_text}"
             )
         if turns.rewrites and self._say:
-            self._say(f"{self.environment.name}: {turns.rewriting}; so every turn reads a context of its own")
+            self._say(f"{self.environment.name}: {turns.rewriting}; so each turn reads the whole conversation anew")
         return turns
 
 
@@ -712,7 +712,7 @@ class Episodes:
     def _new_context(self, state: _State, turns: Turns, read: Messages) -> tuple[Messages, int, Reply]:
         """Return a context, its number of tokens, and what of it is new to the episode.
 
-        A conversation that goes on after a turn of the policy is continued from the tokens sampled then.
+        A conversation that continues after a turn of the policy keeps the tokens sampled then.
         """
         place = next((place for place in range(len(read) - 1, -1, -1) if read[place]["role"] == "assistant"), -1)
         number = read[place].get("answer") if place >= 0 else None

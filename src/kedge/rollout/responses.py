@@ -144,7 +144,7 @@ class Responses:
             self.own[row, added] = True
 
     def path(self, row: int, prompt: Sequence[int]) -> list[tuple[int, int]]:
-        """What the policy reads before its next token: slots, which are negative in the prompt, and token ids."""
+        """List the slots, negative in the prompt, and the token ids that the policy reads before its next token."""
         length = int(self.lengths[row])
         ids, parents = self.ids[row].tolist(), self.parents[row].tolist()
         slot = parents[length] if length < len(parents) else length - 1
@@ -195,7 +195,7 @@ class Responses:
 
 
 class Paths:
-    """What rows read before they changed, for a cache that still has it.
+    """Remembers the contexts of rows before they change, for a cache that still has them.
 
     Args:
         responses: The rows.

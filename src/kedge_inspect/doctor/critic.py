@@ -290,8 +290,8 @@ def _warm_up(run: RunRecord) -> Iterator[Remedy]:
 def idle_critic(run: RunRecord, saved: Series) -> Symptom | None:
     """Seen: With `rloo_critic` or `reinforce++_critic` as `ppo.advantage`, `advantage/variance_saved` stays near 0.
 
-    Try: Leave it, since it may still learn; or save its passes with the same advantage without a critic,
-    `ppo.advantage=reinforce++` (in groups `rloo`).
+    Try: Leave it, since it may still learn; or save its passes with the same advantage without a critic: `rloo` or
+    `reinforce++` as `ppo.advantage`, and `none` as `ppo.critic`.
 
     Threshold: At most 2% of the variance late in the run. A note.
     """

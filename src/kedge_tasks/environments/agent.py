@@ -144,7 +144,7 @@ class Agent:
 
 
 async def _played(play: Callable[[], Awaitable[Any]], client: Any) -> tuple[Any, Any]:
-    """What an async function returned, or raised: SystemExit would end the event loop."""
+    """Return the result of an async function and None, or None and its error: SystemExit would end the event loop."""
     try:
         async with client:
             return await play(), None
@@ -153,7 +153,7 @@ async def _played(play: Callable[[], Awaitable[Any]], client: Any) -> tuple[Any,
 
 
 async def _played_in_thread(play: Callable[[], Any], client: Any) -> tuple[Any, Any]:
-    """What a function returned or raised, run in a thread that does not keep the process from ending."""
+    """Run a function in a daemon thread; see `_played`."""
     future: Future[tuple[Any, Any]] = Future()
     future.set_running_or_notify_cancel()
     process = os.getpid()

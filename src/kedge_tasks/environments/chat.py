@@ -88,7 +88,7 @@ class Request:
         given = {key: value for key, value in body.items() if value is not None}
         take = given.pop
         if (model := take("model", None)) != MODEL:
-            raise Refusal(f"there is no model {model!r:.60}; the only one is {MODEL!r}", 404, "model_not_found")
+            raise Refusal(f"the model {model!r:.60} does not exist; the only one is {MODEL!r}", 404, "model_not_found")
         if (asked := take("temperature", temperature)) != temperature:
             raise Refusal(f"temperature={asked!r:.60} is not rollout.temperature, that of sampling; leave it out")
         prompt = take("prompt", None)
@@ -237,7 +237,7 @@ def _messages(entries: Sequence[Mapping[str, Any]]) -> list[Message]:
             message["name"] = name
         messages.append(message)
     if not messages:
-        raise Refusal("there are no messages")
+        raise Refusal("the list of messages is empty")
     return messages
 
 

@@ -91,7 +91,7 @@ class Turn:
         max_tokens: Limit of the policy's next turn.
         stop: Strings that end the policy's next turn.
         rewards: The reward of each turn of the policy, where they are known at the end.
-        num_changed: New messages of an assistant in `context` that are no answer of the policy.
+        num_changed: New messages of an assistant in `context` that the policy has not written.
     """
 
     messages: list[dict[str, str]] = field(default_factory=list)

@@ -197,6 +197,7 @@ def test_warmup_is_suggested_if_the_first_steps_go_too_far(start: int, warmup: b
         ({"ppo.clip_range": 0.3}, False),  # would be narrowed
         ({"ppo.clip_range_high": 0.2}, False),  # chosen
         ({"ppo.clip_range": 3e-4, "ppo.ratio": "sequence"}, False),  # would be a thousand times as wide
+        ({"ppo.clip_range": 3e-4, "ppo.ratio": "turn"}, False),
         ({"ppo.policy_loss": "unclipped"}, False),  # would not load
     ],
 )

@@ -258,10 +258,11 @@ def test_a_scheduled_clip_has_the_bounds_of_each_update():
     assert (found["low"], found["high"], found["whole"][0]["pulled"]["raised"]) == (0.6, 1.4, 0.5)
 
 
-def test_bounds_for_whole_responses_are_not_drawn_at_the_ratios_of_tokens():
-    config = {**CONFIG, "ppo": {**CONFIG["ppo"], "ratio": "sequence", "clip_range": 3e-4, "clip_range_high": 4e-4}}
+@pytest.mark.parametrize(("ratio", "whole"), [("sequence", "responses"), ("turn", "turns")])
+def test_bounds_for_whole_responses_are_not_drawn_at_the_ratios_of_tokens(ratio, whole):
+    config = {**CONFIG, "ppo": {**CONFIG["ppo"], "ratio": ratio, "clip_range": 3e-4, "clip_range_high": 4e-4}}
     found = clipping(ppo_record(config=config))
-    assert (found["loss"], found["low"], found["high"]) == ("clipped, by whole responses", 0.8, 1.2)
+    assert (found["loss"], found["low"], found["high"]) == (f"clipped, by whole {whole}", 0.8, 1.2)
 
 
 def test_the_frontier_is_over_the_root_of_the_kl_and_marks_the_judges_best():

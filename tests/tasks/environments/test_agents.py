@@ -299,7 +299,7 @@ def test_only_the_temperature_of_sampling_may_be_asked_for(local, temperature, a
 @pytest.mark.parametrize(
     ("named", "line"),
     [
-        ({"model": "gpt-5"}, r"^404 model_not_found: there is no model 'gpt-5'; the only one is 'policy'$"),
+        ({"model": "gpt-5"}, r"^404 model_not_found: the model 'gpt-5' does not exist; the only one is 'policy'$"),
         ({"temperature": 0.5}, r"^400 None: temperature=0.5 is not rollout.temperature, that of sampling; leave it"),
         ({"temperature": 0}, "temperature=0 is not"),
         (
@@ -327,7 +327,7 @@ def test_only_the_temperature_of_sampling_may_be_asked_for(local, temperature, a
         ({"max_tokens": 0}, "max_tokens=0 is not"),
         ({"max_tokens": "many"}, "max_tokens='many' is not"),
         ({"stop": [1]}, r"the request is not valid \(TypeError: "),
-        ({"messages": []}, "there are no messages"),
+        ({"messages": []}, "the list of messages is empty"),
         ({"messages": "hi"}, "the request is not valid"),
         ({"messages": [{"role": "critic", "content": "no"}]}, "the role 'critic' is not one of system"),
         ({"messages": [{"role": "user", "content": 3}]}, "the content 3 is not a text"),
