@@ -242,6 +242,9 @@ def test_an_episode_may_be_longer_than_the_context_of_the_model(tmp_path, policy
     assert row["episode/completed"] == 1
     assert row["episode/contexts"] == 6
     assert row["episode/turns"] == 12
+    for sample in read_samples(tmp_path / "run"):
+        assert len(sample["turns"]) == 12
+        assert sum(after < before for before, after, *_ in sample["turns"]) == 5  # each of the others begins a context
     assert row["policy/first_ratio_max"] == pytest.approx(1, abs=1e-4)
     del settings["environment.max_turn_tokens"]
     with pytest.raises(ConfigError, match=r"max_new_tokens=900 leaves no room for a prompt: the policy reads at most"):
