@@ -27,6 +27,7 @@ def path_to(rollout, row, slot):
 def test_the_turns_of_any_tree_say_what_they_have_read():
     rollout = forest(speaker())
     assert rollout.branches
+    assert rollout.turn_starts is not None
     for row in range(len(PROMPTS)):
         sides = sides_of(rollout, row, tiny_tokenizer())
         own = rollout.action_mask[row].nonzero().flatten().tolist()
