@@ -368,6 +368,8 @@ def test_an_answer_without_a_call_ends_an_episode_with_tools(tmp_path):
     settings = EPISODES | {"environment.source": f"{worlds.__file__}:Adder", "max_new_tokens": 20}
     result = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=rows)
     assert result.metrics[-1]["episode/completed"] == 1  # a random policy calls no tool
+    assert result.metrics[-1]["tools/calls"] == 0
+    assert "tools/failed" not in result.metrics[-1]
     assert result.metrics[-1]["score/Adder"] == 0
 
 
