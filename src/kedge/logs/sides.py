@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import Any, NamedTuple
+from itertools import accumulate, compress
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -27,7 +27,7 @@ class Sides(NamedTuple):
     ids: list[int]
     tokens: list[str]
     foreign: list[tuple[int, str]]
-    turns: list[tuple[int, int, int, int]]
+    turns: list[tuple[int, ...]]
 
 
 def sides_of(rollout: Rollout, row: int, tokenizer: PreTrainedTokenizerBase) -> Sides:
@@ -39,23 +39,17 @@ def sides_of(rollout: Rollout, row: int, tokenizer: PreTrainedTokenizerBase) -> 
         tokenizer: The policy's tokenizer.
     """
     columns = rollout.response_ids, rollout.action_mask, rollout.parents, rollout.turn_starts
-    ids, own, parents, starts = (_read(rollout, row, column) for column in columns)
+    read = rollout.token_mask[row]
+    ids, own, parents, starts = ([] if column is None else column[row][read].tolist() for column in columns)
     contexts = list(accumulate(parent != slot - 1 for slot, parent in enumerate(parents)))
     before = list(accumulate(own, initial=0))
-    turns = list[tuple[int, int, int, int]]()
-    for slot, begins in enumerate(starts):
-        if begins:
-            path = list[int]()
-            place = parents[slot]
-            while place >= 0:
-                path.append(place)
-                place = parents[place]
-            num_read = int(rollout.prompt_mask[row].sum()) + 1 + place + len(path)
-            after = next((before[at + 1] for at in path if own[at]), 0)
-            num_new = sum(before[at] == before[slot] for at in path) if turns else num_read
-            turns.append((before[slot], after, num_read, num_new))
+    turns: list[tuple[int, ...]] = []
+    for slot in compress(range(len(ids)), starts):
+        path = [slot]
+        while (place := parents[path[-1]]) >= 0:
+            path.append(place)
+        num_read = int(rollout.prompt_mask[row].sum()) + place + len(path)
+        after = next((before[at + 1] for at in path[1:] if own[at]), 0)
+        num_new = sum(before[at] == before[slot] for at in path[1:]) if turns else num_read
+        turns.append((before[slot], after, num_read, num_new))
     return Sides(ids, *turn_pieces(tokenizer, ids, own, contexts), turns)
-
-
-def _read(rollout: Rollout, row: int, column: Any) -> list[Any]:
-    return [] if column is None else column[row][rollout.token_mask[row]].tolist()
