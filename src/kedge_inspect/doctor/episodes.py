@@ -66,7 +66,7 @@ def tools_fail(run: RunRecord, failed: Series) -> Symptom | None:
 @rule(
     "The policy hardly ever calls a tool. It cannot learn to: a call that is not sampled is not rewarded.",
     needs=("tools/calls",),
-    also=("reward/score_mean",),
+    also=("reward/score_mean", "episode/timeout"),
     updates=MIN_LEVEL,
     fits=has_tools,
 )
@@ -76,10 +76,11 @@ def tools_unused(run: RunRecord, calls: Series) -> Symptom | None:
     Try: Show a call in the prompts (`data.prompts`), or fine-tune the model on a few episodes with calls first. If the
     policy called the tools at first, check that the reward pays for what they find, and `tools/failed`.
 
-    Threshold: Less than one call in twenty episodes: a warning; a note if the score rises nevertheless.
+    Threshold: Less than one call in twenty episodes: a warning; a note if the score rises nevertheless. Not where calls
+    [time out](#episodes_time_out), which are not counted.
     """
-    if calls.late >= RARELY:
-        return None
+    if calls.late >= RARELY or episodes_time_out.find(run):
+        return None  # a call that came back too late is not counted
     return Symptom(
         "note" if rose(read(run, "reward/score_mean")) else "warning",
         f"{fmt(calls.late)} calls of tools per episode ({calls.late_span}), {fmt(calls.first)} at first",

@@ -476,6 +476,7 @@ EDGES: list[Edge] = [
         (WARNING, FLAT | TOOLS | {"tools/calls": step(2.0, 0.0)}),
         (NOTE, TOOLS | {"tools/calls": [0.0] * 16}),
         (SILENT, FLAT | episodes()),  # a game without tools
+        (SILENT, FLAT | TOOLS | {"tools/calls": [0.0] * 16, "episode/timeout": [0.3] * 16}),  # calls that are late
     ),
     *metrics(
         "episodes_time_out",
