@@ -328,13 +328,15 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     elsewhere |= {"response/masked"}
     # With a reward model and runtime.frozen_dtype=int8.
     elsewhere |= {"reward/rounding_error"}
-    # With an environment; the second two with calls of tools, which a random policy does not make.
+    # With an environment; the second two with tools.
     played = settings("ppo", policy, tmp_path / "played", num_updates=1, num_prompts=2, max_new_tokens=9)
     run_ppo(played, prompts=["The boat"], environment=Guess)
     of_episodes = ("episode/", "time/environment", "reward/environment")
     episodes = {name for name in measured(tmp_path / "played") if name.startswith(of_episodes)}
     assert len(episodes) == 11
     elsewhere |= episodes | {"tools/calls", "tools/failed"}
+    # With an environment that replaces the history, and an agent that changes answers.
+    elsewhere |= {"episode/contexts", "episode/changed"}
     assert found | elsewhere == documented("PPO")
 
 

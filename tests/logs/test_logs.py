@@ -119,13 +119,14 @@ def test_samples_keep_six_digits_and_every_character(tmp_path):
 
 
 def test_what_only_episodes_have_is_in_the_file_only_for_them(tmp_path):
-    episode = dataclasses.replace(SAMPLE, foreign=[(1, "no.\n")], ending="max_turns")
+    episode = dataclasses.replace(SAMPLE, foreign=[(1, "no.\n")], turns=[(0, 0, 5, 5)], ending="max_turns")
     with SamplesLog(tmp_path) as log:
         log.write(1, [SAMPLE, episode])
     first, second = read_samples(tmp_path)
     assert list(first)[-1] == "fixed"
     assert {name: second[name] for name in second.keys() - first.keys()} == {
         "foreign": [[1, "no.\n"]],
+        "turns": [[0, 0, 5, 5]],
         "ending": "max_turns",
     }
     for row in (first, second):  # as a logger reads them

@@ -318,7 +318,7 @@ def is_character_tokenizer(tokenizer: object) -> bool:
 
 
 def turn_pieces(
-    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], own: Sequence[bool]
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], own: Sequence[bool], contexts: Sequence[int] = ()
 ) -> tuple[list[str], list[tuple[int, str]]]:
     """Decode the tokens that the policy chose one by one, and the text in between that it only read.
 
@@ -326,6 +326,8 @@ def turn_pieces(
         tokenizer: See `token_pieces`.
         ids: The tokens of both sides, in order.
         own: For each token, True if the policy chose it.
+        contexts: For each token, the number of its context; stretches of different contexts are separate. Empty for a
+            single context.
 
     Returns:
         One piece per chosen token; and for each stretch of other tokens, the number of chosen tokens before it and its
@@ -333,8 +335,9 @@ def turn_pieces(
     """
     pieces: list[str] = []
     foreign: list[tuple[int, str]] = []
-    for is_own, stretch in groupby(zip(own, token_pieces(tokenizer, ids), strict=True), key=lambda pair: pair[0]):
-        texts = [text for _, text in stretch]
+    said = zip(own, contexts or [0] * len(own), token_pieces(tokenizer, ids), strict=True)
+    for (is_own, _), stretch in groupby(said, key=lambda token: token[:2]):
+        texts = [text for *_, text in stretch]
         if is_own:
             pieces += texts
         else:

@@ -15,8 +15,8 @@ from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.experience import ENDINGS, Experience, Rollout
 from kedge.algorithm.logprobs import response_log_ratios
 from kedge.algorithm.shaping import GroupScores
-from kedge.data.tokens import turn_pieces
 from kedge.logs.json_lines import Sample
+from kedge.logs.sides import sides_of
 from kedge_base.run_folder.record_format import NUM_BINS, OF_SCORES, WIDEST
 
 NUM_QUANTILES = 21
@@ -210,7 +210,6 @@ def _sample(
 ) -> Sample:
     rollout = experience.rollout
     mask = rollout.action_mask[row]
-    read = rollout.token_mask[row]
 
     def counted(values: Tensor) -> list[float]:
         return values[row][mask].tolist()
@@ -218,15 +217,14 @@ def _sample(
     def known(values: Tensor | None) -> list[float] | None:
         return None if values is None or values[row][mask].isnan().any() else counted(values)
 
-    ids = rollout.response_ids[row][read].tolist()
-    tokens, foreign = turn_pieces(tokenizer, ids, mask[read].tolist())
+    sides = sides_of(rollout, row, tokenizer)
     stopped = bool(rollout.stopped[row])
     if rollout.ending is not None:  # the environment has added to the prompt, so decode what the policy read
         prompt = str(tokenizer.decode(rollout.prompt_ids[row][rollout.prompt_mask[row]]))
     return Sample(
         prompt=prompt,
-        response=str(tokenizer.decode(ids[:-1] if stopped else ids)),
-        tokens=tokens,
+        response=str(tokenizer.decode(sides.ids[:-1] if stopped else sides.ids)),
+        tokens=sides.tokens,
         score=float(experience.total_scores[row]),
         stopped=stopped,
         logprobs=counted(experience.old_logprobs),
@@ -237,7 +235,8 @@ def _sample(
         entropies=known(entropies),
         new_logprobs=known(new_logprobs),
         reason=reason,
-        foreign=foreign or None,
+        foreign=sides.foreign or None,
+        turns=sides.turns or None,
         ending=None if rollout.ending is None else ENDINGS[int(rollout.ending[row])],
     )
 

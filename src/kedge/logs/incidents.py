@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Experience, Rollout
-from kedge.data.tokens import turn_pieces
 from kedge.logs.json_lines import JsonLines, plain_json
+from kedge.logs.sides import sides_of
 from kedge_base.run_folder.output import INCIDENTS_FILE, replace_file
 from kedge_base.run_folder.record_format import parsed_row
 
@@ -45,10 +45,8 @@ def truncate_incidents(folder: Path, last_update: int) -> None:
         replace_file(path, kept)
 
 
-def describe_row(
-    evidence: Rollout | Experience, row: int, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, str | float | Sequence[str] | Sequence[float] | Sequence[tuple[int, str]]]:
-    """One response of an update with all values known per token; `foreign` as in a `Sample`.
+def describe_row(evidence: Rollout | Experience, row: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """One response of an update with all values known per token; `foreign` and `turns` as in a `Sample`.
 
     Args:
         evidence: The update's rollout, or its experience if there is one already.
@@ -57,18 +55,16 @@ def describe_row(
     """
     rollout = evidence if isinstance(evidence, Rollout) else evidence.rollout
     mask = rollout.action_mask[row]
-    read = rollout.token_mask[row]
-    ids = rollout.response_ids[row][read].tolist()
-    tokens, foreign = turn_pieces(tokenizer, ids, mask[read].tolist())
+    sides = sides_of(rollout, row, tokenizer)
     values: dict[str, Tensor | None] = {"sampler_logprobs": rollout.logprobs}
     if isinstance(evidence, Experience):
         names = ("old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns")
         values |= {name: getattr(evidence, name) for name in names}
     return {
         "prompt": str(tokenizer.decode(rollout.prompt_ids[row][rollout.prompt_mask[row]])),
-        "response": str(tokenizer.decode(ids)),
-        "tokens": tokens,
-        **({"foreign": foreign} if foreign else {}),
+        "response": str(tokenizer.decode(sides.ids)),
+        "tokens": sides.tokens,
+        **{name: each for name in ("foreign", "turns") if (each := getattr(sides, name))},
         **({"score": float(evidence.total_scores[row])} if isinstance(evidence, Experience) else {}),
         **{name: value[row][mask].tolist() for name, value in values.items() if value is not None},
     }

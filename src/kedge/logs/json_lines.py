@@ -225,7 +225,7 @@ def as_rows(columns: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(columns, entries, strict=True))
 
 
-SAMPLE_OPTIONAL = ("reason", "foreign", "ending")
+SAMPLE_OPTIONAL = ("reason", "foreign", "turns", "ending")
 TOKEN_VALUES = ("logprobs", "ref_logprobs", "values", "rewards", "advantages", "entropies", "new_logprobs")
 
 
@@ -248,8 +248,9 @@ class Sample:
         entropies: Entropy of the distribution each token was drawn from, nats, or None if not computed.
         new_logprobs: Log probabilities in the update's last epoch, nats, or None if it had no such epoch.
         fixed: The number of a fixed prompt, from 0, or None for responses that are trained on.
-        reason: The reason for the score, or None. Like the next two, it is omitted from the file if empty.
+        reason: The reason for the score, or None. Like the next three, it is omitted from the file if empty.
         foreign: Each text in the response that the policy only read, after the number of its tokens before it.
+        turns: The turns of an episode; each has four numbers, those of `kedge.logs.sides.Sides`.
         ending: How an episode ended, one of `kedge.algorithm.experience.ENDINGS`.
 
     Raises:
@@ -271,6 +272,7 @@ class Sample:
     fixed: int | None = None
     reason: str | None = None
     foreign: Sequence[tuple[int, str]] | None = None
+    turns: Sequence[Sequence[int]] | None = None
     ending: str | None = None
 
     def as_fixed(self, number: int) -> Sample:

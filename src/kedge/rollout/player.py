@@ -405,7 +405,8 @@ class Player:
             **{f"episode/{name}": endings.count(number) / len(endings) for number, name in enumerate(ENDINGS)},
             "time/environment": waited - before,
             **({"episode/changed": changed / len(contexts)} if changed else {}),
-            **({"tools/calls": calls / len(contexts), "tools/failed": errors / calls} if calls else {}),
+            **({"tools/calls": calls / len(contexts)} if calls or self.environment.tools else {}),
+            **({"tools/failed": errors / calls} if calls else {}),
         }
 
     def _turns_of(

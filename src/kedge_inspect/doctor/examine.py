@@ -15,6 +15,7 @@ from rich.text import Text
 from kedge_base.texts import printable
 from kedge_inspect.doctor import (
     critic,
+    episodes,
     evaluation,
     hacking,
     kl,
@@ -48,6 +49,10 @@ RULES: tuple[Rule, ...] = (
     steps.not_finite,
     responses.rows_dropped,
     rewards.reward_function_failing,
+    episodes.tools_fail,
+    episodes.tools_unused,
+    episodes.episodes_time_out,
+    episodes.answers_changed,
     steps.steps_too_large,
     kl.entropy_rising,
     rewards.groups_of_one,

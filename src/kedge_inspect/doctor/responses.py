@@ -109,7 +109,8 @@ def truncated_at_cap(run: RunRecord, stops: Series, longest: Series) -> Symptom 
     """Seen: `response/eos_rate` is below 1: the rest of the responses hit `rollout.max_new_tokens`. With an
     environment, `episode/max_tokens` and `episode/context_overflow` are above 0.
 
-    Try: Double `rollout.max_new_tokens`.
+    Try: Double `rollout.max_new_tokens`. Where the model's context is full, let the environment
+    [shorten it](episodes.md#new-contexts).
 
     Threshold: A tenth of the responses, or of the episodes (N+ has 2 to 5%): a warning. With a separate score for a
     missing stop token, serious if more than half are truncated from the first update on, and a note if they were and it
@@ -133,7 +134,9 @@ def _episodes_cut(run: RunRecord) -> Symptom | None:
     """Symptom of episodes that run out of tokens, within a turn or because the next answer no longer fits."""
     in_turn = read(run, "episode/max_tokens")
     overflow = read(run, "episode/context_overflow")
-    cut = None if in_turn is None or overflow is None else combine(lambda one, other: one + other, in_turn, overflow)
+    if in_turn is None or overflow is None:
+        return None
+    cut = combine(lambda one, other: one + other, in_turn, overflow)
     if cut is None or cut.late < TRUNCATED:
         return None
     return Symptom(
@@ -141,6 +144,7 @@ def _episodes_cut(run: RunRecord) -> Symptom | None:
         f"{cut.late:.0%} of the episodes run out of tokens ({cut.late_span}), {cut.first:.0%} in the first update: "
         f"both sides together have rollout.max_new_tokens={run.setting('rollout.max_new_tokens')}",
         (MORE_TOKENS,),
+        "if the model's context is full, let the environment shorten it" if overflow.late > in_turn.late else "",
     )
 
 

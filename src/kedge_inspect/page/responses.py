@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kedge_inspect.page.looks import has_part
-from kedge_inspect.page.numbers import as_number, distributions, evenly_spaced, fitting, rounded, shortened
+from kedge_inspect.page.numbers import as_number, distributions, evenly_spaced, fitting, mean_of, rounded, shortened
 from kedge_inspect.page.result_sentences import why_no_result
 from kedge_inspect.record import RunRecord
 
@@ -82,7 +83,7 @@ def _response(row: Mapping[str, Any], *, with_prompt: bool) -> dict[str, Any]:
 
 
 def _turns(row: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Describe the other side of an episode, its number of turns and its ending; empty for a single turn.
+    """Describe the other side of an episode, its turns and its ending; empty for other responses.
 
     Args:
         row: The row of the sample.
@@ -91,11 +92,49 @@ def _turns(row: Mapping[str, Any], length: int) -> dict[str, Any]:
     foreign = row.get("foreign") or ()
     if not foreign and "ending" not in row:
         return {}
+    tree = _tree(row)
     return {
         "foreign": [[at, shortened(str(text))] for at, text in foreign if at <= MOST_TOKENS],
-        "turns": 1 + len({at for at, _ in foreign if 0 < at < length}),
+        "turns": len(tree) or 1 + len({at for at, _ in foreign if 0 < at < length}),
+        "tree": tree,
         "ending": row.get("ending"),
     }
+
+
+def _tree(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Describe each turn of an episode; empty for a folder that does not have them.
+
+    Returns:
+        By turn: `at`, the policy's tokens before it; the numbers of tokens that it `reads`, of `new` ones, and of the
+        policy's own that are `left_out`; `reward`, its sum; the `value` at its first token; its mean `advantage`; and
+        `level`, how far to indent it. A turn in a new context has `after`, the turn that the context continues, or 0,
+        and how many tokens of that turn are `kept`.
+    """
+    turns: Sequence[Sequence[int]] = row.get("turns") or ()
+    starts = [turn[0] for turn in turns]
+    shown: list[dict[str, Any]] = []
+    continued: set[int] = set()
+    for (at, last, num_read, num_new), end in zip(turns, [*starts, None][1:], strict=True):
+        rewards, values, advantages = (
+            [known for value in (row.get(name) or ())[at:end] if (known := as_number(value)) is not None]
+            for name in ("rewards", "values", "advantages")
+        )
+        after = bisect_left(starts, last)
+        before = shown[after - 1] if after else {"at": 0, "level": 0, "left_out": 0}
+        turn = {
+            "at": at,
+            "level": before["level"] + (after in continued),
+            "reads": num_read,
+            "new": num_new,
+            "left_out": at - last + before["left_out"],
+            "reward": math.fsum(rewards),
+            "value": values[0] if values else None,
+            "advantage": mean_of(advantages) if advantages else None,
+            **({"after": after, "kept": last - before["at"]} if last < at else {}),
+        }
+        shown.append(rounded(turn, 4))
+        continued |= {after} - {0}
+    return shown
 
 
 def _reasons(row: Mapping[str, Any]) -> dict[str, str]:

@@ -17,6 +17,8 @@ TAUGHT = {"ppo.reference": "teacher", "reward": []}
 """A run that learns from a teacher alone."""
 NO_SCORES = dict.fromkeys(("reward/score_mean", "reward/score_std", "reward/length_correlation", "score/model"))
 
+TOOLS = {"episode/turns": 3.0, "tools/calls": 2.0}
+
 CLOSE = {"policy/sampler_ratio_p01": 0.95, "policy/sampler_ratio_p99": 1.05,
          "policy/sampler_response_p01": 1.0, "policy/sampler_response_p99": 1.0}  # fmt: skip
 
@@ -222,6 +224,21 @@ CASES = [
         {"reward/unscored": [13.0] * 16, "reward/mine_given_up": [13.0] * 16},
         {"reward/unscored": [13.0] * 16},
     ),
+    metrics("tools_fail", "warning", {**TOOLS, "tools/failed": [0.6] * 16}, {**TOOLS, "tools/failed": [0.4] * 16}),
+    metrics(  # calls are learned in the first, and in the second there is no result to learn from
+        "tools_fail",
+        "serious",
+        {**TOOLS, "tools/failed": [1.0] * 16},
+        {**TOOLS, "tools/failed": towards(1.0, 0.6)},
+    ),
+    metrics("tools_unused", "warning", {**TOOLS, "tools/calls": 0.0, "reward/score_mean": 0.9},
+            {"episode/turns": 1.0, "reward/score_mean": 0.9}),
+    metrics("tools_unused", "note", {**TOOLS, "tools/calls": 0.01}, {**TOOLS, "tools/calls": 0.1}),
+    metrics("episodes_time_out", "warning", {"episode/turns": 3.0, "episode/timeout": [0.2] * 16},
+            {"episode/turns": 3.0, "episode/timeout": [0.05] * 16}),
+    metrics("answers_changed", "note", {"episode/turns": 4.0, "episode/changed": 1.0},
+            {"episode/turns": 20.0, "episode/changed": 1.0}),
+    metrics("answers_changed", "warning", {"episode/turns": 4.0, "episode/changed": 3.0}, {"episode/turns": 4.0}),
     metrics("responses_unscored", "note", {"reward/unscored": [20.0] * 16}, {"reward/unscored": [12.0] * 16}),
     metrics(
         "responses_unscored",

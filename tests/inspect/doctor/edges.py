@@ -14,6 +14,7 @@ from tests.inspect.doctor.cases import (
     FUNCTION,
     GROUPS,
     JUDGED,
+    TOOLS,
     fitted_critic,
     held_out,
     nothing_held_out,
@@ -460,6 +461,36 @@ EDGES: list[Edge] = [
         (WARNING, episodes({"episode/max_tokens": [0.06] * 16, "episode/context_overflow": [0.041] * 16})),
     ),
     *metrics(
+        "tools_fail",
+        (SILENT, TOOLS | {"tools/failed": [0.49] * 16}),
+        (WARNING, TOOLS | {"tools/failed": [0.51] * 16}),
+        (WARNING, TOOLS | {"tools/failed": [0.94] * 16}),
+        (SERIOUS, TOOLS | {"tools/failed": [0.96] * 16}),
+        (SILENT, TOOLS | {"tools/failed": step(0.99, 0.94)}),
+        (SERIOUS, TOOLS | {"tools/failed": step(1.0, 0.96)}),
+    ),
+    *metrics(
+        "tools_unused",
+        (WARNING, FLAT | TOOLS | {"tools/calls": [0.049] * 16}),
+        (SILENT, FLAT | TOOLS | {"tools/calls": [0.051] * 16}),
+        (WARNING, FLAT | TOOLS | {"tools/calls": step(2.0, 0.0)}),
+        (NOTE, TOOLS | {"tools/calls": [0.0] * 16}),
+        (SILENT, FLAT | episodes()),  # a game without tools
+        (SILENT, FLAT | TOOLS | {"tools/calls": [0.0] * 16, "episode/timeout": [0.3] * 16}),  # calls that are late
+    ),
+    *metrics(
+        "episodes_time_out",
+        (SILENT, episodes({"episode/timeout": [0.099] * 16})),
+        (WARNING, episodes({"episode/timeout": [0.101] * 16})),
+    ),
+    *metrics(
+        "answers_changed",
+        (SILENT, episodes({"episode/changed": [0.29] * 16})),
+        (NOTE, episodes({"episode/changed": [0.31] * 16})),
+        (NOTE, episodes({"episode/changed": [1.49] * 16})),
+        (WARNING, episodes({"episode/changed": [1.51] * 16})),
+    ),
+    *metrics(
         "too_few_eos",
         (SILENT, episodes()),
         (SILENT, episodes({"episode/max_tokens": [0.49] * 16})),
@@ -717,6 +748,10 @@ MIN_UPDATES: dict[str, tuple[int, dict[str, float]]] = {
     "no_exploration": (8, {"policy/entropy": 0.01, "reward/score_mean": 1.0}),
     "duplicated_prompts": (4, {"prompt/distinct": 0.5}),
     "truncated_at_cap": (4, {"response/eos_rate": 0.8}),
+    "tools_fail": (4, {**TOOLS, "tools/failed": 1.0}),
+    "tools_unused": (4, {**TOOLS, "tools/calls": 0.0}),
+    "episodes_time_out": (4, {"episode/turns": 3.0, "episode/timeout": 0.5}),
+    "answers_changed": (4, {"episode/turns": 3.0, "episode/changed": 3.0}),
     "reward_dominates_time": (4, {"time/reward": 1.5}),
     "kl_exploding": (4, {"objective/kl": 50.0}),
     "steps_too_small": (

@@ -16,7 +16,7 @@ import pytest
 from kedge_inspect.doctor import Finding, diagnose, examine
 from kedge_inspect.doctor.rewards import reward_flat
 from kedge_inspect.record import RunRecord
-from tests.inspect.doctor.cases import CASES, DAMAGED, NO_SCORES, TAUGHT, Case
+from tests.inspect.doctor.cases import CASES, DAMAGED, NO_SCORES, TAUGHT, TOOLS, Case
 from tests.inspect.doctor.edges import EDGES, MIN_UPDATES, Edge
 from tests.inspect.doctor.synthetic import ALL_RULES, run_with, synthetic_run, towards
 
@@ -327,6 +327,27 @@ def test_small_steps_are_raised_although_few_of_them_were_damaged(
     assert "raise ppo.learning_rate" in found["steps_too_small"].try_
     assert found[other].try_.startswith(advised)
     assert moved_both_ways(found.values()) == []
+
+
+@pytest.mark.parametrize(("first", "advised"), [([0.0] * 4, False), ([2.0] * 4, True)])
+def test_tools_that_were_called_at_first_are_a_matter_of_the_reward(first: list[float], advised: bool) -> None:
+    calls = {**TOOLS, "tools/calls": [*first, *[0.0] * 12]}
+    [found] = [each for each in diagnose(synthetic_run(metrics=calls)) if each.rule == "tools_unused"]
+    assert ("the reward pays for what the tools find" in found.try_) is advised
+    assert {"data.prompts", "model"} & {found.field}
+
+
+@pytest.mark.parametrize(("overflow", "advised"), [(0.3, True), (0.1, False)])
+def test_a_context_that_is_full_can_be_shortened(overflow: float, advised: bool) -> None:
+    ended = {"episode/turns": 3.0, "episode/max_tokens": [0.2] * 16, "episode/context_overflow": [overflow] * 16}
+    [found] = [each for each in diagnose(synthetic_run(metrics=ended)) if each.rule == "truncated_at_cap"]
+    assert ("let the environment shorten it" in found.try_) is advised
+
+
+@pytest.mark.parametrize("metrics", [{}, {"episode/turns": 3.0}])
+def test_runs_without_tools_or_agents_lack_nothing_for_it(metrics: dict[str, Any]) -> None:
+    rules = {"tools_fail", "tools_unused", "answers_changed"}
+    assert not rules & {gap.rule for gap in examine(synthetic_run(metrics=metrics)).gaps}
 
 
 def test_every_rule_has_a_case() -> None:

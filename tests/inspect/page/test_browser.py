@@ -33,6 +33,8 @@ LONGEST_WAIT = 20_000
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = [*ppo_record().samples, sample(6, 0, tokens=NASTY, prompt="".join(NASTY))]
     samples.append(sample(6, 1, foreign=[[2, f"{NASTY[0]}\n"]], ending="max_turns"))
+    tree = {"turns": [[0, 0, 5, 5], [1, 1, 8, 2], [2, 0, 4, 3], [3, 1, 7, 1]], "foreign": [[1, "c"], [2, NASTY[0]]]}
+    samples.append(sample(6, 2, **tree, ending="completed"))
     runs = [
         ReportedRun(
             "with <i>KL</i>",
@@ -196,6 +198,37 @@ def test_an_episode_is_shown_turn_by_turn(page):
     said.nth(1).focus()
     page.keyboard.press("ArrowRight")
     assert foreign.evaluate("node => node === document.activeElement"), "arrow keys read both sides"
+    page.keyboard.press("Escape")
+    page.get_by_role("radio", name="Prompt 1").check()
+
+
+def test_the_turns_of_an_episode_are_drawn_as_a_tree(page):
+    page.get_by_role("radio", name="Prompt 3").check()
+    heads = page.locator(".turn > .turn-head").all_inner_texts()
+    assert [head.split(" · reward")[0] for head in heads] == [
+        "Turn 1 · reads 5 tokens",
+        "Turn 2 · reads 8 tokens, 2 of them new",
+        "Turn 3 · begins anew · reads 4 tokens, 3 of them new · 2 of the policy's own tokens are left out",
+        "Turn 4 · continues turn 1 · reads 7 tokens, 1 of them new · 2 of the policy's own tokens are left out",
+    ]
+    assert heads[-1].endswith("reward 6 · value 5 · advantage 0.15")
+    turns = page.locator(".turn")
+    assert [turn.locator("> span").all_inner_texts() for turn in turns.all()] == [
+        [" The"],
+        ["c", " boat"],
+        [NASTY[0], "."],
+        ["<eos>"],
+    ]
+    left = [turn.bounding_box()["x"] for turn in turns.all()]
+    assert left[0] == left[1] == left[2] < left[3], "the second turn after the first is indented"
+    assert turns.nth(2).get_attribute("aria-label") == heads[2]
+    spans = page.locator(".turn > span")
+    spans.first.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert spans.nth(3).evaluate("node => node === document.activeElement"), "arrow keys cross turns"
+    muted = page.locator(".samples .muted").last
+    playwright.expect(muted).to_contain_text("4 turns in 3 contexts with 4 tokens · the episode ended: completed")
     page.keyboard.press("Escape")
     page.get_by_role("radio", name="Prompt 1").check()
 

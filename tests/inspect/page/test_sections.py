@@ -210,7 +210,33 @@ def test_episodes_have_what_was_only_read_their_turns_and_their_ending():
     assert several["foreign"][:2] == said[:2]
     assert several["foreign"][2] == [3, "…" + "x" * 6000]
     assert (single["turns"], single["ending"], single["foreign"]) == (1, "completed", [])
-    assert not {"turns", "ending", "foreign"} & plain.keys()
+    assert several["tree"] == single["tree"] == []
+    assert not {"turns", "ending", "foreign", "tree"} & plain.keys()
+
+
+def test_the_turns_of_an_episode_are_a_tree_with_figures():
+    """By hand: two turns, a third that begins anew and a second sample of it, and one that goes on in the first."""
+    turns = [[0, 0, 5, 5], [2, 2, 9, 2], [3, 0, 6, 4], [5, 0, 6, 0], [6, 1, 7, 1], [7, 7, 9, 1]]
+    row = sample(1, tokens=list("abcdefgh"), turns=turns, foreign=[[2, "x"]], ending="completed")
+    row |= {"rewards": [0.5, None, 1.0, 0.0, 0.0, 2.0, 0.0, 3.0], "values": [float(at) for at in range(8)]}
+    [prompt] = shown_responses(ppo_record(samples=[row]), most_bytes=10**6)["prompts"]
+    [shown] = prompt["responses"]
+    assert shown["turns"] == 6
+    tree = shown["tree"]
+    assert [turn["level"] for turn in tree] == [0, 0, 0, 0, 1, 1]
+    assert [(turn.get("after"), turn.get("kept")) for turn in tree] == [
+        *[(None, None)] * 2,
+        *[(0, 0)] * 2,
+        (1, 1),
+        (None, None),
+    ]
+    assert [(turn["reads"], turn["new"]) for turn in tree] == [(5, 5), (9, 2), (6, 4), (6, 0), (7, 1), (9, 1)]
+    assert [turn["left_out"] for turn in tree] == [0, 0, 3, 5, 5, 5]
+    assert [turn["reward"] for turn in tree] == [0.5, 1, 0, 2, 0, 3]
+    assert [turn["value"] for turn in tree] == [0, 2, 3, 5, 6, 7]
+    assert [turn["advantage"] for turn in tree] == pytest.approx([-0.1, 0.05, 0.2, 0.35, 0.45, 0.55])
+    assert set(shown_responses(ppo_record(samples=[row | {"values": None}]), most_bytes=10**6)["prompts"][0]
+               ["responses"][0]["tree"][0]) == {*tree[0]}  # fmt: skip
 
 
 def test_shares_of_a_histogram_below_a_bound():

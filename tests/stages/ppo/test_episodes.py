@@ -243,6 +243,9 @@ def test_an_episode_may_be_longer_than_the_context_of_the_model(tmp_path, policy
     assert row["episode/completed"] == 1
     assert row["episode/contexts"] == 6
     assert row["episode/turns"] == 12
+    for sample in read_samples(tmp_path / "run"):
+        assert len(sample["turns"]) == 12
+        assert sum(after < before for before, after, *_ in sample["turns"]) == 5  # each of the others begins a context
     assert row["policy/first_ratio_max"] == pytest.approx(1, abs=1e-4)
     del settings["environment.max_turn_tokens"]
     with pytest.raises(ConfigError, match=r"max_new_tokens=900 leaves no room for a prompt: the policy reads at most"):
@@ -405,6 +408,8 @@ def test_an_answer_without_a_call_ends_an_episode_with_tools(tmp_path):
     settings = EPISODES | {"environment.source": f"{worlds.__file__}:Adder", "max_new_tokens": 20}
     result = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=rows)
     assert result.metrics[-1]["episode/completed"] == 1  # a random policy calls no tool
+    assert result.metrics[-1]["tools/calls"] == 0
+    assert "tools/failed" not in result.metrics[-1]
     assert result.metrics[-1]["score/Adder"] == 0
 
 

@@ -56,12 +56,39 @@ const visible = text => text.replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t")
 
 /** What was said, in order: the policy's tokens with their number, and between them what it only read. */
 const saidIn = row => {
-  const read = at => (row.foreign ?? []).filter(([place]) => place === at).map(([, text]) => ({ text }));
+  const read = at => (row.foreign ?? []).filter(([place]) => place === at).map(([place, text]) => ({ text, place }));
   return [...row.tokens.flatMap((text, at) => [...read(at), { text, at }]), ...read(row.tokens.length)];
 };
 const isStop = (row, at) => row.stopped && at === row.length - 1;
 const textOf = row => saidIn(row).filter(({ at }) => !isStop(row, at)).map(({ text }) => text).join("").trim();
 const endOf = row => row.ending ? `the episode ended: ${row.ending.replaceAll("_", " ")}` : row.stopped ? "ended with a stop token" : "cut at the token limit";
+
+const several = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+/** What a turn continues, has read, and was worth. */
+const headOf = (turn, number, tree) => {
+  const whole = turn.after && turn.kept === (tree[turn.after]?.at ?? Infinity) - tree[turn.after - 1].at;
+  const place = turn.after === undefined ? null : !turn.after ? "begins anew"
+    : `continues turn ${turn.after}${whole ? "" : ` after ${several(turn.kept, "token")} of it`}`;
+  return [`Turn ${number}`, place, `reads ${several(turn.reads, "token")}${number > 1 ? `, ${count(turn.new)} of them new` : ""}`,
+    turn.left_out ? `${count(turn.left_out)} of the policy's own tokens ${turn.left_out === 1 ? "is" : "are"} left out` : null,
+    ...["reward", "value", "advantage"].map(name => known(turn[name]) ? `${name} ${format(turn[name], 3)}` : null),
+  ].filter(Boolean).join(" · ");
+};
+/** The tokens of an episode turn by turn, each indented below the one that it continues. */
+const turnsOf = (row, spans) => {
+  const blocks = row.tree.map((turn, at) => {
+    const head = headOf(turn, at + 1, row.tree);
+    return el("div", { class: `turn ${turn.after === undefined ? "" : "anew"} ${turn.new < turn.reads ? "partly" : ""}`, role: "group", "aria-label": head, style: { "--level": turn.level } },
+      el("p", { class: "turn-head", "aria-hidden": "true" }, head));
+  });
+  saidIn(row).forEach(({ at, place }, index) => blocks[Math.max(0, row.tree.findLastIndex(turn => turn.at <= (at ?? place)))].append(spans[index]));
+  return blocks;
+};
+
+const contextsOf = row => {
+  const number = (row.tree ?? []).filter(({ after }) => after !== undefined).length;
+  return number ? ` in ${number + 1} contexts` : "";
+};
 
 const tokensOf = (row, coloring, scale) => {
   const spans = saidIn(row).map(({ text, at }, place) => {
@@ -83,10 +110,11 @@ const tokensOf = (row, coloring, scale) => {
     spans[to].tabIndex = 0;
     spans[to].focus();
   };
-  return el("div", { class: "tokens", role: "listbox", "aria-label": "Tokens of the response; arrow keys move between tokens", onkeydown: move }, spans);
+  return el("div", { class: "tokens", role: "listbox", "aria-label": "Tokens of the response; arrow keys move between tokens", onkeydown: move }, row.tree?.length ? turnsOf(row, spans) : spans);
 };
 
-const betweenTurns = row => (row.foreign ?? []).filter(([at]) => at && at < row.tokens.length).map(([at]) => (
+const startsOf = row => row.tree?.length ? row.tree.map(({ at }) => at) : (row.foreign ?? []).map(([at]) => at);
+const betweenTurns = row => startsOf(row).filter(at => at && at < row.tokens.length).map(at => (
   { type: "line", yref: "paper", y0: 0, y1: 1, x0: at + 0.5, x1: at + 0.5, line: { color: color("muted"), width: 1 } }));
 
 const valueChart = (row, index) => chart({
@@ -117,7 +145,7 @@ const responseCard = (index, prompt, row, coloringName, pick) => {
     el("p", { class: "prompt", tabindex: 0, dir: "auto" }, prompt.prompt || row.prompt),
     el("div", { class: "controls" }, choice("Color by", offered, name, pick)),
     tokensOf(row, coloring, scale), legend(coloring, scale),
-    el("p", { class: "muted small" }, `${row.update ? `Update ${row.update}` : "Before the first update"} · score ${format(row.score)}${row.reason ? ` (${row.reason})` : ""} · ${row.turns ? `${row.turns} turn${row.turns > 1 ? "s" : ""} with ` : ""}${row.length} tokens${cut} · ${endOf(row)}`),
+    el("p", { class: "muted small" }, `${row.update ? `Update ${row.update}` : "Before the first update"} · score ${format(row.score)}${row.reason ? ` (${row.reason})` : ""} · ${row.turns ? `${several(row.turns, "turn")}${contextsOf(row)} with ` : ""}${row.length} tokens${cut} · ${endOf(row)}`),
     row.values ? valueChart(row, index) : null);
 };
 
