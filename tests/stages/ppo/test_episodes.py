@@ -343,6 +343,25 @@ def test_the_calls_of_an_agent_are_trained_on_as_they_were_sampled(tmp_path, pol
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
+def test_a_resumed_run_plays_the_same_episodes_of_an_agent(tmp_path, policy, staleness):
+    pytest.importorskip("openai")
+    pytest.importorskip("aiohttp")
+    (tmp_path / "agent.py").write_text(NOTES)
+    settings = {**EPISODES, "environment.source": f"{tmp_path}/agent.py:run", "max_new_tokens": 100}
+    settings |= {"num_updates": 3, "checkpoint.every": 1, "max_staleness": staleness}
+    run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=GAMES)
+
+    def stop(update, _):
+        if update == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=GAMES, on_update=stop)
+    run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=GAMES, resume=Resume())
+    assert_same(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
 def test_a_run_killed_in_mid_episode_resumes_to_the_bit(tmp_path, policy, staleness):
     world = tmp_path / "killer.py"
     imports = "\nimport signal\nfrom pathlib import Path\n"
