@@ -281,7 +281,7 @@ def _warm_up(run: RunRecord) -> Iterator[Remedy]:
 
 @rule(
     "The critic tells nothing that its baseline does not, so its weight is near 0, and the advantages are those of a "
-    "run without one. It adds no noise, and costs only its passes.",
+    "run without one. It adds no noise, but costs its passes, and the loss of a shared head still moves the policy.",
     needs=("advantage/variance_saved",),
     also=("advantage/critic_weight",),
     updates=MIN_TREND,
@@ -291,7 +291,8 @@ def idle_critic(run: RunRecord, saved: Series) -> Symptom | None:
     """Seen: With `rloo_critic` or `reinforce++_critic` as `ppo.advantage`, `advantage/variance_saved` stays near 0.
 
     Try: Leave it, since it may still learn; or save its passes with the same advantage without a critic: `rloo` or
-    `reinforce++` as `ppo.advantage`, and `none` as `ppo.critic`.
+    `reinforce++` as `ppo.advantage`, and `none` as `ppo.critic`. With `ppo.critic=detached` a head's loss leaves the
+    policy alone.
 
     Threshold: At most 2% of the variance late in the run. A note.
     """
