@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kedge.algorithm.experience import PolicyOutputs, Rollout
+from kedge.data.tokens import pad_left
 from kedge.models import ActorCritic, response_logprobs
 from kedge.models.packing.trunk import Trunk
 from kedge.rollout import Sampler
@@ -258,3 +259,27 @@ def test_the_value_after_the_last_action_follows_it():
         read = [*context_of(rollout, row, last), int(rollout.response_ids[row, last])]
         hidden = model.trunk.model(input_ids=torch.tensor([read])).last_hidden_state[0, -1]
         torch.testing.assert_close(values[row, last + 1], model.value_head(hidden)[0], atol=1e-4, rtol=0)
+
+
+def test_a_privileged_critic_reads_its_text_after_what_a_context_has_of_the_prompt():
+    """Value by value, against a pass over the context with the privileged tokens in their place."""
+    models = make_models("separate")
+    rollout = forest(models.policy)
+    added = [[50 + row, 60, 61][: 1 + row % 3] for row in range(len(PROMPTS))]
+    ids, mask = pad_left(added, 0)
+    values = models.values(replace(rollout, privileged_ids=ids, privileged_mask=mask))
+    classifier = models.critic.classifier
+    for row, slot in rollout.action_mask.nonzero().tolist():
+        place = int(rollout.parents[row, slot])
+        while place >= 0:
+            place = int(rollout.parents[row, place])
+        kept = len(PROMPTS[row]) + place + 1
+        read = context_of(rollout, row, slot)
+        read = torch.tensor([[*read[:kept], *added[row], *read[kept:]]])
+        hidden = classifier.base_model(input_ids=read).last_hidden_state[0, -1]
+        torch.testing.assert_close(values[row, slot], classifier.score(hidden)[0], atol=1e-4, rtol=0)
+    seen, plain = (
+        response_logprobs(models.policy, each, temperature=1.0)
+        for each in (replace(rollout, privileged_ids=ids, privileged_mask=mask), rollout)
+    )
+    assert torch.equal(plain, seen)

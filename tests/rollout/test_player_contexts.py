@@ -117,6 +117,33 @@ def test_a_context_of_a_class_replaces_what_was_read():
     assert played.ending == "completed"
 
 
+def test_a_context_of_a_class_is_written_as_its_prompt_was():
+    """As plain text if the row is plain text, also where the tokenizer has a chat template."""
+    tokenizer = CHATML.tokenizer()
+    game = Script(Turn([user("One.")]), Turn(context=[user("Two.")]), Turn([user("Three.")]), Turn(ending="completed"))
+    played = play(game, ["a", "b", "c"], tokenizer, stop=stop_of(CHATML, tokenizer), prompt=Prompt("Go. ", {}))
+    assert played.texts[:2] == ["Go. One.", "Two."]
+    assert played.texts[2] == f"Two.{tokenizer.decode(played.said[1])}Three."
+    game = Script(Turn([user("One.")]), Turn(context=[user("Two.")]), Turn(ending="completed"))
+    played = chat(game, ["a", "b"])
+    assert played.texts == [written([user("Go.\nOne.")]), written([user("Two.")])]
+
+
+def test_a_thought_that_a_context_opens_is_part_of_the_turn():
+    """Also of a context that was read before."""
+    thinking = Family(
+        CHATML.template.replace("assistant\n' }}{% endif", "assistant\n<think>\n' }}{% endif"),
+        CHATML.closing,
+        CHATML.tokens,
+    )
+    tokenizer = thinking.tokenizer()
+    first = Turn(context=[user("1?")], tools=[ADD])
+    script = Script(first, first, Turn(context=[user("1?")]), Turn(ending="completed"))
+    played = play(script, ["so</think>7"] * 3, tokenizer, stop=stop_of(CHATML, tokenizer))
+    assert all(text.endswith("<think>\n") for text in played.texts)
+    assert [heard["text"].partition("so")[0].strip() for heard in script.heard] == ["<think>", "<think>", ""]
+
+
 def test_an_agent_that_goes_on_reads_the_tokens_that_were_sampled():
     first = [user("Hi.")]
     second = [*first, answer(0, "Yes"), user("Go on.")]

@@ -103,7 +103,8 @@ class _State:
         parents: The slots that do not follow the slot before them; see `Rollout.parents`.
         turns: The policy's turns; the last one may be under way.
         opening: The tag of a thought that was opened for the policy's turn; parsing tool calls needs it.
-        asked: What the environment asked for the turn that is under way.
+        asked: The environment's answer before the turn that is under way.
+        is_agents: An agent wrote the first context, and writes the others.
     """
 
     number: int
@@ -118,6 +119,7 @@ class _State:
     ending: str = ""
     opening: str = ""
     asked: Answer | None = None
+    is_agents: bool = False
     rewards: dict[int, float] = field(default_factory=dict)
     privileged: Mapping[str, Any] = field(default_factory=dict)
 
@@ -125,6 +127,11 @@ class _State:
     def length(self) -> int:
         """Tokens of both sides since the opening."""
         return len(self.tokens)
+
+    @property
+    def stops(self) -> list[str]:
+        """The strings that end the turn that is under way."""
+        return [stop for stop in (self.asked.stop if self.asked else ()) if stop]
 
     def known(self, ids: Sequence[int]) -> tuple[int, int]:
         """The longest beginning of a context that the episode has already read: its tokens, and the slot of the last
@@ -515,8 +522,7 @@ class Episodes:
         """See `Dialogue`."""
         found: dict[int, int] = {}
         for row, tokens in said.items():
-            asked = self._states[row].asked
-            stops = [stop for stop in (asked.stop if asked else ()) if stop]
+            stops = self._states[row].stops
             if any(stop in str(self.tokenizer.decode([*tokens])) for stop in stops):
                 texts = (str(self.tokenizer.decode([*tokens[:count]])) for count in range(1, len(tokens)))
                 places = (count for count, text in enumerate(texts, 1) if any(stop in text for stop in stops))
@@ -606,6 +612,7 @@ class Episodes:
             messages, context = opened.messages, opened.context
             state.privileged = opened.privileged
             state.asked = opened
+            state.is_agents = context is not None
         try:
             if context is not None:
                 turns = self.turns_of(None, opened.tools if opened else None)
@@ -633,7 +640,7 @@ class Episodes:
         stops = bool(ids) and ids[-1] in self.stop_ids
         closes = self._has_tools(state) and str(self.tokenizer.decode(ids[-1:])).startswith("</")
         text = str(self.tokenizer.decode(ids[:-1] if stops and not closes else ids))
-        ends = [place for stop in (state.asked.stop if state.asked else ()) if (place := text.find(stop)) >= 0]
+        ends = [place for stop in state.stops if (place := text.find(stop)) >= 0]
         return {
             "text": state.opening + text[: min(ends, default=None)],
             "num_tokens": len(tokens),
@@ -656,6 +663,7 @@ class Episodes:
         """
         state = self._states[row]
         state.turns.append(_Turn(num_read, read))
+        state.opening = ""
         if self._has_tools(state):
             state.opening = opened_thought(str(self.tokenizer.decode([*tokens[-LONGEST_MARK:]])))
 
@@ -683,17 +691,16 @@ class Episodes:
             return None
         last = state.turns[-1]
         try:
-            if turn.context is not None:
-                turns = self.turns_of(None, turn.tools)
-                read, num_read, reply = self._new_context(state, turns, turn.context)
-            elif self.turns[row].rewrites:
+            turns = self.turns_of(None, turn.tools) if state.is_agents else self.turns[row]
+            if (read := turn.context) is None and turns.rewrites:
                 assert last.read is not None
                 answer = {"role": "assistant", "content": self._said(row, said)["text"]}
-                conversation = [*last.read, answer, *turn.messages]
-                read, num_read, reply = self._new_context(state, self.turns[row], conversation)
+                read = [*last.read, answer, *turn.messages]
+            if read is None:
+                reply = Reply(tokens := turns.after(said, turn.messages))
+                num_read = last.num_read + len(said) + len(tokens)
             else:
-                read, reply = None, Reply(self.turns[row].after(said, turn.messages))
-                num_read = last.num_read + len(said) + len(reply.tokens)
+                tokens, num_read, reply = self._new_context(state, turns, read)
         except RowError as error:
             fault = f"an answer of {self.environment.name} cannot be written as a message: {error}"
             if turn.context is None:
@@ -707,11 +714,11 @@ class Episodes:
             return None
         state.reads(reply)
         state.asked = turn
-        self._begins(row, reply.tokens, num_read, read)
+        self._begins(row, tokens, num_read, read)
         return reply
 
-    def _new_context(self, state: _State, turns: Turns, read: Messages) -> tuple[Messages, int, Reply]:
-        """Return a context, its number of tokens, and what of it is new to the episode.
+    def _new_context(self, state: _State, turns: Turns, read: Messages) -> tuple[Sequence[int], int, Reply]:
+        """Return the last tokens of a context or all of them, their number in all, and those new to the episode.
 
         A conversation that continues after a turn of the policy keeps the tokens sampled then.
         """
@@ -722,10 +729,10 @@ class Episodes:
             if before.read == read[:place]:
                 tokens = turns.after([state.tokens[before.end]], read[place + 1 :])
                 parent = None if before.end == state.length - 1 else before.end
-                return read, before.num_read + before.num_said + len(tokens), Reply(tokens, parent)
+                return tokens, before.num_read + before.num_said + len(tokens), Reply(tokens, parent)
         ids = turns.context(_shown(read))
         count, slot = state.known(ids)
-        return read, len(ids), Reply(ids[count:], None if slot == state.length - 1 else slot)
+        return ids, len(ids), Reply(ids[count:], None if slot == state.length - 1 else slot)
 
     def _pay(self, row: int, reward: float) -> None:
         """Add a reward at the policy's last token so far."""
