@@ -34,6 +34,8 @@ WARMUP = "tests/stages/ppo/test_critic_warmup.py"
 SAMPLER = "tests/rollout/test_sampler.py"
 DIALOGUES = "tests/rollout/test_dialogues.py"
 PLAYER = "tests/rollout/test_player.py"
+CONTEXTS = "tests/rollout/test_contexts.py"
+PLAYER_CONTEXTS = "tests/rollout/test_player_contexts.py"
 STOPS = "tests/models/test_stop_tokens.py"
 TOKENS = "tests/data/test_tokens.py"
 PIECES = "tests/data/test_token_pieces.py"
@@ -1249,8 +1251,8 @@ MUTATIONS = (
     Mutation(
         "last-token-of-a-turn-not-read",
         "Sampler._talk",
-        "[token, *(answers.get(row) or ())] for",
-        "[*(answers.get(row) or (token,))] for",
+        "text = [token, *(reply.tokens if reply else ())]",
+        "text = [*(reply.tokens if reply else ())] or [token]",
         f"{DIALOGUES}::test_conversations_are_those_of_a_loop_that_reads_everything_again[llama-as it can]",
     ),
     Mutation(
@@ -1299,8 +1301,50 @@ MUTATIONS = (
         "turn-paid-where-the-answer-ends",
         "Episodes._after",
         "self._pay(row, turn.reward)",
-        "state.length += 1; self._pay(row, turn.reward); state.length -= 1",
+        "state.tokens.append(0); self._pay(row, turn.reward); state.tokens.pop()",
         f"{PLAYER}::test_rewards_are_paid_at_the_last_token_of_each_turn",
+    ),
+    Mutation(
+        "context-read-after-the-history",
+        "Responses.append",
+        "if parent is not None:",
+        "if parent is not None and parent >= 0:",
+        f"{CONTEXTS}::test_a_new_context_follows_the_token_that_was_named",
+    ),
+    Mutation(
+        "cache-keeps-an-old-context",
+        "Sampler._talk",
+        "decoder.cut(cuts)",
+        "pass",
+        f"{CONTEXTS}::test_contexts_are_sampled_and_read_as_on_their_own[llama-as it can]",
+    ),
+    Mutation(
+        "trained-on-the-history-instead-of-the-context",
+        "_Reading.of",
+        "if rollout.branches:",
+        "if False:",
+        f"{CONTEXTS}::test_contexts_are_sampled_and_read_as_on_their_own[llama-as it can]",
+    ),
+    Mutation(
+        "context-ends-one-token-early",
+        "Contexts.add",
+        "start=len(begin) - 1)",
+        "start=len(begin) - 2)",
+        f"{CONTEXTS}::test_the_value_after_the_last_action_follows_it",
+    ),
+    Mutation(
+        "tokens-after-a-stop-string-trained",
+        "Episodes.kept",
+        "found[row] = next(places, len(tokens))",
+        "found[row] = len(tokens)",
+        f"{PLAYER_CONTEXTS}::test_limits_and_stops_of_a_request",
+    ),
+    Mutation(
+        "changed-answer-read-as-sampled",
+        "Episodes._new_context",
+        "if before.read == read[:place]:",
+        "if before:",
+        f"{PLAYER_CONTEXTS}::test_a_changed_history_is_another_branch[True]",
     ),
     Mutation(
         "cut-off-episode-ends-at-zero",

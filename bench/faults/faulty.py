@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.faults import bugs
+from bench.faults import bugs, tools
 from bench.faults.base import IN_GROUPS, SHARED
 from bench.faults.case import TASKS, Case, function, monitored, reward_model, sft_policy, untrained
 from bench.faults.changes import eos_masked_policy, few, longer_preferred, random_labels, some_too_long
@@ -242,6 +242,23 @@ RESPONSES: Final = (
     ),
 )
 
+EPISODES: Final = tuple(
+    Case(
+        name,
+        rule,
+        {**tools.SETTINGS, "environment.source": f"bench.faults.tools:{environment}", **more},
+        tools.unpaid if environment == "changing" else tools.right,
+        change=tools.products,
+        start=tools.calculator,
+    )
+    for name, rule, environment, more in (
+        ("a tool that fails", "tools_fail", "Broken", {}),
+        ("a tool that the policy has never seen", "tools_unused", "Unknown", {}),
+        ("a tool that takes two seconds, limit 0.2", "episodes_time_out", "Slow", {"environment.timeout": 0.2}),
+        ("an agent that changes answers", "answers_changed", "changing", {}),
+    )
+)
+
 SUPERVISED: Final = (
     Case(
         "second SFT, learning rate × 30",
@@ -267,4 +284,16 @@ SUPERVISED: Final = (
     ),
 )
 
-FAULTS: Final = (*SAMPLER, *KL, *EXPLORATION, *STEPS, *CRITIC, *GROUPS, *REWARD, *HACKING, *RESPONSES, *SUPERVISED)
+FAULTS: Final = (
+    *SAMPLER,
+    *KL,
+    *EXPLORATION,
+    *STEPS,
+    *CRITIC,
+    *GROUPS,
+    *REWARD,
+    *HACKING,
+    *RESPONSES,
+    *EPISODES,
+    *SUPERVISED,
+)

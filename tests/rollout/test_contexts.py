@@ -39,6 +39,7 @@ class Jumping:
 
     def __init__(self, rows=range(len(PROMPTS))):
         self.rows = list(rows)
+        self.jumps = {}
 
     def limit(self, row):
         return TURN - self.rows[row] % 2
@@ -71,6 +72,8 @@ class Jumping:
             parent = None
         if self.turns[row] == MOST_TURNS or len(tokens) + len(new) >= LIMIT - 1:
             return None
+        if parent is not None:
+            self.jumps[row, len(tokens)] = parent
         tokens += new
         return Reply(new, parent)
 
@@ -144,6 +147,16 @@ def test_a_turn_is_cut_where_it_should_have_ended_and_starts_are_noted():
             turn = rollout.response_ids[row, start:after][own[row, start:after]].tolist()
             assert len(turn) <= TURN - row % 2
             assert all(token % 5 for token in turn[:-1])
+
+
+def test_a_new_context_follows_the_token_that_was_named():
+    dialogue = Jumping()
+    sampler = Sampler(speaker(), pad_id=0, stop_tokens=[STOP], max_new_tokens=LIMIT)
+    rollout = sampler.generate((), seeds=SEEDS, dialogue=dialogue)
+    assert {min(parent, 0) for parent in dialogue.jumps.values()} >= {0, -1}
+    for row, slot in rollout.token_mask.nonzero().tolist():
+        assert rollout.parents[row, slot] == dialogue.jumps.get((row, slot), slot - 1)
+        assert rollout.response_ids[row, slot] == dialogue.tokens[row][slot]
 
 
 def test_a_conversation_does_not_depend_on_the_others_of_its_batch():
