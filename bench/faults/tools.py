@@ -65,6 +65,7 @@ class Unknown:
 async def changing(row: Any, client: Any) -> float:
     """Asks twice, and shows the policy its first answer with a mark that it did not write."""
     messages = [*row["messages"]]
+    answer = ""
     for _ in range(2):
         asked = await client.chat.completions.create(model="policy", messages=messages)
         answer = asked.choices[0].message.content or ""
