@@ -246,6 +246,36 @@ MAZE: Final = against_preset(
     "examples/grid/grid.py", "maze", 64, max_turns=24, max_new_tokens=160, tokens=60_000, num_seeds=3, num_held_out=256
 )
 
+NOTES: Final = Example(
+    script="examples/notes/notes.py",
+    prompts="games.jsonl",
+    held_out="games.jsonl",
+    arms={
+        "PPO, by token": {"ppo.critic": "shared", "rollout.num_prompts": 64},
+        "PPO, by turn": {"ppo.critic": "shared", "ppo.credit": "turn", "rollout.num_prompts": 64},
+        "GiGPO": {"ppo.advantage": "gigpo", "rollout.num_prompts": 8, "rollout.num_responses": 8},
+        "GRPO": {
+            "ppo.advantage": "grpo",
+            "ppo.aggregation": "sequence",
+            "rollout.num_prompts": 8,
+            "rollout.num_responses": 8,
+        },
+    },
+    settings={
+        "environment.source": "examples/notes/notes.py:Notes",
+        "environment.max_turns": 16,
+        "environment.max_turn_tokens": 3,
+        "rollout.max_new_tokens": 400,
+        "data.max_prompt_tokens": 24,
+        "ppo.eval_every": 4,
+    },
+    rates=(5e-4, 1e-3, 2e-3),
+    tokens=40_000,
+    share=0.6,
+    score="won",
+    seeds=range(5),
+)
+
 EXAMPLES: Final = {
     "guess": Example(
         script="examples/guess/guess.py",
@@ -307,6 +337,7 @@ EXAMPLES: Final = {
     "liar": LIAR,
     "windy": WINDY,
     "maze": MAZE,
+    "notes": NOTES,
 }
 
 
