@@ -95,7 +95,7 @@ def main() -> None:
         room = turns * (longest + 40)
         environment = Environment(f"{Path(__file__)}:{name}", timeout=60.0)
         player = Player(environment, Limits(turns, room, longest), by_turn=True)
-        player.begin(stops, None, tokenizer, prompts[:1])
+        player.begin(stops, None, None, tokenizer, prompts[:1])
         ends = [*stops, *map(tokenizer.convert_tokens_to_ids, ENDS)] if longest == LONGEST else stops
         sampler = Sampler(model, tokenizer.pad_token_id, ends, room, precision=precision)  # pyright: ignore[reportArgumentType]
         model.trunk.decoder([[1]], max_new_tokens=1, pad_id=0)  # tries out what the model can do
