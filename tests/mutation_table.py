@@ -1250,9 +1250,9 @@ MUTATIONS = (
     ),
     Mutation(
         "last-token-of-a-turn-not-read",
-        "Sampler._talk",
-        "text = [token, *(reply.tokens if reply else ())]",
-        "text = [*(reply.tokens if reply else ())] or [token]",
+        "Paths.next_texts",
+        "texts.append([token, *(reply.tokens if reply else ())])",
+        "texts.append([*(reply.tokens if reply else ())] or [token])",
         f"{DIALOGUES}::test_conversations_are_those_of_a_loop_that_reads_everything_again[llama-as it can]",
     ),
     Mutation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.prefixes import common_start
 from kedge.data.tokens import pad_left
-from kedge.rollout.engine import Dialogue, GenerateOptions
+from kedge.rollout.engine import Dialogue, GenerateOptions, Reply
 
 
 @dataclass(frozen=True)
@@ -207,16 +207,33 @@ class Paths:
         self._prompts = prompts
         self._before: dict[int, list[tuple[int, int]]] = {}
 
-    def __contains__(self, row: int) -> bool:
-        return row in self._before
-
     def note(self, row: int) -> None:
         """Note that a row is about to change. Its last token has not been read yet."""
         if row not in self._before:
             self._before[row] = self._responses.path(row, self._prompts[row])[:-1]
 
-    def changed(self, row: int) -> tuple[int, list[int]]:
-        """The number of tokens read before that remain, and the token ids to read after them, at least one."""
-        now = self._responses.path(row, self._prompts[row])
-        remain = common_start([self._before[row], now[:-1]])
-        return remain, [token for _, token in now[remain:]]
+    def next_texts(
+        self, rows: Sequence[int], last: Sequence[int], replies: Mapping[int, Reply | None]
+    ) -> tuple[dict[int, int], list[list[int]]]:
+        """Return what to read next.
+
+        Args:
+            rows: The rows.
+            last: Their last sampled tokens, which have not been read yet.
+            replies: The replies to some of them.
+
+        Returns:
+            For the place of each row that has changed, the number of tokens read before that remain; and for each row,
+            the token ids to read, at least one.
+        """
+        cuts: dict[int, int] = {}
+        texts: list[list[int]] = []
+        for place, (row, token) in enumerate(zip(rows, last, strict=True)):
+            if row in self._before:
+                now = self._responses.path(row, self._prompts[row])
+                cuts[place] = common_start([self._before[row], now[:-1]])
+                texts.append([each for _, each in now[cuts[place] :]])
+            else:
+                reply = replies.get(row)
+                texts.append([token, *(reply.tokens if reply else ())])
+        return cuts, texts

@@ -213,24 +213,16 @@ class Sampler:
             places = torch.tensor(kept, device=device)
             answered = ~speaks[places]
             index, last = index[places], last[places]
-            ends = [int(responses.lengths[row]) + dialogue.limit(row) for row in rows]
-            starts = torch.where(answered, responses.lengths[index], starts[places])
-            limits = torch.where(answered, torch.tensor(ends, device=device), limits[places])
-            limits = limits.clamp(max=self.max_new_tokens)
+            lengths = responses.lengths[index]
+            starts = torch.where(answered, lengths, starts[places])
+            ends = lengths + torch.tensor([dialogue.limit(row) for row in rows], device=device)
+            limits = torch.where(answered, ends, limits[places]).clamp(max=self.max_new_tokens)
             responses.start_turns(index[answered])
             speaks = torch.ones_like(answered)
             if isinstance(decoder, PackedDecoder):
                 if len(kept) < len(goes_on):
                     decoder.keep(places)
-                texts: list[list[int]] = []
-                cuts: dict[int, int] = {}
-                for place, (row, token) in enumerate(zip(rows, last.tolist(), strict=True)):
-                    if row in before:
-                        cuts[place], text = before.changed(row)
-                    else:  # the last sampled token has not been read yet
-                        reply = answers.get(row)
-                        text = [token, *(reply.tokens if reply else ())]
-                    texts.append(text)
+                cuts, texts = before.next_texts(rows, last.tolist(), answers)
                 if cuts:
                     decoder.cut(cuts)
                 decoder.extend(texts)
