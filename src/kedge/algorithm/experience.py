@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kedge.algorithm.logprobs import Mismatch, sampler_mismatch
-from kedge.algorithm.masking import check_same_shape
+from kedge.algorithm.masking import check_same_shape, unpadded
 from kedge.algorithm.prefixes import Contexts, Pieces, prefix_tree, repeated_tokens
 from kedge.algorithm.shaping import total_scores
 from kedge_base.errors import ShapeError
@@ -191,10 +191,10 @@ class Rollout:
         """
         assert self.parents is not None
         contexts = Contexts([], [], [])
-        prompts = _unpadded(self.prompt_ids, self.prompt_mask)
+        prompts = unpadded(self.prompt_ids, self.prompt_mask)
         added: list[list[int]] = [[] for _ in prompts]
         if privileged and self.privileged_ids is not None and self.privileged_mask is not None:
-            added = _unpadded(self.privileged_ids, self.privileged_mask)
+            added = unpadded(self.privileged_ids, self.privileged_mask)
         tables = (self.response_ids, self.parents, self.action_mask, slots)
         rows = zip(prompts, added, *(cast("Any", table).tolist() for table in tables), strict=True)
         for row, (prompt, more, ids, parents, own, asked) in enumerate(rows):
@@ -350,10 +350,6 @@ def check_masks(rollout: Rollout) -> None:
         row = int(broken.any(0).int().argmax())
         fault = "has no action: an empty response" if empty[row] else "has an action outside token_mask"
         raise ShapeError(f"row {row} of the rollout {fault}")
-
-
-def _unpadded(ids: Int[Tensor, "batch width"], mask: Bool[Tensor, "batch width"]) -> list[list[int]]:
-    return [cast("Any", row[counted]).tolist() for row, counted in zip(ids, mask, strict=True)]
 
 
 def _tensors(batch: Rollout | Experience) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import math
 from typing import Any, Literal, cast, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -30,6 +30,11 @@ class Averaging(TypedDict, total=False):
     aggregation: Aggregation
     constant_length: int | None
     normalizer: Tensor | float | None
+
+
+def unpadded(table: Shaped[Tensor, "batch width"], mask: Bool[Tensor, "batch width"]) -> list[list[Any]]:
+    """List the counted entries of each row."""
+    return [cast("Any", row[counted]).tolist() for row, counted in zip(table, mask, strict=True)]
 
 
 def keep_counted(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
+from kedge.algorithm.masking import unpadded
 from kedge.algorithm.shaping import MissingEosMode, penalize_missing_eos, total_scores
 from kedge.data import Prompt, Rendered
 from kedge.data.turns import opened_conversation
@@ -175,8 +176,8 @@ def describe_responses(
     seed: int = 0,
 ) -> Responses:
     """Describe a rollout by the texts, ids and columns that reward sources read."""
-    prompt_ids = _unpadded(rollout.prompt_ids, rollout.prompt_mask)
-    response_ids = _unpadded(rollout.response_ids, rollout.token_mask)
+    prompt_ids = unpadded(rollout.prompt_ids, rollout.prompt_mask)
+    response_ids = unpadded(rollout.response_ids, rollout.token_mask)
     stopped = rollout.stopped.tolist()
     # The stop token is not part of the text, even if it is not one of the tokenizer's special tokens.
     text_ids = [ids[:-1] if ended else ids for ids, ended in zip(response_ids, stopped, strict=True)]
@@ -189,7 +190,7 @@ def describe_responses(
             columns[MESSAGES_COLUMN] = _conversations(prompts, texts, tokenizer)
     turns: list[list[dict[str, str]]] = []
     if rollout.rewards is not None or not torch.equal(rollout.token_mask, rollout.action_mask):
-        own = _unpadded(rollout.action_mask, rollout.token_mask)
+        own = unpadded(rollout.action_mask, rollout.token_mask)
         stops = {ids[-1] for ids, ended in zip(response_ids, stopped, strict=True) if ended}
         read: Sequence[Mapping[int, list[int]]] = _new_contexts(rollout) if rollout.branches else [{}] * len(own)
         turns = [_turns(tokenizer, *row, stops) for row in zip(response_ids, own, read, strict=True)]
@@ -202,7 +203,7 @@ def describe_responses(
         columns=columns,
         max_new_tokens=max_new_tokens,
         seed=seed,
-        paid=[] if rollout.rewards is None else _unpadded(rollout.rewards, rollout.token_mask),
+        paid=[] if rollout.rewards is None else unpadded(rollout.rewards, rollout.token_mask),
         turns=turns,
         preceding=[*map(_before_last, texts, turns)] if turns else texts,
     )
@@ -299,10 +300,6 @@ def _at_actions(rows: Sequence[Sequence[float] | None], rollout: Rollout) -> Flo
             places = before[index, rollout.token_mask[index]]
             scores[index].index_add_(0, places, torch.tensor(row, dtype=scores.dtype, device=scores.device))
     return torch.where(rollout.action_mask, scores, 0.0)
-
-
-def _unpadded(table: Tensor, mask: Tensor) -> list[list[Any]]:
-    return [row[counted].tolist() for row, counted in zip(table, mask, strict=True)]
 
 
 PUBLISHED = -1.0
