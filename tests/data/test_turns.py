@@ -63,7 +63,7 @@ def test_a_conversation_is_what_the_template_writes(name, closed):
     tokenizer = family.tokenizer()
     stop = stop_of(family, tokenizer)
     turns = TemplateTurns(tokenizer, [stop])
-    ids = turns.open(Prompt("ignored", {"messages": [QUESTION]}), [])
+    ids = turns.context(turns.opening(Prompt("ignored", {"messages": [QUESTION]}), []))
     messages = [QUESTION]
     marks = family.closing in (*family.tokens, "<eos>")
     for answer, reply in zip(ANSWERS, REPLIES, strict=True):
@@ -176,7 +176,7 @@ def test_the_messages_of_a_game_keep_their_role():
     turns = TemplateTurns(without, [stop])
     text = without.decode(turns.after([5, stop], result))
     assert text == "\n<|im_start|>user\n<result>7</result><|im_end|>\n<|im_start|>assistant\n"
-    opened = without.decode(turns.open(Prompt("ignored", {"messages": [QUESTION]}), result))
+    opened = without.decode(turns.context(turns.opening(Prompt("ignored", {"messages": [QUESTION]}), result)))
     assert "<|im_start|>user\nSay a number.\n<result>7</result><|im_end|>" in opened
 
 
@@ -189,12 +189,14 @@ def test_without_a_template_there_is_one_line():
 def test_what_opens_an_episode_is_one_message_with_the_question_before_it(name):
     tokenizer = GOES_ON[name].tokenizer()
     turns = TemplateTurns(tokenizer, [stop_of(GOES_ON[name], tokenizer)])
-    opened = turns.open(Prompt("", {"messages": [QUESTION]}), [{"role": "user", "content": "From 1 to 5."}])
+    opened = turns.context(
+        turns.opening(Prompt("", {"messages": [QUESTION]}), [{"role": "user", "content": "From 1 to 5."}])
+    )
     whole = [{"role": "user", "content": "Say a number.\nFrom 1 to 5."}]
     assert tokenizer.decode(opened) == tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
     system = [{"role": "system", "content": "Be brief."}]
     if name != "mistral":  # which writes every message but the user's as an answer
-        opened = turns.open(Prompt("", {"messages": system}), [QUESTION])
+        opened = turns.context(turns.opening(Prompt("", {"messages": system}), [QUESTION]))
         whole = [*system, QUESTION]
         text = tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
         assert tokenizer.decode(opened) == text
@@ -203,7 +205,7 @@ def test_what_opens_an_episode_is_one_message_with_the_question_before_it(name):
 def opened_with_tools(family: Family) -> tuple[str, TemplateTurns]:
     tokenizer = family.tokenizer()
     turns = TemplateTurns(tokenizer, [stop_of(family, tokenizer)], tools=TOOLS)
-    return tokenizer.decode(turns.open(Prompt("", {"messages": [QUESTION]}), [])), turns
+    return tokenizer.decode(turns.context(turns.opening(Prompt("", {"messages": [QUESTION]}), []))), turns
 
 
 DESCRIBED = f"<|im_start|>user\n{TOOLS.description}\n\nSay a number.<|im_end|>\n<|im_start|>assistant\n"
@@ -267,7 +269,7 @@ def test_the_result_of_a_tool_has_its_role_or_is_told_by_the_user():
 def test_plain_texts_follow_each_other():
     tokenizer = tiny_tokenizer(add_bos=True)
     turns = PlainTurns(tokenizer)
-    opened = turns.open(Prompt("A game.\n"), [QUESTION])
+    opened = turns.context(turns.opening(Prompt("A game.\n"), [QUESTION]))
     assert tokenizer.decode(opened) == "<bos>A game.\nSay a number."
     assert tokenizer.decode(turns.after([5, 2], REPLIES)) == "Higher.Lower, and by more than one."
     assert turns.after([5, 2], []) == []

@@ -5,8 +5,8 @@ messages are encoded separately, and appended as the chat template writes them a
 
     prompt │ sampled │ closing, if the policy did not write it │ messages │ header of the next answer │ sampled │ …
 
-Where the template rewrites earlier answers, as those of reasoning models drop thoughts, the whole conversation is
-rendered for every turn instead: a new context, of which the policy's own earlier tokens are no longer part.
+If the template rewrites earlier answers, as those of reasoning models drop thoughts, the whole conversation is rendered
+for every turn instead. This new context has the text of earlier answers, but not the tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -59,14 +59,6 @@ class Turns(Protocol):
 
         Raises:
             RowError: It cannot be rendered.
-        """
-        ...
-
-    def open(self, prompt: Prompt, messages: Messages) -> list[int]:
-        """Return the tokens up to the policy's first turn.
-
-        Raises:
-            RowError: They cannot be rendered.
         """
         ...
 
@@ -126,10 +118,6 @@ class PlainTurns:
     def context(self, conversation: Messages) -> list[int]:
         """See `Turns`."""
         return encode_prompt(self._tokenizer, _texts(conversation))
-
-    def open(self, prompt: Prompt, messages: Messages) -> list[int]:
-        """See `Turns`."""
-        return encode_prompt(self._tokenizer, prompt.text + _texts(messages))
 
     def after(self, sampled: Sequence[int], messages: Messages) -> list[int]:
         """See `Turns`."""
@@ -207,10 +195,6 @@ class TemplateTurns:
         given = prompt.columns.get("messages")
         asked = given if isinstance(given, list) else [_user(prompt.text)]
         return _opened(asked, self._with_tool_results(messages))
-
-    def open(self, prompt: Prompt, messages: Messages) -> list[int]:
-        """See `Turns`."""
-        return self.context(self.opening(prompt, messages))
 
     def context(self, conversation: Messages) -> list[int]:
         """See `Turns`."""

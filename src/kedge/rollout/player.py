@@ -112,7 +112,6 @@ class _State:
     tokens: list[int] = field(default_factory=list)
     parents: dict[int, int] = field(default_factory=dict)
     turns: list[_Turn] = field(default_factory=list)
-    num_contexts: int = 1
     calls: int = 0
     errors: int = 0
     changed: int = 0
@@ -134,8 +133,8 @@ class _State:
         return [stop for stop in (self.asked.stop if self.asked else ()) if stop]
 
     def known(self, ids: Sequence[int]) -> tuple[int, int]:
-        """The longest beginning of a context that the episode has already read: its tokens, and the slot of the last
-        one.
+        """Find how much of a context's start the episode has already read: the number of tokens, and the slot of the
+        last one.
         """
         slots = {(slot - 1, token): slot for slot, token in enumerate(self.prompt, -len(self.prompt))}
         slots |= {(self.parents.get(slot, slot - 1), token): slot for slot, token in enumerate(self.tokens)}
@@ -150,7 +149,6 @@ class _State:
         """Add what the policy reads before its next turn."""
         if reply.parent is not None:
             self.parents[self.length] = reply.parent
-            self.num_contexts += 1
         self.tokens += reply.tokens
 
 
@@ -452,7 +450,7 @@ class Player:
                 f"first question, and called as {tools.sample_text}"
             )
         if turns.rewrites and self._say:
-            self._say(f"{self.environment.name}: {turns.rewriting}; so each turn reads the whole conversation anew")
+            self._say(f"{self.environment.name}: {turns.rewriting}; so each turn reads the whole conversation again")
         return turns
 
 
@@ -614,12 +612,10 @@ class Episodes:
             state.asked = opened
             state.is_agents = context is not None
         try:
-            if context is not None:
+            if state.is_agents:
                 turns = self.turns_of(None, opened.tools if opened else None)
-                tokens = turns.context(_shown(context))
-            else:
-                tokens = turns.open(prompt, messages)
-                context = turns.opening(prompt, messages) if turns.rewrites else None
+            conversation = turns.opening(prompt, messages) if context is None else context
+            tokens = turns.context(_shown(conversation))
         except RowError as error:
             raise DataError(f"{self.environment.name} cannot open an episode: {error}") from error
         most = self.limits.prompt_tokens
@@ -630,7 +626,7 @@ class Episodes:
                 "shorter, less environment.max_turn_tokens"
             )
         state.prompt = tokens
-        self._begins(row, tokens, len(tokens), context)
+        self._begins(row, tokens, len(tokens), conversation)
         return tokens
 
     def _said(self, row: int, tokens: Sequence[int]) -> Said:
