@@ -35,7 +35,7 @@ class AdvantageInputs(TypedDict, total=False):
         baseline: score of the greedy response to each row's prompt.
         actions: the counted steps that are tokens of the response; None for all. A slot for a score after the last
             token does not count.
-        states: number of the state in which each turn begins; see `turn_states`.
+        states: number of the state in which each turn starts; see `turn_states`.
     """
 
     values: Float[Tensor, "batch time"] | None

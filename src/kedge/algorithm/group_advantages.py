@@ -109,7 +109,7 @@ class GroupInGroupAdvantage:
     """A_t = A_i + ω·A(G_t): GRPO's advantage of the episode, and that of a turn among turns in the same state.
 
     A_i is from the episode's undiscounted rewards. A(G_t) compares the discounted return from the turn on with those of
-    all turns that began in the same state, of any episode to the prompt; it is 0 where no other one did. Both are
+    all turns that started in the same state, of any episode to the prompt; it is 0 where no other one did. Both are
     divided by their standard deviation.
 
     Args:

@@ -1,4 +1,4 @@
-"""Turns of the policy as single actions: sums and means over a turn, and the state in which each turn begins."""
+"""Turns of the policy as single actions: sums and means over a turn, and the state in which each turn starts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Turns:
 
         Args:
             turn_starts: True at the first token of each turn; None if a row's actions are one turn.
-            actions: the policy's tokens. The first one begins a turn in any case.
+            actions: the policy's tokens. The first one always starts a turn.
             mask: the slots that count; None for the actions.
 
         Raises:

@@ -9,8 +9,8 @@ from kedge_inspect.record import RunRecord
 
 MOSTLY_FAIL = 0.5
 NEARLY_ALL_FAIL = 0.95
-"""Thresholds of a warning and of a serious finding: the share of calls that fail. A policy that learns to call fails in
-the beginning, so a share that falls is no warning."""
+"""Thresholds of a warning and of a serious finding: the share of calls that fail. A policy that learns to call fails at
+first, so a falling share does not warn."""
 
 RARELY = 0.05
 """Calls per episode below which too few episodes have a call to learn from."""
@@ -91,7 +91,7 @@ def tools_unused(run: RunRecord, calls: Series) -> Symptom | None:
 
 @rule(
     "The environment answers too late, which ends the episode. Its outcome is replaced with the critic's value, or "
-    "left out where there is none.",
+    "left out without a critic.",
     needs=("episode/timeout",),
     also=("episode/turns",),
     updates=MIN_LEVEL,
@@ -117,7 +117,7 @@ def episodes_time_out(run: RunRecord, late: Series) -> Symptom | None:
 
 @rule(
     "The agent changes the policy's answers before it sends them back, or writes some of its own. What is changed "
-    "is only read, and begins a new context, which is computed anew.",
+    "is only read, and starts a new context, which is computed again.",
     needs=("episode/changed",),
     also=("episode/turns",),
     updates=MIN_LEVEL,

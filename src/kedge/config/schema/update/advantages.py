@@ -41,9 +41,9 @@ class Advantages(Section):
         "tokens of reward precede the value: {n_step: 3}; n_step alone has 5, as A3C. Without: the return (to_go, "
         "total, reinforce++), or the score less a baseline: the mean of the prompt's other responses (rloo), of all of "
         "them (dr_grpo, reinforce++_baseline; grpo divides by their standard deviation), weighted by length (opo), or "
-        "the score of the greedy response (remax); or that of grpo plus ω times that of a turn among those that began "
-        "in the same state, where the policy had read the same since its last turn: {gigpo: ω}; gigpo alone has 1. "
-        "Both: rloo or reinforce++ less w times the critic's change of value "
+        "the score of the greedy response (remax); or that of grpo plus ω times that of a turn among those "
+        "that started in the same state, where the policy had read the same since its last turn: {gigpo: ω}; gigpo alone "
+        "has 1. Both: rloo or reinforce++ less w times the critic's change of value "
         "since the response's start, with the w in [0, 1] that lowers the variance on other prompts, or 0 "
         "(rloo_critic, reinforce++_critic). Or a function (rewards, mask, values=, group=) → (advantages, "
         "returns), `file.py:name`.",
@@ -56,7 +56,7 @@ class Advantages(Section):
         meaning="What is one action: a token, or a turn of the policy in an episode (without an environment, the whole "
         "response): its reward is the sum over its tokens, its value the one before the first of them, where alone "
         "the critic is trained, and all its tokens get its advantage. γ and λ are then per turn. gigpo is by turn "
-        "whatever is set here.",
+        "regardless of this setting.",
         source="token: PPO on single responses; turn: Turn-PPO",
     )
     gamma: float = field(
