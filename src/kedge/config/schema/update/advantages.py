@@ -42,8 +42,8 @@ class Advantages(Section):
         "total, reinforce++), or the score less a baseline: the mean of the prompt's other responses (rloo), of all of "
         "them (dr_grpo, reinforce++_baseline; grpo divides by their standard deviation), weighted by length (opo), or "
         "the score of the greedy response (remax); or that of grpo plus ω times that of a turn among those "
-        "that started in the same state, where the policy had read the same since its last turn: {gigpo: ω}; gigpo alone "
-        "has 1. Both: rloo or reinforce++ less w times the critic's change of value "
+        "that started in the same state, where the policy had read the same since its last turn: {gigpo: ω}; gigpo "
+        "alone has 1. Both: rloo or reinforce++ less w times the critic's change of value "
         "since the response's start, with the w in [0, 1] that lowers the variance on other prompts, or 0 "
         "(rloo_critic, reinforce++_critic). Or a function (rewards, mask, values=, group=) → (advantages, "
         "returns), `file.py:name`.",
