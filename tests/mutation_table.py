@@ -707,7 +707,7 @@ MUTATIONS = (
     Mutation(
         "value-unit-without-the-error",
         "_returns_unit",
-        "max(spread_of_returns(returns), MIN_SHARE_OF_ERROR * error)",
+        "max(spread_of_returns(returns), error)",
         "spread_of_returns(returns)",
         f"{SETTINGS}::test_returns_that_hardly_differ_do_not_multiply_the_value_loss",
     ),

@@ -386,14 +386,14 @@ class SlowPpo:
         return -ratio * advantage, False
 
     def value_unit(self, table: Sequence[Sequence[Token]]) -> float:
-        """Unless it is the score: the returns' standard deviation, at least a tenth of the critic's RMS error."""
+        """Unless it is the score: the returns' standard deviation, at least the critic's RMS error."""
         if self.use.value_unit == "score":
             return 1.0
         table = [[token for token in tokens if token.is_step] for tokens in table]
         returns = [token.target for tokens in table for token in tokens]
         error = math.sqrt(fmean((token.target - token.value) ** 2 for tokens in table for token in tokens))
         size = math.sqrt(fmean(target**2 for target in returns))
-        return max(pstdev(returns), 0.1 * error, 1e-4 * size) or 1.0
+        return max(pstdev(returns), error, 1e-4 * size) or 1.0
 
     def value_term(self, rows: Sequence[Row], table: Sequence[Sequence[Token]], unit: float) -> Tensor:
         """The weighted value loss: N+ line 747, S2 without the half."""

@@ -99,8 +99,11 @@ def test_the_unit_of_the_value_loss_is_the_spread_of_the_counted_returns():
     counted = experience.returns[experience.reward_mask].tolist()
     mean = sum(counted) / len(counted)
     spread = (sum((x - mean) ** 2 for x in counted) / len(counted)) ** 0.5
-    assert objective(experience).value_unit == pytest.approx(spread, rel=1e-5)
-    assert objective(experience, value_unit="score").value_unit == 1.0
+    mean_everywhere = replace(experience, values=torch.full_like(experience.returns, mean))
+    shifted = replace(experience, values=torch.full_like(experience.returns, mean + 3 * spread))
+    assert objective(mean_everywhere).value_unit == pytest.approx(spread, rel=1e-5)
+    assert objective(shifted).value_unit == pytest.approx(10**0.5 * spread, rel=1e-5)  # the RMS error is larger
+    assert objective(shifted, value_unit="score").value_unit == 1.0
 
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
@@ -114,10 +117,10 @@ def test_returns_that_hardly_differ_do_not_multiply_the_value_loss(critic):
     errors = [3.0 - value for value in experience.values[mask].tolist()]
     rms = (sum(error**2 for error in errors) / len(errors)) ** 0.5
     chosen = objective(constant)
-    assert chosen.value_unit == pytest.approx(rms / 10, rel=1e-4)  # the noise changes the seventh digit
-    # The first step sees the critic as it was: ½ (rms / unit)² = 50. With no such floor it was 5 million.
+    assert chosen.value_unit == pytest.approx(rms, rel=1e-4)  # the noise changes the seventh digit
+    # The first step sees the critic as it was: ½ (rms / unit)². With no such floor it was 5 million.
     result = run_update(models, constant, chosen, num_epochs=1, num_minibatches=1)
-    assert result.metrics()["value/loss"] == pytest.approx(50.0, rel=1e-3)  # the update computes in float32
+    assert result.metrics()["value/loss"] == pytest.approx(0.5, rel=1e-3)  # the update computes in float32
 
 
 def test_mse_is_twice_half_mse():

@@ -46,9 +46,6 @@ SURROGATE_KL_TARGET = 0.01
 """KL to the sampling policy in nats per token for `policy_loss=kl_penalty_adaptive`: the best adaptive value of PPO."""
 GOOD_SCORE = 1.0
 """Score from which a response counts as good for `ppo.positive_nll_coef`: verifiers score 1 for correct."""
-MIN_SHARE_OF_ERROR = 0.1
-"""Minimum of the value loss's unit, as a share of the critic's RMS error, so that the loss starts at ½ · 10² = 50 or
-less; the standard deviation of scores that are almost all equal would multiply it by up to a million."""
 
 
 @dataclass(frozen=True)
@@ -343,15 +340,17 @@ def _loss_of(config: Config) -> partial[Objective]:
 
 
 def _returns_unit(experience: Experience) -> float:
-    """The standard deviation of the returns, at least `MIN_SHARE_OF_ERROR` of the RMS of R − V; 1 if both are 0.
+    """The standard deviation of the returns or the RMS of R − V, whichever is larger; 1 if both are 0.
 
-    It scales with the reward.
+    It scales with the reward, and the value loss of a batch starts at ½ or below. The standard deviation alone would
+    multiply it without limit where returns hardly differ, as in a batch whose responses all fail, and the gradient of a
+    shared trunk with it.
     """
     returns = experience.returns[experience.reward_mask]
     error = 0.0
     if experience.values is not None:
         error = float((returns - experience.values[experience.reward_mask]).square().mean().sqrt())
-    return max(spread_of_returns(returns), MIN_SHARE_OF_ERROR * error) or 1.0
+    return max(spread_of_returns(returns), error) or 1.0
 
 
 def check_own_loop(config: Config, *, has_prompts: bool, has_reward: bool) -> None:

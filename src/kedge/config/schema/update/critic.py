@@ -84,9 +84,9 @@ class CriticTraining(Section):
     value_unit: Literal["returns_std", "score"] = field(
         "returns_std",
         meaning="Unit in which the critic learns: of the value loss, value_clip_range, and the steps of its output "
-        "layer. The standard deviation of the batch's returns, but at least a tenth of the critic's RMS "
-        "error, so that learning does not depend on the scale of the reward; or the unit of the score. Unused "
-        "with value_loss=hl_gauss.",
+        "layer. The standard deviation of the batch's returns or the critic's RMS error, whichever is larger, so "
+        "that learning does not depend on the scale of the reward; or the unit of the score. Unused with "
+        "value_loss=hl_gauss.",
         source="kedge: in the unit of the score (all papers), large returns are out of reach of Adam's steps, and on a "
         "shared trunk their gradient swamps the policy's; PopArt (van Hasselt et al. 2016) adapts the output layer",
     )
