@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +13,8 @@ from kedge.data.tokens import encode_completion
 from kedge.models import LanguageModel
 from kedge.rewards.score import describe_responses
 from kedge.rollout import Sampler
-from kedge.rollout.player import Limits, Player
-from kedge_base.errors import DataError
+from kedge.rollout.player import Limits, Player, _State
+from kedge_base.errors import DataError, EnvError
 from kedge_tasks.environments.client import Environment
 from kedge_tasks.environments.shapes import Turn
 from kedge_tasks.environments.tools import Tools
@@ -42,9 +44,11 @@ class Script:
     failure = ""
     tools = None
 
-    def __init__(self, *answers):
+    def __init__(self, *answers, last=Turn(ending="completed")):
         self.answers = list(answers)
+        self.last = last
         self.heard = []
+        self.finished = []
 
     def tools_of(self, schemas):
         return Tools(schemas)
@@ -57,7 +61,9 @@ class Script:
         return {number: self.answers.pop(0) for number in said}
 
     def finish(self, episodes):
-        return dict.fromkeys(episodes, 0.0)
+        found = dict.fromkeys(episodes, self.last)
+        self.finished += found
+        return found
 
     def close(self): ...
 
@@ -238,6 +244,28 @@ def test_a_context_that_the_template_rejects_is_a_failure():
     assert "cannot be written as a message: the chat template rejects the conversation" in script.failure
 
 
+@pytest.mark.parametrize(
+    ("first", "line"),
+    [
+        ([user("Hi."), user("Hi.")], "script cannot open an episode: the chat template rejects the conversation"),
+        ([user("Hi. " * 200)], r"an episode of script opens with \d+ tokens"),
+    ],
+)
+def test_a_first_request_that_cannot_be_read_is_a_failure_of_the_episode(first, line):
+    """The environment ends it, and the policy's turn is not sent. A class whose opening is too long ends the run."""
+    strict = Family("{% if messages | length == 2 %}{{ raise_exception('two') }}{% endif %}" + CHATML.template,
+                    CHATML.closing, CHATML.tokens)  # fmt: skip
+    tokenizer = strict.tokenizer()
+    script = Script(Turn(context=first))
+    played = play(script, ["Yes"], tokenizer, stop=stop_of(CHATML, tokenizer))
+    assert (played.ending, script.heard, len(script.finished)) == ("failed", [], 1)
+    assert re.match(line, script.failure)
+    with pytest.raises(EnvError, match=line):
+        play(Script(Turn(context=first)), ["Yes"], tokenizer, stop=stop_of(CHATML, tokenizer), on_error="stop")
+    with pytest.raises(DataError, match="an episode of script opens with"):
+        play(Script(Turn(first * 200)), ["Yes"], tokenizer, stop=stop_of(CHATML, tokenizer))
+
+
 def test_where_the_template_drops_thoughts_every_turn_reads_the_conversation_as_it_is_written():
     tokenizer = THINKS.tokenizer()
     says = ["<think>\nfour\n</think>\n\nFour.", "<think>\nfive\n</think>\n\nFive.", "No."]
@@ -273,3 +301,36 @@ def test_an_agent_that_has_ended_may_pay_each_of_its_calls():
     played = chat(script, ["Yes", "No"])
     first = len(played.said[0]) - 1
     assert played.rewards == {first: 2.0, len(played.tokens) - 1: 3.0}
+
+
+def test_an_agent_whose_episode_was_ended_may_pay_each_of_its_calls():
+    last = Turn(ending="completed", rewards=[2, 3])
+    script = Script(Turn(context=[user("Hi.")]), *[Turn(context=[user("Ho.")])] * 2, last=last)
+    played = chat(script, ["Yes", "No"], turns=2)
+    assert played.ending == "max_turns"
+    assert played.rewards == {len(played.said[0]) - 1: 2.0, len(played.tokens) - 1: 3.0}
+
+
+def test_contexts_are_found_among_those_read_before_as_a_search_through_all_tokens_finds_them():
+    """Random contexts of three tokens with many repetitions, beside a slow loop."""
+    generator = random.Random(0)
+    state = _State(0)
+    state.opens([1, 2, 1])
+    for _ in range(60):
+        ids = [1, 2, 1, *generator.choices([1, 2, 3], k=generator.randint(1, 8))]
+        count, slot = state.known(ids)
+        paths = {s: [*path_of(state, s)] for s in range(-3, state.length)}
+        fits = [s for s, path in paths.items() if path == ids[: len(path)]]
+        longest = max(len(paths[s]) for s in fits)
+        assert (count, slot) == (longest, max(s for s in fits if len(paths[s]) == longest))
+        state.add(ids[count:], None if slot == state.length - 1 else slot)
+        state.add([generator.choice([1, 2, 3])])
+
+
+def path_of(state, slot):
+    """The tokens up to a slot."""
+    tokens = []
+    while slot >= -len(state.prompt):
+        tokens.append(state.tokens[slot] if slot >= 0 else state.prompt[slot])
+        slot = state.parents.get(slot, slot - 1)
+    return reversed(tokens)

@@ -105,6 +105,7 @@ class _State:
         opening: The tag of a thought that was opened for the policy's turn; parsing tool calls needs it.
         asked: The environment's answer before the turn that is under way.
         is_agents: An agent wrote the first context, and writes the others.
+        slots: Finds the slots of a token by the slot before it and its id.
     """
 
     number: int
@@ -121,6 +122,7 @@ class _State:
     is_agents: bool = False
     rewards: dict[int, float] = field(default_factory=dict)
     privileged: Mapping[str, Any] = field(default_factory=dict)
+    slots: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -136,20 +138,28 @@ class _State:
         """Find how much of a context's start the episode has already read: the number of tokens, and the slot of the
         last one.
         """
-        slots = {(slot - 1, token): slot for slot, token in enumerate(self.prompt, -len(self.prompt))}
-        slots |= {(self.parents.get(slot, slot - 1), token): slot for slot, token in enumerate(self.tokens)}
-        slot = -len(self.prompt) - 1
+        ends = [-len(self.prompt) - 1]
         for count, token in enumerate(ids):
-            if (following := slots.get((slot, token))) is None:
-                return count, slot
-            slot = following
-        return len(ids), slot
+            following = [slot for end in ends for slot in self.slots.get((end, token), ())]
+            if not following:
+                return count, ends[-1]
+            ends = following
+        return len(ids), ends[-1]
 
-    def reads(self, reply: Reply) -> None:
-        """Add what the policy reads before its next turn."""
-        if reply.parent is not None:
-            self.parents[self.length] = reply.parent
-        self.tokens += reply.tokens
+    def opens(self, tokens: list[int]) -> None:
+        """Set the tokens that the episode opens with."""
+        self.prompt = tokens
+        self.slots = {(slot - 1, token): [slot] for slot, token in enumerate(tokens, -len(tokens))}
+
+    def add(self, tokens: Sequence[int], parent: int | None = None) -> None:
+        """Add tokens of either side; the first may follow an earlier slot."""
+        if parent is not None:
+            self.parents[self.length] = parent
+        before = self.parents.get(self.length, self.length - 1)
+        for slot, token in enumerate(tokens, self.length):
+            self.slots.setdefault((before, token), []).append(slot)
+            before = slot
+        self.tokens += tokens
 
 
 @dataclass
@@ -257,8 +267,8 @@ class Environment(Protocol):
         """Send a turn of the policy to each of some episodes."""
         ...
 
-    def finish(self, episodes: Iterable[int]) -> Mapping[int, float | None]:
-        """End episodes; return the reward of each beyond those of its turns, or None for a failure."""
+    def finish(self, episodes: Iterable[int]) -> Mapping[int, Answer | None]:
+        """End episodes; return the rewards of each beyond those of its turns, or None for a failure."""
         ...
 
     def close(self) -> None:
@@ -531,7 +541,7 @@ class Episodes:
         """See `Dialogue`."""
         for row, tokens in said.items():
             state = self._states[row]
-            state.tokens += tokens
+            state.add(tokens)
             state.turns[-1] = replace(state.turns[-1], end=state.length - 1, num_said=len(tokens))
         texts = {row: self._said(row, tokens) for row, tokens in said.items() if not self._states[row].ending}
         turns = self._call(self.environment.step, texts)
@@ -576,11 +586,11 @@ class Episodes:
 
     def _finish(self, rows: Iterable[int]) -> None:
         """End episodes, and add the environment's final rewards."""
-        for row, reward in self._call(self.environment.finish, dict.fromkeys(rows)).items():
-            if reward is None:
+        for row, end in self._call(self.environment.finish, dict.fromkeys(rows)).items():
+            if end is None:
                 self._fail(row)
             else:
-                self._pay(row, reward)
+                self._pay(row, end)
 
     def _call(
         self, method: Callable[[dict[int, _Argument]], Mapping[int, _Result]], rows: Mapping[int, _Argument]
@@ -599,35 +609,54 @@ class Episodes:
         self._states[row].ending = "failed"
 
     def _opening(self, row: int, opened: Answer | None) -> list[int]:
+        """Return the tokens that an episode opens with; one that failed is left after the policy's turn."""
         state = self._states[row]
-        prompt = self.prompts[row]
         turns = self.turns[row]
-        messages: Messages = [{"role": "user", "content": "…"}]  # a failed episode is left after the policy's turn
-        context: Messages | None = None
         if opened is None:
             self._fail(row)
-        else:
-            messages, context = opened.messages, opened.context
+        elif opened.context is not None:
+            turns = self.turns_of(None, opened.tools)
+        try:
+            conversation, tokens = self._opening_tokens(row, turns, opened)
+        except DataError as error:
+            if opened is None or opened.context is None:
+                raise
+            # An agent writes its first request as it plays, so a bad one is a failure of its episode.
+            self._finish([row])
+            self.environment.failure = str(error)
+            return self._opening(row, None)
+        if opened is not None:
             state.privileged = opened.privileged
             state.asked = opened
-            state.is_agents = context is not None
+            state.is_agents = opened.context is not None
+        state.opens(tokens)
+        self._begins(row, tokens, len(tokens), conversation)
+        return tokens
+
+    def _opening_tokens(self, row: int, turns: Turns, opened: Answer | None) -> tuple[Messages, list[int]]:
+        """Return an opening as messages and as tokens.
+
+        Raises:
+            DataError: It cannot be rendered, or there is no room for it.
+        """
+        name = self.environment.name
         try:
-            if state.is_agents:
-                turns = self.turns_of(None, opened.tools if opened else None)
-            conversation = turns.opening(prompt, messages) if context is None else context
+            if opened is None or opened.context is None:
+                follows: Messages = [{"role": "user", "content": "…"}] if opened is None else opened.messages
+                conversation = turns.opening(self.prompts[row], follows)
+            else:
+                conversation = opened.context
             tokens = turns.context(_shown(conversation))
         except RowError as error:
-            raise DataError(f"{self.environment.name} cannot open an episode: {error}") from error
+            raise DataError(f"{name} cannot open an episode: {error}") from error
         most = self.limits.prompt_tokens
         if not tokens or (most is not None and len(tokens) > most):
             raise DataError(
-                f"an episode of {self.environment.name} opens with {len(tokens)} tokens (prompt, tools and what reset "
-                f"says); expected 1 to {most}: the model's context less rollout.max_new_tokens, or, where it is "
-                "shorter, less environment.max_turn_tokens"
+                f"an episode of {name} opens with {len(tokens)} tokens (prompt, tools and what reset says); expected 1 "
+                f"to {most}: the model's context less rollout.max_new_tokens, or, where it is shorter, less "
+                "environment.max_turn_tokens"
             )
-        state.prompt = tokens
-        self._begins(row, tokens, len(tokens), conversation)
-        return tokens
+        return conversation, tokens
 
     def _said(self, row: int, tokens: Sequence[int]) -> Said:
         """Describe a turn, without its final stop token, unless that may be the tag that closes a call."""
@@ -666,9 +695,7 @@ class Episodes:
     def _after(self, row: int, said: Sequence[int], turn: Answer) -> Reply | None:
         """Return what the policy reads after a turn; None if the episode has ended."""
         state = self._states[row]
-        self._pay(row, turn.reward)
-        for each, reward in zip(state.turns, turn.rewards, strict=bool(turn.rewards)):
-            state.rewards[each.end] = state.rewards.get(each.end, 0.0) + reward
+        self._pay(row, turn)
         state.calls += turn.num_calls
         state.errors += turn.num_errors
         state.changed += turn.num_changed
@@ -708,7 +735,7 @@ class Episodes:
         if state.length + len(reply.tokens) >= self.limits.tokens or num_read >= longest:
             state.ending = "context_overflow"
             return None
-        state.reads(reply)
+        state.add(reply.tokens, reply.parent)
         state.asked = turn
         self._begins(row, tokens, num_read, read)
         return reply
@@ -730,11 +757,13 @@ class Episodes:
         count, slot = state.known(ids)
         return ids, len(ids), Reply(ids[count:], None if slot == state.length - 1 else slot)
 
-    def _pay(self, row: int, reward: float) -> None:
-        """Add a reward at the policy's last token so far."""
+    def _pay(self, row: int, turn: Answer) -> None:
+        """Add a reward at the policy's last token so far, and those of single turns at their last tokens."""
         state = self._states[row]
-        slot = state.length - 1
-        state.rewards[slot] = state.rewards.get(slot, 0.0) + reward
+        paid = [(state.length - 1, turn.reward)]
+        paid += [(each.end, reward) for each, reward in zip(state.turns, turn.rewards, strict=bool(turn.rewards))]
+        for slot, reward in paid:
+            state.rewards[slot] = state.rewards.get(slot, 0.0) + reward
 
 
 def _shown(conversation: Messages) -> Messages:

@@ -105,10 +105,10 @@ class Environment:
             "step", {number: {"text": turn} if isinstance(turn, str) else turn for number, turn in said.items()}
         )
 
-    def finish(self, episodes: Iterable[int]) -> dict[int, float | None]:
-        """End episodes early; return the reward of each beyond those of its turns, or None for a failure."""
+    def finish(self, episodes: Iterable[int]) -> dict[int, Turn | None]:
+        """End episodes early; return the rewards of each beyond those of its turns, or None for a failure."""
         turns = self._call("finish", {number: {} for number in episodes})
-        return {n: None if turn.ending == "failed" else turn.reward + sum(turn.rewards) for n, turn in turns.items()}
+        return {number: None if turn.ending == "failed" else turn for number, turn in turns.items()}
 
     def close(self) -> None:
         """End the worker process, or an agent's episodes in this process."""

@@ -16,6 +16,7 @@ from kedge_base.errors import EnvError
 from kedge_base.workers.event_loop import event_loop
 from kedge_tasks.environments.client import Environment
 from kedge_tasks.environments.session import Session
+from kedge_tasks.environments.shapes import Turn
 from tests.processes import members
 from tests.tasks.environments import worlds
 
@@ -280,7 +281,7 @@ def test_many_episodes_run_at_the_same_time(worker):
     turns = environment.step(dict.fromkeys(numbers, "x"))
     assert [turn.context[0]["content"] for turn in turns.values()] == list(map(str, numbers))
     assert time.monotonic() - started < 4  # one after the other it would take 5
-    assert set(environment.finish(numbers).values()) == {0.0}
+    assert [*environment.finish(numbers).values()] == [Turn(ending="completed")] * 50
 
 
 @pytest.mark.parametrize(
@@ -470,7 +471,7 @@ def test_a_late_agent_ends_its_episode(worker, function, kind):
 @pytest.mark.parametrize("most", [0, 4])
 def test_kedge_ends_an_episode_of_too_many_calls(worker, kind, reward, most):
     turns = play(worker(timeout=0.7), {"kind": kind, "by_call": most == 4}, most=most)
-    assert (len(turns), turns[-1]) == (most + 2, min(reward, most))
+    assert (len(turns), paid(turns[-1])) == (most + 2, min(reward, most))
 
 
 @pytest.mark.parametrize(
@@ -499,7 +500,7 @@ def test_a_fault_in_a_thread_is_one_line(worker, kind):
 
 def test_a_thread_that_never_ends_does_not_hold_up_others(worker):
     environment = worker("plain", timeout=0.7)
-    assert play(environment, {"kind": "asks_whatever_happens"})[-1] == 0.0
+    assert paid(play(environment, {"kind": "asks_whatever_happens"})[-1]) == 0.0
     assert paid(play(environment, {"kind": "talks"})[-1]) == 1
 
 

@@ -61,7 +61,7 @@ def test_a_game_is_played_by_several_at_a_time(world, local):
     turns = guess.step({9: "1", 7: "12", 8: "no digit"})
     assert (turns[9].reward, turns[9].ending, turns[9].messages[0]["content"]) == (0.25, None, "no.\n")
     assert (turns[7].reward, turns[7].ending) == (1.0, "completed")
-    assert guess.finish([8, 9]) == {8: 0.0, 9: 0.0}
+    assert guess.finish([8, 9]) == dict.fromkeys((8, 9), Turn(ending="completed"))
     assert guess.open({7: ({"most": 2}, 0)})[7].messages[0]["content"] == "From 1 to 2.\n"
 
 
@@ -114,7 +114,7 @@ def test_tools_without_reset_keep_nothing_of_an_earlier_episode():
         environment.step({episode: "<count>{}</count>"})
         if episode == 1:
             assert environment.step({1: "done"})[1].reward == 1.0
-    assert environment.finish([2]) == {2: 1.0}
+    assert environment.finish([2]) == {2: Turn(reward=1.0, ending="completed")}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_fault_of_the_environment_is_one_line(world, tmp_path, local, name, te
     assert f"[{environment.failure}]" in log
     assert "Traceback" in log
     # The others are in no way harmed.
-    assert environment.finish([2]) == {2: 0.0}
+    assert environment.finish([2]) == {2: Turn(ending="completed")}
     assert environment.open({1: ({}, 0)}) == {1: Turn()}
 
 
