@@ -200,6 +200,7 @@ def against_preset(
     tokens: float,
     num_seeds: int = 5,
     num_held_out: int = 512,
+    by_turn: bool = True,
 ) -> Example:
     """A game on which the preset `critic` was not tuned; docs/episodes.md has the plan.
 
@@ -212,8 +213,16 @@ def against_preset(
         tokens: The budget.
         num_seeds: Of the comparison.
         num_held_out: The games that are evaluated.
+        by_turn: Compare PPO by turn and by token, GiGPO and GRPO, too.
     """
     arms = arms_of_critics(responses)
+    head, grpo = arms["PPO, head"], arms["GRPO"]
+    further = {
+        "GRPO": grpo,
+        "GiGPO": {**grpo, "ppo.advantage": "gigpo", "ppo.aggregation": "token"},
+        "PPO, by token": head,
+        "PPO, by turn": {**head, "ppo.credit": "turn"},
+    }
     class_name = {"examples/guess/guess.py": "Guess", "examples/grid/grid.py": "Grid"}[script]
     return Example(
         script=script,
@@ -223,6 +232,7 @@ def against_preset(
         arms={
             "preset critic": {**find_preset("critic").settings, "rollout.num_prompts": responses},
             **{arm: arms[arm] for arm in ("REINFORCE++", "RLOO")},
+            **(further if by_turn else {}),
         },
         settings={
             "environment.source": f"{script}:{class_name}",
@@ -243,7 +253,15 @@ def against_preset(
 LIAR: Final = against_preset("examples/guess/guess.py", "liar", 128, max_turns=7, max_new_tokens=48, tokens=36_000)
 WINDY: Final = against_preset("examples/grid/grid.py", "windy", 64, max_turns=10, max_new_tokens=64, tokens=24_000)
 MAZE: Final = against_preset(
-    "examples/grid/grid.py", "maze", 64, max_turns=24, max_new_tokens=160, tokens=60_000, num_seeds=3, num_held_out=256
+    "examples/grid/grid.py",
+    "maze",
+    64,
+    max_turns=24,
+    max_new_tokens=160,
+    tokens=60_000,
+    num_seeds=3,
+    num_held_out=256,
+    by_turn=False,
 )
 
 NOTES: Final = Example(
