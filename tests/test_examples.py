@@ -199,7 +199,7 @@ def test_gusts_push_one_cell_down():
     assert sum(pushed) / len(pushed) == pytest.approx(0.2, abs=0.03)
 
 
-@pytest.mark.parametrize("name", ["windy", "maze", "corridor"])
+@pytest.mark.parametrize("name", ["windy", "maze", "corridor", "vault"])
 def test_careless_walks_keep_the_rules(name):
     example = runpy.run_path(str(GRID))
     row, about = example["prompt_row"](name), example["GAMES"][name]

@@ -32,11 +32,19 @@ GAMES = {
         "games": 1_500,
     },
     "corridor": {"prompt": "Walk to 91.", "map": ["#...#...G", ".........", "#...#...#"], "wind": 0.3, "turns": 12},
+    "vault": {
+        "prompt": "Get the key at 13, then walk to 41.",
+        "map": ["..#G", ".#.D", "K#..", "...."],
+        "nearest": 9,
+        "turns": 14,
+        "care": 0.4,
+        "games": 1_500,
+    },
 }
 """By name: the prompt, the map (# is a wall, G the goal, K a key and D its door), the probability of a gust, which
 pushes one cell down, the fewest steps from where a game starts, its turns, the share of the demonstrated steps that
-lead nearer, where the others are in any direction, and the number of demonstrations. No example has the corridor, on
-which `bench.preset` chooses settings."""
+lead nearer, where the others are in any direction, and the number of demonstrations. No example has the corridor and
+the vault, on which `bench.preset` chooses settings."""
 CALM, NEAREST, CARE, DEMONSTRATED = 0.0, 1, 0.5, 6_000
 
 MOVES = {"l": (0, -1), "r": (0, 1), "u": (-1, 0), "d": (1, 0)}
