@@ -28,6 +28,10 @@ CALLS = {  # by how the template writes what is in `c`, the function of a call
     "mistral": """[TOOL_CALLS][{{ {'id': m.tool_calls[0].id, 'name': c.name, 'arguments': c.arguments} | tojson }}]""",
     "llama": """{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}""",
     "tags": "<{{ c.name }}>{{ c.arguments | tojson }}</{{ c.name }}>",
+    "function": "<tool_call>\n<function={{ c.name }}>\n{% for k, v in c.arguments.items() %}<parameter={{ k }}>\n"
+    "{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
+    "keys and values": "<tool_call>{{ c.name }}\n{% for k, v in c.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
+    "<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>",
     # These write no calls, which the policy then writes as it was taught to.
     "left out": "",
     "refused": "{{ raise_exception('no calls') }}",
@@ -247,6 +251,15 @@ def test_tools_that_the_template_moves_to_the_last_question_are_described():
     assert (
         family.tokenizer().decode(after) == "\n<|im_start|>user\n<result>7</result><|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_tools_are_shown_by_a_template_that_opens_a_thought_for_the_next_answer_only():
+    """As Nemotron's does: what precedes the first answer changes later, but not where the tools are."""
+    plain = calling(CALLS["function"])
+    family = Family(plain.template.replace("assistant\n' }}", "assistant\n<think>\n' }}"), plain.closing, plain.tokens)
+    opened, turns = opened_with_tools(family)
+    assert opened == "[1 tools]<|im_start|>user\nSay a number.<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    assert (turns.incompatibility, turns.rewrites) == ("", True)
 
 
 def test_the_result_of_a_tool_has_its_role_or_is_told_by_the_user():

@@ -12,6 +12,7 @@ for every turn instead. This new context has the text of earlier answers, but no
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -268,7 +269,9 @@ class TemplateTurns:
             answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
             with suppress(RowError):
                 whole = self._render([_user(QUESTION), answer], schemas, asks=False)
-                ids = encode_text(self._tokenizer, whole[num_shared(whole, begin) :], continues=True)
+                # A thought that is opened for the next answer shares the start of its tag with that of a call.
+                shared = re.sub(r"<[^<>]*\Z", "", whole[: num_shared(whole, begin)])
+                ids = encode_text(self._tokenizer, whole[len(shared) :], continues=True)
                 turn = str(self._tokenizer.decode([*takewhile(lambda token: token not in self._stop_ids, ids)]))
                 if turn.strip():
                     yield turn
@@ -283,8 +286,9 @@ class TemplateTurns:
 
     def _keeps_tools(self) -> bool:
         """True if the template shows the tools in the same place once the conversation continues."""
-        begin = self._write([_user(QUESTION)])
-        return self._write([_user(QUESTION), {"role": "assistant", "content": ANSWER}, RESULT]).startswith(begin)
+        before, question, _ = self._write([_user(QUESTION)]).rpartition(QUESTION)
+        whole = self._write([_user(QUESTION), {"role": "assistant", "content": ANSWER}, RESULT])
+        return whole.startswith(before + question)
 
     def _rewriting(self, reply: dict[str, str]) -> str:
         """How the template changes earlier answers, including thoughts, as the conversation continues; empty if it

@@ -17,7 +17,14 @@ RESERVED = frozenset({"reset", "step", "get_reward", "privileged", "close"})
 """Public methods of an environment that are not tools."""
 
 HERMES = "tool_call"
-"""The tag of Hermes, Qwen 2.5 and 3, and others."""
+"""The tag of Hermes, Qwen 2.5 and later, GLM, and others."""
+UNQUOTED = re.compile(r"<function=([^>\s]+)>(.*)</function>|([\w.-]+)\s*((?:<arg_key>.*)?)", re.DOTALL)
+"""A call in this tag without JSON, as Qwen 3.5 and GLM 4.5 write it: a name, and arguments in tags."""
+ARGUMENT = re.compile(
+    r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>|\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>",
+    re.DOTALL,
+)
+PYTHON = {"True": True, "False": False, "None": None}
 MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(?=\[)")
 LLAMA = re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(\{.*\"(?:parameters|arguments)\".*\})\s*(?:</s>)?\Z", re.DOTALL)
 """In Llama 3, the whole turn is a call."""
@@ -112,7 +119,8 @@ class Tools:
     def calls_in(self, text: str) -> list[Call]:
         """Parse the calls in a turn, in the order of the text.
 
-        The formats are those of Hermes and Qwen (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`), Mistral
+        The formats are those of Hermes and Qwen (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`), Qwen 3.5 and
+        Nemotron (`<tool_call><function=NAME><parameter=KEY>…`), GLM (`<tool_call>NAME<arg_key>…`), Mistral
         (`[TOOL_CALLS][…]`), Llama 3 (the turn is one JSON object) and plain tags (`<NAME>{…}</NAME>`, or the only
         argument as text). Unclosed calls and calls in a thought are ignored. All others are made, even in prose or in a
         block of code.
@@ -153,6 +161,11 @@ class Tools:
         return method(**call.arguments)
 
     def _read(self, text: str) -> Call:
+        if match := UNQUOTED.fullmatch(text):
+            name, written = match[1] or match[3], match[2] or match[4] or ""
+            pairs = [(key or other, value or text) for key, value, other, text in ARGUMENT.findall(written)]
+            if not ARGUMENT.sub("", written).strip():
+                return self._checked(name, {key: self._typed(name, key, value) for key, value in pairs})
         try:
             return self._call(json.loads(text))
         except (ValueError, RecursionError) as error:
@@ -175,6 +188,17 @@ class Tools:
         if not isinstance(arguments, Mapping):
             return Call(name, {}, f"{name}: the arguments are a JSON object")
         return Call(name, {str(key): value for key, value in arguments.items()})
+
+    def _typed(self, name: str, key: str, text: str) -> Any:
+        """Parse an argument that is written as text; one that is not JSON stays a text."""
+        functions = {schema["function"]["name"]: schema["function"] for schema in self.schemas}
+        about = functions.get(name, {}).get("parameters", {}).get("properties", {}).get(key, {})
+        if about.get("type") == "string":
+            return text
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return PYTHON.get(text, text)
 
     def _tagged(self, text: str) -> Iterator[Call]:
         for name, inner in _closed(text, self.names):

@@ -117,6 +117,9 @@ def test_tools_without_reset_keep_nothing_of_an_earlier_episode():
     assert environment.finish([2]) == {2: Turn(reward=1.0, ending="completed")}
 
 
+FUNCTION, PARAMETER, END = "<tool_call>\n<function=", "<parameter=", "</function>\n</tool_call>"
+
+
 @pytest.mark.parametrize(
     ("text", "results"),
     [
@@ -159,6 +162,24 @@ def test_tools_without_reset_keep_nothing_of_an_earlier_episode():
         ('<think>Maybe <add>{"a": 5, "b": 5}</add>?</think><add>{"a": 1, "b": 2}</add>', ["3"]),
         ('<think>Maybe <tool_call>{"name": "fail"}</tool_call>?</think>No.', []),
         ("No call: <addition>3</addition>, {name}.", []),
+        # Qwen 3.5 and Nemotron; GLM. A text argument is as it is written, all others are JSON.
+        (f"{FUNCTION}add>\n{PARAMETER}a>\n1.5\n</parameter>\n{PARAMETER}b>\n2\n</parameter>{END}", ["3.5"]),
+        (f"Well.\n\n{FUNCTION}shout>\n{PARAMETER}text>\n12\n<b>\nay\n</parameter>\n{END}", ["12\n<B>\nAY"]),
+        (f"{FUNCTION}shout>\n{PARAMETER}text>\n\n</parameter>\n{END}", [""]),
+        (f"{FUNCTION}fail>\n{END}{FUNCTION}fail>{END}", ["Error: the wire is cut"] * 2),
+        (f"{FUNCTION}add>\n{PARAMETER}a>\none\n</parameter>\n{END}", ["Error: add: missing a required argument: 'b'"]),
+        (f"{FUNCTION}add>\n<a>1</a>\n{END}", ["Error: the call cannot be read as JSON"]),
+        (f"{FUNCTION}sub>\n{END}", ["Error: there is no tool 'sub'"]),
+        (f"{FUNCTION}add>\n{PARAMETER}a>\n1\n", []),
+        (
+            "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key><arg_value>2</arg_value>\n"
+            "</tool_call>",
+            ["3"],
+        ),
+        ("<tool_call>shout\n<arg_key>text</arg_key>\n<arg_value>true</arg_value>\n</tool_call>", ["TRUE"]),
+        ("<tool_call>fail</tool_call>", ["Error: the wire is cut"]),
+        ("<tool_call>fail\n<arg_key></arg_key><arg_value></arg_value></tool_call>", ["Error: fail: got an unexpected"]),
+        ("<tool_call>add it up</tool_call>", ["Error: the call cannot be read as JSON"]),
     ],
 )
 def test_calls_are_read_as_models_write_them_and_errors_are_told(text, results):
