@@ -82,7 +82,7 @@ class Agent:
         self._answers.add(request.conversation, answer)
         if not awaited.done():  # otherwise its client has given it up
             awaited.set_result(answer)
-        return await self._next()
+        return replace(await self._next(), num_calls=answer.num_calls, num_errors=answer.num_errors)
 
     async def finish(self) -> Turn:
         """Refuse further requests; return the reward, or 0 if the function raises."""

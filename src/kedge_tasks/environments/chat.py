@@ -111,7 +111,8 @@ class Request:
 
     def answered(self, number: int, text: str, num_tokens: int, num_read: int, is_complete: bool) -> Answer:
         """Parse an answer; `number`, its number in the episode, becomes part of the ids of its tool calls."""
-        found = [call for call in self.tools.calls_in(text) if not call.fault] if self.tools.schemas else []
+        calls = self.tools.calls_in(text) if self.tools.schemas else []
+        found = [call for call in calls if not call.fault]
         message: Message = {"role": "assistant", "content": text}
         if found:
             message["content"] = self.tools.text_before_calls(text) or None
@@ -125,7 +126,7 @@ class Request:
                 for index, call in enumerate(found)
             ]
         reason = "tool_calls" if found else "stop" if is_complete else "length"
-        return Answer(text, message, reason, num_tokens, num_read)
+        return Answer(text, message, reason, num_tokens, num_read, len(calls), len(calls) - len(found))
 
     def written(self, answers: Sequence[Answer], *, is_chat: bool, is_streamed: bool) -> dict[str, Any]:
         """The answers as OpenAI writes them; a stream is one event."""
@@ -163,6 +164,8 @@ class Answer:
         finish_reason: Why it ended.
         num_tokens: Its tokens.
         num_read: The tokens that the policy had read.
+        num_calls: Tools that it called.
+        num_errors: Calls that could not be read.
     """
 
     text: str
@@ -170,6 +173,8 @@ class Answer:
     finish_reason: str
     num_tokens: int
     num_read: int
+    num_calls: int
+    num_errors: int
 
 
 class Answers:

@@ -199,6 +199,8 @@ def test_tool_calls_are_parsed_and_found_again(local, text, content, calls, is_s
     result = {"role": "tool", "content": "3", "name": "add"}
     assert second["context"] == [USER, {"role": "assistant", "content": text, "answer": 0}, *[result] * calls]
     assert (paid(last), last["num_changed"]) == (1, 0)
+    unread = int("oops" in text)
+    assert (second["num_calls"], second["num_errors"]) == (calls + unread, unread)
 
 
 def test_completions_read_a_message_of_a_user(local):
