@@ -278,31 +278,38 @@ def test_a_template_that_drops_thoughts_trains(tmp_path):
 
 
 KILLER = """
+import os
+import signal
+from pathlib import Path
+
+opened = 0
+
+
+def opens():
+    global opened
+    opened += 1
+
+
+def kills():
+    # Kills the run in an episode of its fourth batch, if a file has the number of its process.
+    run = Path(__file__).with_name("run.pid")
+    if run.exists() and opened > 1 + 3 * 4:  # the first one is tried
+        os.kill(int(run.read_text()), signal.SIGKILL)
+"""
+KILLER_GAME = """
 
 class Killer(Guess):
-    # Kills the run in the second turn of an episode of its fourth batch, if a file has the number of its process.
-
-    opened = 0
-
     def reset(self, row, seed):
-        Killer.opened += 1
+        opens()
         self.turns = 0
         return super().reset(row, seed)
 
     def step(self, text):
         self.turns += 1
-        run = Path(__file__).with_name("run.pid")
-        if run.exists() and Killer.opened > 1 + 3 * 4 and self.turns == 2:  # the first one is tried
-            os.kill(int(run.read_text()), signal.SIGKILL)
+        if self.turns == 2:
+            kills()
         return super().step(text)
 """
-
-
-def killed_run(config, pid: Path) -> None:
-    pid.write_text(str(os.getpid()))
-    run_ppo(config, prompts=GAMES)
-
-
 NOTES = """
 async def run(row, client):
     ask = client.chat.completions.create
@@ -312,6 +319,13 @@ async def run(row, client):
     answer = (await ask(model="policy", messages=second)).choices[0].message.content
     return [len(set(notes)) / 10, sum(map(answer.count, "aeiou")) / 4]
 """
+
+KILLER_AGENT = NOTES.replace(":\n", ":\n    opens()\n", 1).replace("    second =", "    kills()\n    second =")
+
+
+def killed_run(config, pid: Path) -> None:
+    pid.write_text(str(os.getpid()))
+    run_ppo(config, prompts=GAMES)
 
 
 def test_the_calls_of_an_agent_are_trained_on_as_they_were_sampled(tmp_path, policy, monkeypatch):
@@ -343,31 +357,18 @@ def test_the_calls_of_an_agent_are_trained_on_as_they_were_sampled(tmp_path, pol
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_a_resumed_run_plays_the_same_episodes_of_an_agent(tmp_path, policy, staleness):
-    pytest.importorskip("openai")
-    pytest.importorskip("aiohttp")
-    (tmp_path / "agent.py").write_text(NOTES)
-    settings = {**EPISODES, "environment.source": f"{tmp_path}/agent.py:run", "max_new_tokens": 100}
-    settings |= {"num_updates": 3, "checkpoint.every": 1, "max_staleness": staleness}
-    run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=GAMES)
-
-    def stop(update, _):
-        if update == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=GAMES, on_update=stop)
-    run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=GAMES, resume=Resume())
-    assert_same(tmp_path / "whole", tmp_path / "stopped")
-
-
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_a_run_killed_in_mid_episode_resumes_to_the_bit(tmp_path, policy, staleness):
+@pytest.mark.parametrize("kind", ["Killer", "run"])
+def test_a_run_killed_in_mid_episode_resumes_to_the_bit(tmp_path, policy, kind, staleness):
+    """Also with an agent, between its two requests."""
+    source = Path(worlds.__file__).read_text() + KILLER + KILLER_GAME
+    if kind == "run":
+        pytest.importorskip("openai")
+        pytest.importorskip("aiohttp")
+        source = KILLER + KILLER_AGENT
     world = tmp_path / "killer.py"
-    imports = "\nimport signal\nfrom pathlib import Path\n"
-    world.write_text(Path(worlds.__file__).read_text() + imports + KILLER)
-    more = {"num_updates": 5, "checkpoint.every": 1, "max_staleness": staleness}
-    settings = EPISODES | {"environment.source": f"{world}:Killer", **more}
+    world.write_text(source)
+    more = {"num_updates": 5, "checkpoint.every": 1, "max_staleness": staleness, "max_new_tokens": 100}
+    settings = EPISODES | {"environment.source": f"{world}:{kind}", **more}
     run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=GAMES)
     killed = configure(policy, tmp_path / "killed", **settings)
     process = fork_context().Process(target=killed_run, args=(killed, tmp_path / "run.pid"))
