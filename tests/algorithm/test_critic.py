@@ -109,6 +109,15 @@ def test_returns_that_differ_by_rounding_only_are_constant() -> None:
     assert explained_variance(values, returns + 1e-4 * values, mask) != 0
 
 
+def test_explained_variance_of_a_batch_without_a_reward_is_0():
+    """Returns A + V that are 0 up to the rounding of V: the ratio of variances was −1e15."""
+    generator = torch.Generator().manual_seed(0)
+    values = 0.03 * torch.randn(64, 9, generator=generator)
+    returns = (0.1 - values) + values - 0.1
+    assert returns.std() > 0
+    assert explained_variance(values, returns, torch.ones_like(values, dtype=torch.bool)) == 0
+
+
 @pytest.mark.usefixtures("unchecked")
 class TestErrors:
     def test_shapes_must_agree_and_something_must_count(self):

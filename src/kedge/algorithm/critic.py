@@ -106,7 +106,9 @@ def explained_variance(
     check_counted(mask, values=values, returns=returns)
     spread = _variance(returns, mask)
     unexplained = _variance(returns - values, mask)
-    rounding = rounding_of(torch.where(mask, returns, 0.0).abs().max(), returns.dtype)
+    # Returns are sums of values and advantages, so they are rounded as values are.
+    terms = torch.maximum(returns.abs(), values.abs())
+    rounding = rounding_of(torch.where(mask, terms, 0.0).max(), returns.dtype)
     return torch.where(spread > rounding.square(), 1.0 - unexplained / spread, 0.0)
 
 
