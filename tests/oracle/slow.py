@@ -106,7 +106,10 @@ class SlowPpo:
         self.layer = set() if layer is None else set(layer.parameters())
         self.offset = 0.0
         """Added to a separate critic's outputs, whose layer has no bias."""
+        self.reads_out = self.use.critic == "readout"
         self.is_started = self.use.value_unit == "score"
+        self.examples: list[tuple[int, int, Tensor, float]] = []
+        """What a read-out is fitted to: an update, the half of its prompts, a state of the policy, and its return."""
 
     # --- the models, one row at a time
 
@@ -128,6 +131,48 @@ class SlowPpo:
             return self.critic.score(states)[:, 0] + self.offset
         assert self.head is not None
         return self.head(self.policy.model(ids).last_hidden_state[0, len(row.prompt) - 1 :])[:, 0]
+
+    def read_states(self, update: int, rows: Sequence[Row], table: Sequence[Sequence[Token]]) -> None:
+        """Keep the states of rows, as the first epoch sees them, and their returns."""
+        for row, tokens in zip(rows, table, strict=True):
+            states = self.policy.model(torch.tensor([row.prompt + row.response])).last_hidden_state
+            of_row = states[0, len(row.prompt) - 1 :].detach()
+            found = zip(of_row, tokens, strict=False)
+            self.examples += [(update, row.group % 2, state, token.target) for state, token in found if token.is_step]
+
+    def fit_readout(self, update: int) -> None:
+        """Ridge regression, with the penalty by which each half of the prompts predicts the other best (POISE)."""
+        decay = (self.use.readout_batches - 1) / (self.use.readout_batches + 1)
+        weights = torch.tensor([decay ** (update - each[0]) for each in self.examples]).double()
+        half = torch.tensor([each[1] for each in self.examples])
+        x = torch.stack([each[2] for each in self.examples])
+        y = torch.tensor([each[3] for each in self.examples]).double()
+
+        def moments(chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            share = weights[chosen] / weights[chosen].sum()
+            mean, center = share @ x[chosen], share @ y[chosen]
+            apart = x[chosen] - mean
+            return apart.T @ (share[:, None] * apart), apart.T @ (share * (y[chosen] - center)), mean, center
+
+        def solved(chosen: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+            covariance, cross, mean, center = moments(chosen)
+            w = torch.linalg.solve(covariance + penalty * torch.eye(len(mean)).double(), cross)
+            return w, center - mean @ w
+
+        def error(penalty: float) -> float:
+            """Of each half, as the other predicts it."""
+            total = 0.0
+            for part in (half == 0, half == 1):
+                w, b = solved(~part, penalty)
+                total += float(weights[part] @ (y[part] - x[part] @ w - b).square())
+            return total
+
+        everything = torch.ones(len(y), dtype=torch.bool)
+        scale = float(moments(everything)[0].diagonal().mean())
+        w, b = solved(everything, min((10.0**power * scale for power in range(-7, 2)), key=error))
+        assert self.head is not None
+        self.head.weight.copy_(w[None])
+        self.head.bias.copy_(b[None])
 
     @property
     def has_critic(self) -> bool:
@@ -452,7 +497,7 @@ class SlowPpo:
         """A critic that shares no gradient with the policy is clipped apart from it."""
         if of_critic:
             return [] if self.critic is None else [each for each in self.critic.parameters() if each.requires_grad]
-        return [*self.policy.parameters(), *([] if self.head is None else self.head.parameters())]
+        return [*self.policy.parameters(), *([] if self.head is None or self.reads_out else self.head.parameters())]
 
     def step(
         self,
@@ -541,13 +586,15 @@ class SlowPpo:
         for order in passes:
             assert sorted(i for part in order for i in part) == list(range(len(rows)))
             assert max(map(len, order)) - min(map(len, order)) <= 1
-        for _ in range(use.num_epochs):
+        for epoch in range(use.num_epochs):
             for part in passes.pop(0):
                 chosen, frozen = [rows[i] for i in part], [table[i] for i in part]
+                if self.reads_out and epoch == 0:
+                    self.read_states(update, chosen, frozen)
                 figures: dict[str, float] = {}
                 policy = self.policy_term(chosen, frozen, figures)
                 loss = torch.zeros(()) if is_warmup else policy
-                if self.has_critic:
+                if self.has_critic and not self.reads_out:
                     value = self.value_term(chosen, frozen, unit)
                     loss = loss + value
                     weight = use.value_coef * (2.0 if use.value_loss == "mse" else 1.0)  # the metric is always halved
@@ -562,6 +609,9 @@ class SlowPpo:
                     value = self.value_term([rows[i] for i in part], [table[i] for i in part], unit)
                     self.step(value, rates, ("value/grad_norm", "value/grad_norm"), critics, unit)
         assert not passes, "every pass that was made is one of the algorithm's"
+        if self.reads_out:
+            with torch.no_grad():
+                self.fit_readout(update)
         if not is_warmup:
             self.adapt(report.figures.get("objective/kl", 0.0), len(rows))
         return report

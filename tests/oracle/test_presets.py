@@ -164,13 +164,14 @@ def oracle_of(config: Config, models: Mapping[str, Path], *, by_model: bool) -> 
     parts = {"kl_in": config.ppo.kl_in.name, "schedule": config.ppo.decay}
     parts |= {name: getattr(config.ppo, name) for name in ("kl_estimator", "warmup_fraction")}
     parts |= {"advantage": config.ppo.estimator, "step_weight": 1.0}
+    parts |= {"critic": config.ppo.critic.name, "readout_batches": config.ppo.readout_batches}
     new = None
     if config.ppo.resolved_critic == "shared":
         new = head = nn.Linear(policy.config.hidden_size, 1, dtype=torch.float64)
     elif config.ppo.resolved_critic == "separate":
         critic = load(AutoModelForSequenceClassification, "model" if by_model else "policy", num_labels=1)
         new = None if by_model else critic.score
-        if config.ppo.critic == "frozen_attention":
+        if config.ppo.critic.name == "frozen_attention":
             for layer in critic.model.layers:
                 layer.self_attn.requires_grad_(False)
     for weight in () if new is None else new.parameters():
