@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import statistics
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kedge.config import Config, config_from_settings
+from kedge.runs.receipt import Receipt
 from kedge.runs.run import Resume
 from kedge.runs.training import Update
 from kedge.stages.ppo import run_ppo
@@ -115,6 +117,23 @@ def check_damage(finished: Path, place: Path, damage, seed: int) -> None:
     assert any(line.startswith(named) for line in found), (seed, named, found)
     assert verified(place / "run")[0] == 1
     shutil.rmtree(place)
+
+
+@pytest.mark.slow
+def test_the_receipt_takes_less_than_a_hundredth_of_an_update(tmp_path, monkeypatch):
+    spent = []
+    add = Receipt.add
+
+    def timed(self: Receipt, update: int, **saved: bool) -> None:
+        before = time.perf_counter()
+        add(self, update, **saved)
+        spent.append(time.perf_counter() - before)
+
+    monkeypatch.setattr(Receipt, "add", timed)
+    rows = run_ppo(config_in(prepare(tmp_path), num_updates=60, **{"checkpoint.every": 100})).metrics
+    share = statistics.median(spent) / statistics.median(row["time/update"] for row in rows)
+    print(f"{1e3 * statistics.median(spent):.2f} ms, {share:.2%} of an update")
+    assert share < 0.01
 
 
 def test_a_receipt_of_another_run_names_everything(finished, tmp_path):
@@ -234,3 +253,13 @@ def test_a_run_that_is_killed_again_and_again_has_one_chain(tmp_path):
 
 def run_and_tell(config: Config, telling: Connection) -> None:
     run_ppo(config, resume=Resume(), on_update=lambda update, _: telling.send(update))
+
+
+def test_a_checkpoint_that_cannot_be_read_does_not_stop_a_run(tmp_path):
+    root = prepare(tmp_path)
+    stopped(config_in(root), at=4)
+    (root / "run" / "checkpoints" / "update-000002" / "manifest.json").unlink()
+    stopped(config_in(root, **{"checkpoint.keep": 5}), at=5, resume=Resume())
+    assert {line[:25] for line in faults(root / "run")} == {"checkpoints/update-000002"}
+    run_ppo(config_in(root), resume=Resume())  # which keeps two checkpoints
+    assert faults(root / "run") == []

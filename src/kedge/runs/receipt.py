@@ -7,13 +7,13 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +57,9 @@ LOGS = (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE, CRITIC_CHECK
 """The logs whose rows a resumed run writes again after its checkpoint."""
 
 
+NONE: Mapping[str, str] = MappingProxyType({})
+
+
 @dataclass(eq=False)
 class Receipt:
     """The receipt of a run. As a context, it also records the files of an interrupted run, and closes the file.
@@ -68,7 +71,7 @@ class Receipt:
 
     inputs: Mapping[Path, str] = field(default_factory=dict)
     trained: str = ""
-    _folder: Path | None = None
+    _folder: Path = Path()
     _lines: JsonLines | None = None
     _ends: dict[str, int] = field(default_factory=dict)
     _hash: str = ""
@@ -85,25 +88,24 @@ class Receipt:
         """
         if not run.ranks.is_first:
             return
-        folder = self._folder = run.folder
-        path = folder / RECEIPT_FILE
+        self._folder = run.folder
+        path = run.folder / RECEIPT_FILE
         self._lines = JsonLines(path)  # which cuts off an incomplete line
         lines = list(read_lines(path))
         self._hash = lines[-1][1] if lines else ""
         before = Recorded.of(lines).rows
-        rows = {name: row_hashes(folder / name) for name in LOGS}
+        rows = self._new_rows()
         kept = {name: min(len(each), len(before.get(name, ()))) for name, each in rows.items()}
-        self._ends = {name: (folder / name).stat().st_size for name, each in rows.items() if each}
         self._write(
             {
                 "start": update,
-                "config": (folder / CONFIG_FILE).read_text("utf-8"),
+                "config": (run.folder / CONFIG_FILE).read_text("utf-8"),
+                "kedge": __version__,
+                "revision": _revision(),
                 "machine": machine_of(run),
-                "inputs": {_seen_from(folder, path): found for path, found in self.inputs.items()},
+                "inputs": {_seen_from(run.folder, path): found for path, found in self.inputs.items()},
                 "revisions": hub_revisions(run.config),
-                "files": {
-                    name: file_hash(folder / name) for name in (CONFIG_FILE, DATA_FILE) if (folder / name).is_file()
-                },
+                "files": self._hashes([CONFIG_FILE, DATA_FILE]),
                 "kept": kept,
                 "rows": {name: each[kept[name] :] for name, each in rows.items()},
                 "checkpoints": self._checkpoints(),
@@ -116,7 +118,7 @@ class Receipt:
         Raises:
             OutputError: The receipt cannot be written.
         """
-        if self._folder is None:
+        if not self._hash:
             return
         more = {"checkpoints": self._checkpoints()} if saved else {"trained": self.trained} if self.trained else {}
         self._write({"update": update, "rows": self._new_rows(), **more})
@@ -124,7 +126,7 @@ class Receipt:
         if saved and self._lines is not None:
             self._lines.sync()
 
-    def end(self, finished: bytes = b"", known: Mapping[str, str] | None = None) -> None:
+    def end(self, finished: bytes = b"", known: Mapping[str, str] = NONE) -> None:
         """Record every other file of the run, and close the receipt.
 
         Args:
@@ -134,12 +136,11 @@ class Receipt:
         Raises:
             OutputError: The receipt cannot be written.
         """
-        if self._folder is None:
+        if not self._hash:
             return
         rows = self._new_rows()
-        known = known or {}
-        names = [name for name in covered_files(self._folder, self._ends) if not name.startswith(IN_CHECKPOINTS)]
-        files = {name: known.get(name) or file_hash(self._folder / name) for name in names}
+        names = (name for name in covered_files(self._folder, self._ends) if not name.startswith(IN_CHECKPOINTS))
+        files = self._hashes(names, known)
         if finished:
             files[FINISHED_FILE] = hashlib.sha256(finished).hexdigest()
         self._write({"rows": rows, "files": files})
@@ -163,7 +164,6 @@ class Receipt:
             self.close()
 
     def _write(self, line: dict[str, Any]) -> None:
-        assert self._folder is not None, "begin first"
         self._lines = self._lines or JsonLines(self._folder / RECEIPT_FILE)
         found = line_hash(self._hash, line)
         self._lines.write({**line, HASH: found})
@@ -171,30 +171,38 @@ class Receipt:
 
     def _new_rows(self) -> dict[str, list[str]]:
         """The hashes of the rows that the logs have got since the last call."""
-        assert self._folder is not None
         found = {}
-        for path in (self._folder / name for name in LOGS):
-            if path.is_file() and (size := path.stat().st_size) > (end := self._ends.get(path.name, 0)):
-                found[path.name] = row_hashes(path, end)
-                self._ends[path.name] = size
+        for path in map(self._folder.joinpath, LOGS):
+            if rows := row_hashes(path, self._ends.get(path.name, 0)):
+                found[path.name] = rows
+                self._ends[path.name] = path.stat().st_size
         return found
 
     def _checkpoints(self) -> dict[str, str]:
-        assert self._folder is not None
-        paths = (path for _, path in checkpoints_in(self._folder / CHECKPOINTS))
-        return {path.name: file_hash(path / MANIFEST_FILE) for path in paths}
+        found = checkpoints_in(self._folder / CHECKPOINTS)
+        hashes = self._hashes(f"{CHECKPOINTS}/{path.name}/{MANIFEST_FILE}" for _, path in found)
+        return {name.split("/")[1]: each for name, each in hashes.items()}
+
+    def _hashes(self, names: Iterable[str], known: Mapping[str, str] = NONE) -> dict[str, str]:
+        """The hashes of files, without those that cannot be read, which `kedge verify` then reports."""
+        found = {}
+        for name in names:
+            with suppress(OSError):
+                found[name] = known.get(name) or file_hash(self._folder / name)
+        return found
 
 
 def digest_of(*tensors: Tensor) -> str:
     """The hash of tensors."""
-    return hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in tensors)).hexdigest()
+    return hashlib.sha256(b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 def machine_of(run: Run) -> dict[str, str]:
     """The software and the machine of a run, on which the last digits of its results depend."""
     device = run.device
     return {
-        **_code(),
+        "code": _code(),
+        "Python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "numpy")},
         "processor": _processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -203,17 +211,24 @@ def machine_of(run: Run) -> dict[str, str]:
     }
 
 
+SOURCE = Path(__file__).parents[2]
+
+
 @cache
-def _code() -> dict[str, str]:
-    """Versions of kedge and Python, a hash of kedge's files, and the revision if they are in a repository."""
-    root = Path(__file__).parents[2]
-    files = b"".join(path.read_bytes() for path in sorted(root.glob("kedge*/**/*.py")))
-    found = {"kedge": __version__, "code": hashlib.sha256(files).hexdigest(), "Python": platform.python_version()}
-    if (root.parent / ".git").exists():
+def _code() -> str:
+    """A hash of kedge's files."""
+    files = b"".join(path.read_bytes() for path in sorted(SOURCE.glob("kedge*/**/*.py")))
+    return hashlib.sha256(files).hexdigest()[:16]
+
+
+@cache
+def _revision() -> str:
+    """The revision of kedge's files; empty if they are not in a repository of their own."""
+    if (SOURCE.parent / ".git").exists():
         with suppress(OSError):
-            head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)
-            found["revision"] = head.stdout.strip()
-    return found
+            command = ["git", "-C", str(SOURCE), "rev-parse", "HEAD"]
+            return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return ""
 
 
 @cache
