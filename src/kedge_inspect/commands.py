@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kedge_base.command import Command
+from kedge_base.errors import ConfigError
 from kedge_base.registry import loaded, service
 from kedge_base.texts import printable
 
@@ -98,6 +99,8 @@ def verify(
     from kedge_inspect.report import runs_in
     from kedge_inspect.verify import LIMITS, verify_run
 
+    if workspace is not None and update is None:
+        raise ConfigError("--in needs --update")
     found = {folder: verify_run(folder) for folder in ([run] if (run / RECEIPT_FILE).is_file() else runs_in(run))}
     if update is not None and not any(faults for faults, _ in found.values()):
         found = {folder: service("again")(folder, update, workspace) for folder in found}

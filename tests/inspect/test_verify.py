@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import statistics
+import subprocess
+import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +27,7 @@ from kedge_inspect.commands import add_commands
 from kedge_inspect.verify import LIMITS, verify_run
 from tests.forking import fork_context
 from tests.inspect.damage import DAMAGES
+from tests.inspect.test_without_torch import LIBRARIES
 from tests.tiny import save_tiny_policy
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time", "The tide", "The sun"]
@@ -151,6 +155,27 @@ def test_users_mistakes_are_one_line(finished, tmp_path):
     shutil.copytree(finished / "run", tmp_path / "run")
     (tmp_path / "run" / "receipt.jsonl").write_text("[]\n{}\n\n", "utf-8")
     assert faults(tmp_path / "run")[-1] == "receipt.jsonl does not say how the run started"
+
+
+ALONE = """
+import json, sys
+from pathlib import Path
+
+sys.modules |= dict.fromkeys(json.loads(sys.argv[2]))  # importing one of them raises ModuleNotFoundError
+
+from kedge_inspect.verify import verify_run
+
+print(json.dumps(verify_run(Path(sys.argv[1]))))
+"""
+
+
+def test_a_run_is_verified_without_torch(finished):
+    missing = json.dumps([*LIBRARIES, "kedge"])
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE, finished / "run", missing], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert tuple(json.loads(ran.stdout)) == verify_run(finished / "run")
 
 
 def test_a_run_without_a_receipt_gets_one_when_it_is_resumed(tmp_path):

@@ -221,6 +221,8 @@ def test_the_command(tmp_path, policy, monkeypatch):
     code, output = verify(run, "--update", 3)
     assert code == 0
     assert "updates 3 to 3, made again from the checkpoint of update 2, have the same metrics" in output
+    with pytest.raises(ConfigError, match="--in needs --update"):
+        CliRunner().invoke(app, ["verify", str(run), "--in", str(tmp_path / "free")], catch_exceptions=False)
     (run / "roles.json").write_text("{}")
     code, output = verify(run, "--update", 3)
     assert code == 1
