@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -90,19 +90,20 @@ def make_again(folder: Path, update: int, workspace: Path | None = None, **objec
         kind.append("runtime.deterministic=false on a GPU")
     if kind:  # rewards are rounded otherwise, and other responses show in the metrics
         apart = {name: each for name, each in apart.items() if not name.endswith(TRAINED)}
-    what = f"updates {first + 1} to {last}, made again from the checkpoint of update {first},"
+    made = f"updates {first + 1} to {last}" if last > first + 1 else f"update {last}"
+    what = f"{made} made again from the checkpoint of update {first}: metrics"
     differing = sorted(filter(apart.get, apart), key=lambda name: -apart[name])
     if not differing:
-        return [], f"{what} have the same metrics{' and lead to the same weights' if has_weights else ''}, to the bit"
+        return [], f"{what}{' and weights' if has_weights else ''} are the same to the bit"
     largest = [max((apart[name] for name in apart if name.startswith(WEIGHTS) == part), default=0) for part in (0, 1)]
-    summary = f"{what} differ by at most {largest[0]:.2g} in metrics and {largest[1]:.2g} in weights, of their size"
+    summary = f"{what} differ by at most {largest[0]:.2g} of their size, weights by {largest[1]:.2g}"
     if kind and max(largest) <= TOLERANCE:
         return [], f"{summary}: no more than {'; '.join(kind)} explains"
     faults = [f"{name} differs by {apart[name]:.2g} of its size" for name in differing[:MOST]]
     return faults, f"{summary}{'; made with ' if kind else ''}{'; '.join(kind)}"
 
 
-def _span(folder: Path, recorded: Recorded, update: int) -> tuple[Mapping[str, Any], int, int]:
+def _span(folder: Path, recorded: Recorded, update: int) -> tuple[dict[str, Any], int, int]:
     """The start of the process that made an update, and the checkpoints around the update that it read or wrote.
 
     Raises:
@@ -110,7 +111,10 @@ def _span(folder: Path, recorded: Recorded, update: int) -> tuple[Mapping[str, A
     """
     kept = kept_checkpoints(folder)
     possible: list[str] = []
-    ends = [*(each["start"] for each in recorded.starts[1:]), recorded.rows[METRICS_FILE][-1][1]]
+    ends = [
+        *(each["start"] for each in recorded.starts[1:]),
+        max((each for _, each in recorded.rows.get(METRICS_FILE, ())), default=0),
+    ]
     for start, end in zip(recorded.starts, ends, strict=True):
         before = [each for each in kept if start["start"] <= each < end]
         if before and before[0] < update <= end:
