@@ -58,7 +58,7 @@ MEASURED = ("time", "memory/", "tokens_per_second", "sampling_seconds")
 """Prefixes of metrics that differ between identical runs."""
 
 RESULTS = ("*.jsonl", "summary.json", "*.safetensors")
-NO_RESULTS = ("progress.jsonl",)
+NO_RESULTS = ("progress.jsonl", "receipt.jsonl")
 
 
 def _ppo(*settings: str, reward: str = "reward.py:short") -> str:

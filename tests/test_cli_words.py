@@ -63,7 +63,7 @@ def test_the_words_of_python_are_options(
         (["ppo", "preset=grpo+small-cpu"], "preset 'grpo+small-cpu' does not exist; give --preset once for each"),
         (["grpo", "--model", "m"], "kedge has no command grpo; it is a preset: kedge ppo --preset grpo"),
         (["config", "check"], "kedge config has no command 'check'; its commands are show, validate, explain"),
-        (["verify", "runs/ppo"], "kedge has no command 'verify'; its commands are sft, reward, critic, ppo"),
+        (["prove", "runs/ppo"], "kedge has no command 'prove'; its commands are sft, reward, critic, ppo"),
         (["DPO"], "kedge has no command DPO; in its place: kedge rlhf"),
         (["trpo"], "kedge has no command trpo; it is a preset: kedge control --preset trpo"),
         (["config", "schedule", "--preset", "classic-control"], "kedge config schedule is for PPO on language models"),

@@ -66,6 +66,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kedge.cli.stages.imported", lambda _: lambda *_, **__: None)
     monkeypatch.setattr("kedge_lab.demo.main.run_demo", lambda *_, **__: None)
     monkeypatch.setattr("kedge_inspect.diagnosis.examine_run", lambda folder, **_: {})
+    monkeypatch.setattr("kedge_inspect.verify.verify_run", lambda _: ([], ""))
+    monkeypatch.setattr("kedge_inspect.commands.service", lambda _: lambda *_: ([], ""))
     monkeypatch.setattr("kedge_inspect.report.write_report", lambda *_, **__: "report.html")
     monkeypatch.setattr("kedge_lab.sweep.run_sweep", lambda *_, **__: SimpleNamespace(failed=[]))
     # It would write to the home directory of whoever runs the tests.
@@ -88,7 +90,16 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 @pytest.mark.usefixtures("stand_ins")
 def test_every_command_parses(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    mentioned = len(command) == 2 and command[1] in (*stages(), "data", "doctor", "push", "report", "sweep", "watch")
+    mentioned = len(command) == 2 and command[1] in (
+        *stages(),
+        "data",
+        "doctor",
+        "push",
+        "report",
+        "sweep",
+        "verify",
+        "watch",
+    )
     mentioned = mentioned or command[1:] in (("plan",), ("launch",), ("merge",))
     monkeypatch.setattr(sys, "argv", [*command, "--help"] if mentioned else list(command))
     with pytest.raises(SystemExit) as ended:

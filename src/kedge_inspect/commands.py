@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from kedge_base.command import Command
-from kedge_base.registry import loaded
+from kedge_base.errors import ConfigError
+from kedge_base.registry import loaded, service
 from kedge_base.texts import printable
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of this package."""
-    for function in (doctor, report, watch):
+    for function in (doctor, report, verify, watch):
         app.command(cls=Command)(function)
 
 
@@ -80,6 +81,34 @@ def report(
     from kedge_inspect.report import write_report
 
     typer.echo(printable(str(write_report(runs, out, advice=field_advice()))))
+
+
+def verify(
+    run: RunFolder,
+    update: Annotated[
+        int | None,
+        typer.Option(min=1, help="Make this update again from the checkpoint before it, and compare the results."),
+    ] = None,
+    workspace: Annotated[
+        Path | None,
+        typer.Option("--in", metavar="DIR", help="Folder for --update; temporary by default.", parser=_path),
+    ] = None,
+) -> None:
+    """Check that a run's folder is as the run left it, with its receipt. Exits with 1 if something differs."""
+    from kedge_base.run_folder.output import RECEIPT_FILE
+    from kedge_inspect.report import runs_in
+    from kedge_inspect.verify import LIMITS, verify_run
+
+    if workspace is not None and update is None:
+        raise ConfigError("--in needs --update")
+    found = {folder: verify_run(folder) for folder in ([run] if (run / RECEIPT_FILE).is_file() else runs_in(run))}
+    if update is not None and not any(faults for faults, _ in found.values()):
+        found = {folder: service("again")(folder, update, workspace) for folder in found}
+    for folder, (faults, summary) in found.items():
+        for line in (*faults, summary):
+            typer.echo(printable(f"{folder}: {line}"))
+    typer.echo(LIMITS)
+    raise typer.Exit(any(faults for faults, _ in found.values()))
 
 
 def watch(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kedge
+from kedge_inspect.verify import verify_run
 from tests.forking import forked_kedge
 from tests.ranks.cases import PAIRS, PROMPTS, save_models
 from tests.ranks.processes import started, torchrun
@@ -43,6 +44,7 @@ def assert_resumes(folder: Path, count: int, *more: str) -> None:
     else:
         code, output = torchrun(count, "kedge", *resumed)
     assert code == 0, output
+    assert verify_run(folder / "run")[0] == []
     whole = {"model": folder / "models" / "policy", "reward": folder / "models" / "reward", "device": "cpu"}
     ahead = {"max_staleness": 1} if "max_staleness=1" in more else {}
     kedge.ppo(prompts=folder / "prompts.jsonl", out=folder / "whole", **whole, **SETTINGS, **ahead)

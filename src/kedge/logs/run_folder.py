@@ -13,13 +13,14 @@ from kedge_base.run_folder.output import (
     DIAGNOSTIC_FILES,
     IN_MEMORY_FOLDER,
     PROGRESS_FILE,
+    RECEIPT_FILE,
     ROLES_FILE,
     check_output,
     replace_file,
     writing,
 )
 
-BEFORE_RESULTS = frozenset({CONFIG_FILE, DATA_FILE, PROGRESS_FILE, ROLES_FILE})
+BEFORE_RESULTS = frozenset({CONFIG_FILE, DATA_FILE, PROGRESS_FILE, RECEIPT_FILE, ROLES_FILE})
 """Files that a run writes before it has any result."""
 
 

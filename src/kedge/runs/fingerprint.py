@@ -11,10 +11,12 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from inspect import getsource, isclass, isfunction
 from pathlib import Path
 from typing import Any, cast
+
+from huggingface_hub import constants
 
 from kedge.config import Config
 from kedge.data.sources import is_data_file
@@ -94,7 +96,11 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def input_hashes(
-    config: Config, in_memory: Mapping[str, object] | None = None, *, hash_of: Callable[..., str] | None = None
+    config: Config,
+    in_memory: Mapping[str, object] | None = None,
+    *,
+    hash_of: Callable[..., str] | None = None,
+    files: dict[Path, str] | None = None,
 ) -> dict[str, str]:
     """Hash each local model, data set and reward that a configuration names, by field.
 
@@ -107,8 +113,10 @@ def input_hashes(
         config: The resolved configuration.
         in_memory: Objects passed from Python instead of configured fields, by dotted name.
         hash_of: Hashes the files of some sources; None reads them.
+        files: Receives the hash of each file.
     """
-    hashes = {name: (hash_of or _hash_of)(*sources) for name, sources in _sources(config).items()}
+    hash_of = hash_of or partial(_hash_of, files={} if files is None else files)
+    hashes = {name: hash_of(*sources) for name, sources in _sources(config).items()}
     rows = {name: value for name, value in (in_memory or {}).items() if name.startswith("data.")}
     rows = {name: value for name, value in rows.items() if isinstance(value, (list, tuple))}
     hashes |= {name: _digest([json.dumps(_stable(value)).encode()]) for name, value in rows.items()}
@@ -141,7 +149,7 @@ def _stable(value: object) -> Any:
 
 def input_hashes_of_all(configs: Sequence[Config]) -> list[dict[str, str]]:
     """The `input_hashes` of several configurations; the files that they share are read once."""
-    hash_of = cache(_hash_of)
+    hash_of = cache(partial(_hash_of, files={}))
     return [input_hashes(config, hash_of=hash_of) for config in configs]
 
 
@@ -171,6 +179,17 @@ def _sources(config: Config) -> dict[str, list[str]]:
         "rlhf.labeler": [_place(config.rlhf.labeler)] if config.rlhf.labeler else [],
         "reward": [_place(term.source) for term in config.reward],
     }
+
+
+def hub_revisions(config: Config) -> dict[str, str]:
+    """The revisions of models and data sets from a hub, as they are in its cache."""
+    found: dict[str, str] = {}
+    for name in itertools.chain(*_sources(config).values()):
+        for kind in ("models", "datasets"):
+            cached = f"{kind}--{name.partition(':')[0].replace('/', '--')}"
+            with suppress(OSError):
+                found[name] = Path(constants.HF_HUB_CACHE, cached, "refs", "main").read_text("utf-8").strip()
+    return found
 
 
 def outdated_models(config: Config) -> list[str]:
@@ -244,11 +263,13 @@ def _is_part(name: str, allowed: Collection[str]) -> bool:
     return any(name == whole or name.startswith(f"{whole}.") for whole in allowed)
 
 
-def _hash_of(*sources: str) -> str:
-    """Hash all files that the names refer to; empty without files."""
-    files = [each for source in sources for each in (*_files(source), *_base_files(source))]
+def _hash_of(*sources: str, files: dict[Path, str]) -> str:
+    """Hash all files that the names refer to, and store the hash of each; empty without files."""
+    found = [each for source in sources for each in (*_files(source), *_base_files(source))]
     try:
-        return _digest(f"{name} {record_file(path).sha256}\n".encode() for name, path in files)
+        hashes = {path: record_file(path).sha256 for _, path in found}
+        files.update(hashes)
+        return _digest(f"{name} {hashes[path]}\n".encode() for name, path in found)
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror or error}") from error
 

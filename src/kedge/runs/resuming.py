@@ -16,6 +16,7 @@ from kedge.config import Config, changed_settings, differences, effective_settin
 from kedge.models.origin import CARD, public_settings
 from kedge.ranks import ALONE, Ranks
 from kedge.runs.fingerprint import changed_inputs, lost_inputs
+from kedge.runs.receipt import Receipt
 from kedge.training.checkpoint.files import FileRecord, record_file, record_files
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.runtime import available_cores, set_threads
@@ -309,8 +310,21 @@ FILES = "model_files"
 INPUTS = "inputs"
 
 
-def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
+def mark_finished(
+    folder: Path,
+    stage: str,
+    summary: Mapping[str, Any],
+    fingerprint: Mapping[str, str],
+    receipt: Receipt | None = None,
+) -> None:
     """Write `finished.json`: the summary, and records of the model's files, which have been written to disk.
+
+    Args:
+        folder: The run's folder.
+        stage: Its stage.
+        summary: Its results.
+        fingerprint: Hashes of its inputs.
+        receipt: Its receipt, which ends before.
 
     Raises:
         OutputError: It cannot be written.
@@ -319,7 +333,10 @@ def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any], fingerpr
     records = record_files(model) if find_stage(stage).makes_model else {}
     files = {name: asdict(record) for name, record in records.items()}
     content = {"stage": stage, **summary, INPUTS: dict(fingerprint), **({FILES: files} if files else {})}
-    replace_file(folder / FINISHED_FILE, [json.dumps(content, indent=2).encode()])
+    text = json.dumps(content, indent=2).encode()
+    if receipt is not None:
+        receipt.end(text, {f"{MODEL_FOLDER}/{name}": record.sha256 for name, record in records.items()})
+    replace_file(folder / FINISHED_FILE, [text])
 
 
 def finished_run(config: Config) -> Path | None:

@@ -32,6 +32,7 @@ from kedge.runs.claim import claim, claim_free_folder
 from kedge.runs.data_log import DataLog
 from kedge.runs.fingerprint import CODE, changed_inputs, input_hashes, outdated_models
 from kedge.runs.names import check_names
+from kedge.runs.receipt import Receipt
 from kedge.runs.resuming import (
     CHANGED,
     DATE,
@@ -177,6 +178,7 @@ class Run:
         first_folder: On other ranks, the first rank's folder; their `folder` is temporary, so that files that every
             rank writes are kept once.
         chain: The run of the chain that this run is a stage of; it starts with this run.
+        receipt: The hashes of what the run reads and writes.
         has_started: `start` was called. A resumed run that is rejected before then leaves its folder unchanged.
     """
 
@@ -196,6 +198,7 @@ class Run:
     micro_batch_tokens: PassTokens = None
     first_folder: Path | None = None
     chain: Run | None = None
+    receipt: Receipt = field(default_factory=Receipt)
     has_started: bool = False
 
     @cached_property
@@ -243,7 +246,7 @@ class Run:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Mark the run as finished and write its summary. Called once all its files are on disk."""
-        mark_finished(self.folder, self.stage, summary, self.fingerprint)
+        mark_finished(self.folder, self.stage, summary, self.fingerprint, self.receipt)
 
     def abandon(self) -> bool:
         """Remove the folder that `start` created, unless it contains log rows or other files; return True if it was
@@ -251,6 +254,7 @@ class Run:
 
         The corrected command can then use the same folder. The file of rejected rows is kept.
         """
+        self.receipt.close()
         return self.has_started and discard_run_folder(self.folder)
 
     def sync(self) -> None:
@@ -299,6 +303,7 @@ class Opening:
         folder: The run's folder, the same on every rank.
         resumed: It has a run to resume.
         fingerprint: Hashes of the run's inputs.
+        files: Hashes of the files among them.
         checkpoint: The checkpoint to resume from.
         device: The models' device.
         precision: Number format of the matrix products.
@@ -312,6 +317,7 @@ class Opening:
     folder: Path = field(init=False)
     resumed: bool = False
     fingerprint: Mapping[str, str] = field(default_factory=dict[str, str])
+    files: dict[Path, str] = field(default_factory=dict[Path, str])
     checkpoint: Checkpoint | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: Precision = "fp32"
@@ -363,6 +369,7 @@ def open_run(
         micro_batch_tokens=pass_tokens(config),
         first_folder=None if ranks.is_first else opening.folder,
         chain=None if resume is None else resume.chain,
+        receipt=Receipt(opening.files),
     )
 
 
@@ -422,7 +429,7 @@ def _hash_inputs(opening: Opening) -> None:
         ConfigError: They do not; raised on every rank.
     """
     ranks = opening.ranks
-    fingerprint = opening.fingerprint = input_hashes(opening.config, opening.objects)
+    fingerprint = opening.fingerprint = input_hashes(opening.config, opening.objects, files=opening.files)
     if not ranks.are_several:
         return
     other = changed_inputs(ranks.first(lambda: dict(fingerprint)), fingerprint)

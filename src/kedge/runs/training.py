@@ -20,6 +20,7 @@ from kedge.logs.phases import PhaseLog
 from kedge.ranks import AdaptiveTokens
 from kedge.runs.ending import end_stage, resumable
 from kedge.runs.out_of_memory import memory_in_one_line
+from kedge.runs.receipt import LOGS
 from kedge.runs.run import Run
 from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
 from kedge.training.checkpoint.model_folder import CheckpointModel
@@ -28,13 +29,6 @@ from kedge.training.stopping import Stopping, stopping
 from kedge_base.errors import ConfigError, KedgeError, OutOfMemoryError
 from kedge_base.machine.progress import Progress, say
 from kedge_base.run_folder.output import CHECKPOINTS, replace_file
-from kedge_base.run_folder.record_format import (
-    CRITIC_CHECKS_FILE,
-    DETAILS_FILE,
-    EVALUATIONS_FILE,
-    METRICS_FILE,
-    SAMPLES_FILE,
-)
 
 
 @dataclass(frozen=True)
@@ -145,10 +139,6 @@ def open_loggers(run: Run, *, warn: Callable[[str], None]) -> LoggerGroup:
     return LoggerGroup(loggers, state, logged, warn=warn)
 
 
-LOGS = (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE, CRITIC_CHECKS_FILE)
-"""The logs whose rows a resumed run writes again after its checkpoint."""
-
-
 @contextmanager
 def stage_loop(run: Run, *, model: CheckpointModel, stop: Stopping | None = None) -> Iterator[CheckpointedLoop]:
     """Open the loop over a stage's steps; `restore` truncates the logs to the step that the run resumes from.
@@ -169,13 +159,15 @@ def stage_loop(run: Run, *, model: CheckpointModel, stop: Stopping | None = None
 
     def begin() -> None:
         # Samples of "update 0" precede the first update: a run that starts over writes them again.
-        last = (run.checkpoint.update if run.checkpoint else 0) or -1
+        done = run.checkpoint.update if run.checkpoint else 0
+        last = done or -1
         # A damaged log is rejected before anything has changed.
         kept = {path: rows_until(path, last) for name in LOGS if (path := run.folder / name).is_file()}
         run.start()
         for path, rows in kept.items():
             replace_file(path, rows)
         truncate_incidents(run.folder, last)
+        run.receipt.begin(run, done)
 
     with stopping(ranks=run.ranks) if stop is None else nullcontext(stop) as stop:
         state = RunState(
@@ -192,6 +184,7 @@ def stage_loop(run: Run, *, model: CheckpointModel, stop: Stopping | None = None
         schedule = SaveSchedule(every=checkpoint.every.updates, every_minutes=checkpoint.every.minutes)
         loop = CheckpointedLoop(state, schedule=schedule, stop=stop, keep_last=checkpoint.keep_last, warn=say)
         loop.when_restored(begin)
+        loop.record = run.receipt.add
         if isinstance(run.micro_batch_tokens, AdaptiveTokens):
             loop.register("micro_batch_tokens", run.micro_batch_tokens, optional=True)
         with memory_in_one_line(run.config, run.stage), loop:
@@ -255,7 +248,7 @@ def running(run: Run, *, save: Callable[..., object] | None = None) -> Iterator[
         run.start()
     summary: dict[str, object] = {}
     has_results = fits = True
-    with resumable(run):
+    with resumable(run), run.receipt:
         try:
             yield summary
         except BaseException as error:

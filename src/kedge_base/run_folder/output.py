@@ -26,6 +26,9 @@ DATA_FILE = "data.json"
 FINISHED_FILE = "finished.json"
 """Written when a run finishes."""
 
+RECEIPT_FILE = "receipt.jsonl"
+"""Hashes of what a run read and wrote, a line per update; see `receipt`."""
+
 SAMPLED_FOLDER = "sampled"
 """In a critic's run: the responses to which it is fitted, in parts."""
 

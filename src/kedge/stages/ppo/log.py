@@ -32,6 +32,7 @@ from kedge.models.frozen import num_weights
 from kedge.ranks import budget_metrics
 from kedge.rewards import WeightedReward
 from kedge.rollout import Evaluated
+from kedge.runs.receipt import digest_of
 from kedge.runs.run import Run
 from kedge.runs.training import open_loggers
 from kedge.stages.ppo.roles import Roles
@@ -176,6 +177,9 @@ class PpoLog:
         if not self.trainer.run.ranks.is_first:  # only the first rank writes logs
             return
         if isinstance(event, Made):
+            rollout = event.experience.rollout
+            rows = (rollout.prompt_ids, rollout.response_ids, rollout.action_mask, event.experience.rewards)
+            self.trainer.run.receipt.trained = digest_of(*rows)
             self._write_responses(event)
             self._warn_of_rounding(event.metrics.get("objective/reference_error", 0.0))
             shown = {name: event.metrics[metric] for name, metric in SHOWN.items() if metric in event.metrics}

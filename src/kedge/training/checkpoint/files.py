@@ -19,6 +19,7 @@ from kedge.ranks.ranks import share_rows
 from kedge.ranks.sharding import DTYPES
 from kedge_base.errors import DataError
 from kedge_base.machine.durable import sync
+from kedge_base.run_folder.receipt import file_hash
 
 PIECE_BYTES = 4 * 2**20
 
@@ -70,13 +71,7 @@ def record_file(path: Path) -> FileRecord:
     Raises:
         OSError: It cannot be read.
     """
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            digest.update(piece)
-            size += len(piece)
-    return FileRecord(size, digest.hexdigest())
+    return FileRecord(path.stat().st_size, file_hash(path))
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:

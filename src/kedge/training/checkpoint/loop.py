@@ -38,6 +38,7 @@ class CheckpointedLoop:
         ended: Why the run ended before its last step; None if it did not.
         until: Called after each step; the run ends early for the reason that it returns, if any.
         at_end: Called with the last step's number if the run ends early, before its state is saved.
+        record: Called with a step's number once it is complete, and again, with `saved=True`, once its state is saved.
         saves_start: Save the state before the first step, so that there is a checkpoint to roll back to.
     """
 
@@ -63,6 +64,7 @@ class CheckpointedLoop:
         self.done = state.found.update if state.found else 0
         self.until: Callable[[], str | None] = lambda: None
         self.at_end: Callable[[int], object] = lambda step: None
+        self.record: Callable[..., object] = lambda step, saved=False: None
         self.saves_start = False
 
     def sync_before_saving(self, *logs: Log) -> None:
@@ -196,9 +198,12 @@ class CheckpointedLoop:
 
     def complete(self, step: int) -> None:
         """Mark a step as complete, so that an error from here on does not discard it; its metrics have been seen."""
+        is_new = step != self.done
         self.done = step
         self._is_changing = False
         self._run_state.remember()
+        if is_new:
+            self.record(step)
 
     @property
     def is_changing(self) -> bool:
@@ -218,6 +223,7 @@ class CheckpointedLoop:
         with self._stop.saving(), in_phase("saving"):
             if self._is_changing or not self._run_state.save(self.done):
                 return
+            self.record(self.done, saved=True)
         self._is_best = False
         self._schedule.saved()
 
