@@ -1,0 +1,287 @@
+"""What an adapter offers: the methods that checks call, and the choices that its profile names.
+
+Every method gets arrays first and then `settings`, a dict with the numbers of the case and one value for every choice
+that concerns it. Arrays are numpy float64, masks are bool with True = counts, rows are B × T. A masked position within
+a row is a token that the policy did not choose, such as a tool's output; those before and after a row are padding.
+Masked positions hold finite rubbish that must have no effect, and results there are not compared.
+
+Gradients are those of the library's own automatic differentiation, so that stop-gradients show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Settings = Mapping[str, Any]
+
+
+class NotOffered(Exception):
+    """The library does not have this, which is no failure."""
+
+
+class Deviation(Exception):
+    """A result differs from what a check expects.
+
+    Args:
+        message: what differs, in one line.
+        where: the output and the index in it, such as `gradient[1, 3]`.
+        expected: the number that the check expects there.
+        got: the library's number.
+        error: the largest relative error of the output.
+    """
+
+    def __init__(
+        self, message: str, where: str = "", expected: Any = None, got: Any = None, error: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.expected = expected
+        self.got = got
+        self.error = error
+
+    def __str__(self) -> str:
+        place = f" at {self.where}: expected {self.expected}, got {self.got}" if self.where else ""
+        return self.message + place
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A point on which correct libraries differ.
+
+    Attributes:
+        values: the allowed values; the first is assumed of a profile that does not name the choice.
+        meaning: what is chosen.
+    """
+
+    values: tuple[str, ...]
+    meaning: str
+
+
+NO_YES = ("no", "yes")
+
+CHOICES: dict[str, Choice] = {
+    # Options that users set; a library offers one or more values.
+    "kl": Choice(
+        ("k1", "k2", "k3", "k3_with_kl_gradient"),
+        "estimator of KL(π‖π_ref) per token; the last has the value of k3 and the gradient of k2",
+    ),
+    "kl_loss": Choice(("k3", "k2", "k1", "k3_with_kl_gradient"), "estimator of the KL as a term of the loss"),
+    "score_at": Choice(
+        ("last", "after_last"), "slot of the score: the last counted token, or the slot after it (where there is one)"
+    ),
+    "whitening": Choice(("mean_and_std", "std_only"), "std_only keeps the mean: (x − μ)/σ + μ"),
+    "aggregation": Choice(
+        ("token", "response", "response_sum", "fixed_length", "episode"),
+        "Σ/N over tokens; mean over responses of the mean, of the sum, or of the sum / `length` of their tokens; mean "
+        "over episodes, which have one or more rows (`episodes`), of the mean of their tokens",
+    ),
+    "ratio": Choice(("token", "sequence"), "π/π_old of each token, or GSPO's geometric mean over the response"),
+    "baseline": Choice(
+        ("grpo", "dr_grpo", "rloo", "reinforce++"),
+        "(s − mean)/std of the group; s − mean; s − mean of the others; (s − mean)/std of the batch",
+    ),
+    "off_policy": Choice(
+        ("token_truncate", "sequence_truncate", "token_mask", "sequence_mask"),
+        "weights of π_trainer/π_sampler = w: min(w, cap); min(Πw, cap); [low ≤ w ≤ high]·w; "
+        "[low ≤ geometric mean of w ≤ high]",
+    ),
+    "reward_loss": Choice(("pairwise", "k_wise"), "rankings of two responses, or of K"),
+    # Conventions; most libraries have one.
+    "whitening_bessel": Choice(NO_YES, "variance with Bessel's correction, n − 1, in whitening"),
+    "group_bessel": Choice(("yes", "no"), "standard deviation of a group with Bessel's correction"),
+    "single_response": Choice(("zero", "score"), "advantage of a response that is alone in its group"),
+    "gae_whitening": Choice(
+        ("no", "population", "bessel"), "`gae` itself whitens the advantages (mean_and_std, over all counted tokens)"
+    ),
+    "empty_rows": Choice(
+        ("skipped", "counted"), "responses without a counted token in the number of responses of an aggregation"
+    ),
+    "sequence_gradient": Choice(
+        ("token_form", "through_ratio"),
+        "GSPO where advantages differ within a response: A_t·ρ·∇log π_t at token t (eq. 13), or ∂ of the ratio (eq. 5)",
+    ),
+    "value_loss_scale": Choice(("half", "one"), "½·(V − R)² or (V − R)²"),
+    "value_clip_form": Choice(
+        ("larger_error", "clipped_only"), "max of the errors with and without the clip, or the error with it"
+    ),
+    "ranking_weight": Choice(("prompt", "pair"), "every prompt has the same weight in the loss of rankings, or pair"),
+    "adam_eps": Choice(
+        ("after_debiasing", "before_debiasing"),
+        "m̂/(√v̂ + ε) as in the paper's algorithm 1, or the ε̂ of its section 2 as in TensorFlow 1: ε added to √v",
+    ),
+    "precision": Choice(("float64", "float32"), "precision of the computation, given float64; float32 widens bounds"),
+    # Features; "no" leaves out the cases that need them.
+    "tools": Choice(NO_YES, "masked tokens within a row are skipped by GAE and have no reward"),
+    "truncation": Choice(NO_YES, "`gae` bootstraps from `last_values`"),
+    "left_padding": Choice(NO_YES, "rows may begin with padding"),
+    "rejection": Choice(NO_YES, "`valid` of group_advantages leaves responses out of the group's statistics"),
+    "micro_batches": Choice(NO_YES, "losses and gradients accumulate over micro-batches"),
+    "ranks": Choice(NO_YES, "losses and gradients accumulate over ranks"),
+}
+
+
+class Adapter:
+    """The library under test. Subclasses override what it offers; everything else raises `NotOffered`.
+
+    Attributes:
+        name: of the library.
+        profile: a value for each choice of `CHOICES`; several that the library offers are separated by spaces, its
+            default first. A choice that is not named has its first value.
+    """
+
+    name: str = "unnamed"
+    profile: Mapping[str, str] = {}
+
+    def version(self) -> str:
+        """Return the version of the library."""
+        return "unknown"
+
+    def log_probs(self, logits: Array, tokens: NDArray[np.int64], settings: Settings) -> tuple[Array, Array]:
+        """Log probabilities [B,T] of tokens [B,T] under logits [B,T,V], and the gradient of their sum w.r.t. logits.
+
+        Settings: `temperature`.
+        """
+        raise NotOffered
+
+    def entropy(self, logits: Array, settings: Settings) -> tuple[Array, Array]:
+        """Entropies [B,T] in nats of softmax(logits / τ), and the gradient of their sum w.r.t. logits.
+
+        Settings: `temperature`.
+        """
+        raise NotOffered
+
+    def kl(self, log_probs: Array, reference: Array, settings: Settings) -> tuple[Array, Array]:
+        """KL estimates [B,T] as used in a loss, and the gradient of their sum w.r.t. log_probs.
+
+        Settings: `kl`. Without masks: every position counts.
+        """
+        raise NotOffered
+
+    def kl_loss(self, log_probs: Array, reference: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
+        """The KL term as it is added to the loss that is minimized, and its gradient w.r.t. log_probs.
+
+        Settings: `kl_loss`, `coef`, `aggregation` and what belongs to it (see `policy_loss`).
+        """
+        raise NotOffered
+
+    def shaped_rewards(
+        self, scores: Array, log_probs: Array, reference: Array, mask: Mask, settings: Settings
+    ) -> Array:
+        """Rewards [B,T]: the scores [B] at their slots minus `coef`·KL of each counted token.
+
+        Settings: `coef`, `kl`, `score_at`.
+        """
+        raise NotOffered
+
+    def gae(
+        self, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
+    ) -> tuple[Array, Array]:
+        """Advantages and returns [B,T]; `last_values` [B] is V after each row's last token, 0 where the episode ended.
+
+        Settings: `gamma`, `lam`, `gae_whitening`. The returns are those before whitening.
+        """
+        raise NotOffered
+
+    def whiten(self, values: Array, mask: Mask, settings: Settings) -> Array:
+        """The counted entries scaled to unit variance; see the choices for what happens to the mean.
+
+        Settings: `whitening`, `whitening_bessel`. An ε of up to 1e-4 is within the bounds.
+        """
+        raise NotOffered
+
+    def policy_loss(
+        self, log_probs: Array, old_log_probs: Array, advantages: Array, mask: Mask, settings: Settings
+    ) -> tuple[float, Array]:
+        """The loss to minimize, and its gradient w.r.t. log_probs.
+
+        Settings:
+            clip_low, clip_high: the ratio is clipped to [1 − clip_low, 1 + clip_high].
+            dual_clip: c > 1, the bound of the ratio for negative advantages; None for none.
+            ratio, sequence_gradient: see `CHOICES`.
+            aggregation, empty_rows: see `CHOICES`; `length` for fixed_length; `episodes`, the episode of each row.
+            micro_batches: lists of rows. The loss and gradient are those accumulated over all of them.
+            ranks: the rank of each micro-batch. What is returned is what an optimizer sees: the sum over ranks of
+                their shares, or the mean, as the library reduces them. The loss is likewise.
+        """
+        raise NotOffered
+
+    def value_loss(
+        self, values: Array, old_values: Array, returns: Array, mask: Mask, settings: Settings
+    ) -> tuple[float, Array]:
+        """The critic's loss without its coefficient, and its gradient w.r.t. values.
+
+        Settings: `value_clip` (ε, or None), `value_loss_scale`, `value_clip_form`, and those of aggregation.
+        """
+        raise NotOffered
+
+    def group_advantages(self, scores: Array, groups: NDArray[np.int64], valid: Mask, settings: Settings) -> Array:
+        """One advantage per response [N]; those of responses that are not valid are not compared.
+
+        `groups` has the number of each response's prompt, in any order. Equal scores in a group give 0.
+        Settings: `baseline`, `group_bessel`, `single_response`. An ε of up to 1e-4 is within the bounds.
+        """
+        raise NotOffered
+
+    def off_policy_weights(
+        self, train_log_probs: Array, sample_log_probs: Array, mask: Mask, settings: Settings
+    ) -> Array:
+        """Weights [B,T] that correct for a sampler whose probabilities differ from the trainer's.
+
+        Settings: `off_policy`; `cap` to truncate, `low` and `high` to mask.
+        """
+        raise NotOffered
+
+    def reward_loss(self, scores: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
+        """A reward model's loss and its gradient w.r.t. scores [N,K], each row from the best response to the worst.
+
+        Settings: `reward_loss` (pairwise has K = 2), `ranking_weight`. Masked entries are missing responses.
+        """
+        raise NotOffered
+
+    def optimizer_steps(self, parameters: Array, gradients: Array, settings: Settings) -> Array:
+        """Parameters [n] after AdamW's steps with the gradients [S,n], from moments of 0.
+
+        Settings: `lr`, `betas`, `eps`, `weight_decay` (decoupled), `adam_eps`.
+        """
+        raise NotOffered
+
+    def update(self, case: Mapping[str, Any]) -> dict[str, Array]:
+        """The weights of the tiny model after one whole update of a case of `checks/update.py`."""
+        raise NotOffered
+
+    def trained_tokens(self, case: Mapping[str, Any]) -> dict[str, Any]:
+        """The tokens of a conversation as sampled, and which of them are trained: a case of `checks/tokens.py`."""
+        raise NotOffered
+
+
+def offered(adapter: Any, choice: str) -> tuple[str, ...]:
+    """Return the values of a choice that an adapter's profile claims, its default first.
+
+    Raises:
+        ValueError: the profile has a value that the choice does not.
+    """
+    known = CHOICES[choice].values
+    values = tuple(str(adapter.profile.get(choice, known[0])).split())
+    if not values or not set(values) <= set(known):
+        raise ValueError(f"profile of {adapter.name}: {choice} is {' '.join(values)!r}; allowed: {', '.join(known)}")
+    return values
+
+
+def check_profile(adapter: Any) -> None:
+    """Reject a profile with an unknown choice or value.
+
+    Raises:
+        ValueError: which one.
+    """
+    for name in adapter.profile:
+        if name not in CHOICES:
+            raise ValueError(f"profile of {adapter.name}: no choice is named {name!r}; known: {', '.join(CHOICES)}")
+        offered(adapter, name)
