@@ -117,6 +117,9 @@ CHOICES: dict[str, Choice] = {
         ("after_debiasing", "before_debiasing"),
         "m̂/(√v̂ + ε) as in the paper's algorithm 1, or the ε̂ of its section 2 as in TensorFlow 1: ε added to √v",
     ),
+    "padding_logit": Choice(
+        ("kept", "left_out"), "the padding token has a share of the next token's probability in `update`, or none"
+    ),
     "precision": Choice(("float64", "float32"), "precision of the computation, given float64; float32 widens bounds"),
     # Features; "no" leaves out the cases that need them.
     "tools": Choice(NO_YES, "masked tokens within a row are skipped by GAE and have no reward"),
