@@ -118,7 +118,8 @@ CHOICES: dict[str, Choice] = {
         "m̂/(√v̂ + ε) as in the paper's algorithm 1, or the ε̂ of its section 2 as in TensorFlow 1: ε added to √v",
     ),
     "padding_logit": Choice(
-        ("kept", "left_out"), "the padding token has a share of the next token's probability in `update`, or none"
+        ("kept", "left_out"),
+        "the padding token is in the softmax of the next token, or left out of it as of the sampler's",
     ),
     "precision": Choice(("float64", "float32"), "precision of the computation, given float64; float32 widens bounds"),
     # Features; "no" leaves out the cases that need them.
@@ -129,6 +130,64 @@ CHOICES: dict[str, Choice] = {
     "micro_batches": Choice(NO_YES, "losses and gradients accumulate over micro-batches"),
     "ranks": Choice(NO_YES, "losses and gradients accumulate over ranks"),
 }
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of adapters.
+
+    Attributes:
+        inputs: the arrays that it gets, in order, by name, with their axes. The first one is differentiated.
+        outputs: the results, in order, by name, with their axes; "" is a number.
+        choices: those that concern it.
+    """
+
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    choices: tuple[str, ...] = ()
+
+
+_AVERAGING = ("aggregation", "empty_rows")
+METHODS: dict[str, Method] = {
+    "log_probs": Method({"logits": "BTV", "tokens": "BT"}, {"values": "BT", "gradient": "BTV"}),
+    "entropy": Method({"logits": "BTV"}, {"values": "BT", "gradient": "BTV"}),
+    "kl": Method({"log_probs": "BT", "reference": "BT"}, {"values": "BT", "gradient": "BT"}, ("kl",)),
+    "kl_loss": Method(
+        {"log_probs": "BT", "reference": "BT", "mask": "BT"}, {"loss": "", "gradient": "BT"}, ("kl_loss", *_AVERAGING)
+    ),
+    "shaped_rewards": Method(
+        {"scores": "B", "log_probs": "BT", "reference": "BT", "mask": "BT"}, {"rewards": "BT"}, ("kl", "score_at")
+    ),
+    "gae": Method(
+        {"rewards": "BT", "values": "BT", "mask": "BT", "last_values": "B"},
+        {"advantages": "BT", "returns": "BT"},
+        ("gae_whitening",),
+    ),
+    "whiten": Method({"values": "BT", "mask": "BT"}, {"values": "BT"}, ("whitening", "whitening_bessel")),
+    "policy_loss": Method(
+        {"log_probs": "BT", "old_log_probs": "BT", "advantages": "BT", "mask": "BT"},
+        {"loss": "", "gradient": "BT"},
+        ("ratio", "sequence_gradient", *_AVERAGING),
+    ),
+    "value_loss": Method(
+        {"values": "BT", "old_values": "BT", "returns": "BT", "mask": "BT"},
+        {"loss": "", "gradient": "BT"},
+        ("value_loss_scale", "value_clip_form", *_AVERAGING),
+    ),
+    "group_advantages": Method(
+        {"scores": "B", "groups": "B", "valid": "B"},
+        {"advantages": "B"},
+        ("baseline", "group_bessel", "single_response"),
+    ),
+    "off_policy_weights": Method(
+        {"train_log_probs": "BT", "sample_log_probs": "BT", "mask": "BT"}, {"weights": "BT"}, ("off_policy",)
+    ),
+    "reward_loss": Method(
+        {"scores": "BK", "mask": "BK"}, {"loss": "", "gradient": "BK"}, ("reward_loss", "ranking_weight")
+    ),
+    "optimizer_steps": Method({"parameters": "n", "gradients": "Sn"}, {"parameters": "n"}, ("adam_eps",)),
+}
+"""Methods whose arguments are arrays."""
 
 
 class Adapter:
