@@ -41,13 +41,14 @@ class Layout:
         Args:
             texts: Prompts and responses.
             execution: `layout`: `padded` (a line per text), `left` (padding before the text), `packed` (all texts in
-                one line) or `shared_prompts` (likewise, and equal prompts once); `pad_to`, the least length of lines.
+                one line) or `shared_prompts` (likewise, and equal prompts once); `pad_to`, the least length of lines
+                and of responses.
             pad: The padding token.
         """
         kind = execution.get("layout", "padded")
         lines: list[list[tuple[int, int, Any, Any]]] = []
         starts: dict[Any, int] = {}
-        states = np.zeros((2, len(texts), 1 + max(len(response) for _, response in texts)), dtype=int)
+        states = np.zeros((2, len(texts), 1 + padded_width([each for _, each in texts], execution)), dtype=int)
         slots = np.zeros(states.shape[1:], dtype=bool)
         for number, (prompt, response) in enumerate(texts):
             if kind in ("padded", "left") or not lines:
@@ -73,3 +74,8 @@ class Layout:
             for n in range(len(lines))
         ]
         return cls(np.array(ids), np.array(positions), np.array(visible), states * slots, slots)
+
+
+def padded_width(responses: Sequence[list[int]], execution: Mapping[str, Any]) -> int:
+    """The width of tensors with a row per response."""
+    return max(execution.get("pad_to", 0), *map(len, responses))

@@ -16,7 +16,7 @@ import numpy as np
 
 from ppo_conformance.protocol import Array, Mask, Settings
 from ppo_conformance.reference.formulas import Formulas
-from ppo_conformance.reference.layouts import Layout
+from ppo_conformance.reference.layouts import Layout, padded_width
 from ppo_conformance.reference.model import Ints, Llama, Weights, initial_weights
 
 Case = Mapping[str, Any]
@@ -110,15 +110,15 @@ class Trainer(Formulas):
 
         return Reading(logits, values[..., 0], backward)
 
-    def tokens(self, batch: Batch, rows: Sequence[int] | None = None) -> tuple[Ints, Mask]:
-        """The responses as a padded array, and which of their tokens the policy chose."""
-        rows = range(len(batch["responses"])) if rows is None else rows
+    def tokens(self, case: Case, batch: Batch, rows: Sequence[int]) -> tuple[Ints, Mask]:
+        """The responses as a padded array, and which of their tokens the policy chose and is trained on."""
         responses = [batch["responses"][row] for row in rows]
-        width = max(map(len, responses))
-        tokens = np.array([[*each, *[0] * (width - len(each))] for each in responses])
+        width = padded_width(responses, case["execution"])
+        tokens = np.array([[*each, *[case["settings"]["pad"]] * (width - len(each))] for each in responses])
         mask = np.arange(width) < np.array([[len(each)] for each in responses])
-        for row, each in enumerate(rows):
-            mask[row, batch.get("tools", {}).get(str(each), [])] = False
+        for place, row in enumerate(rows):
+            mask[place, batch.get("tools", {}).get(str(row), [])] = False
+            mask[place] &= batch.get("valid", {row: True})[row]
         return tokens, mask
 
     # --- experience
@@ -126,10 +126,9 @@ class Trainer(Formulas):
     def experience(self, weights: Weights, case: Case, batch: Batch) -> Experience:
         """Compute log probabilities, rewards, advantages and returns; nothing of it changes during the epochs."""
         settings = case["settings"]
-        tokens, mask = self.tokens(batch)
-        reading, reference = (
-            self.read(each, case, batch, range(len(tokens))) for each in (weights, initial_weights(case["model"]))
-        )
+        rows = range(len(batch["responses"]))
+        tokens, mask = self.tokens(case, batch, rows)
+        reading, reference = (self.read(each, case, batch, rows) for each in (weights, initial_weights(case["model"])))
         old, frozen = (self.log_probs(each.logits[:, :-1], tokens, settings)[0] for each in (reading, reference))
         values, scores = self.values(reading, settings), np.array(batch["scores"], dtype=float)
         if case["kind"] == "ppo":
@@ -176,7 +175,7 @@ class Trainer(Formulas):
         readings = [
             self.read(state.weights, case, batch, [rows[each] for each in part]) for part in parts["micro_batches"]
         ]
-        slopes = loss(readings, batch, experience, rows, settings)
+        slopes = loss(readings, case, batch, experience, rows, settings)
         gradients = [
             reading.backward(*(slope[part][:, : reading.logits.shape[1]] for slope in slopes))
             for reading, part in zip(readings, parts["micro_batches"], strict=True)
@@ -199,6 +198,7 @@ class Trainer(Formulas):
     def policy_and_value_loss(
         self,
         readings: Sequence[Reading],
+        case: Case,
         batch: Batch,
         experience: Experience | None,
         rows: list[int],
@@ -208,7 +208,7 @@ class Trainer(Formulas):
 
         policy loss + c_v·value loss + β·KL − c_e·entropy of PPO and its relatives; of fine-tuning, −Σ w·log π
         """
-        tokens, mask = self.tokens(batch, rows)
+        tokens, mask = self.tokens(case, batch, rows)
         logits, values = self.joined(readings, settings)
         policy, value = np.zeros_like(logits), np.zeros_like(values)
         width = tokens.shape[1]
@@ -240,6 +240,7 @@ class Trainer(Formulas):
     def reward_model_loss(
         self,
         readings: Sequence[Reading],
+        case: Case,
         batch: Batch,
         experience: Experience | None,
         rows: list[int],
