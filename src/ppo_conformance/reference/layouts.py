@@ -68,12 +68,11 @@ class Layout:
             if kind == "left":
                 states[1, number] += len(padding)
             lines[number] = padding + line if kind == "left" else line + padding
-        ids, positions, own, read = ([[token[part] for token in line] for line in lines] for part in range(4))
-        visible = [
-            [[s <= t and of in (own[n][t], read[n][t]) for s, of in enumerate(own[n])] for t in range(width)]
-            for n in range(len(lines))
-        ]
-        return cls(np.array(ids), np.array(positions), np.array(visible), states * slots, slots)
+        ids, positions = (np.array([[token[part] for token in line] for line in lines]) for part in (0, 1))
+        names = {name: number for number, name in enumerate({token[2] for line in lines for token in line} | {*starts})}
+        own, read = (np.array([[names[token[part]] for token in line] for line in lines]) for part in (2, 3))
+        visible = (own[:, None] == own[:, :, None]) | (own[:, None] == read[:, :, None])
+        return cls(ids, positions, visible & np.tri(width, dtype=bool), states * slots, slots)
 
 
 def padded_width(responses: Sequence[list[int]], execution: Mapping[str, Any]) -> int:

@@ -1,0 +1,106 @@
+"""Known bugs of public trainers, as patches of the reference trainer: each shows which checks would have found it.
+
+A bug is a function that replaces one method of the reference adapter; its docstring says what was wrong. Bugs that are
+not re-made are listed in `not_remade.tsv`, with the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppo_conformance.adapters.reference import Adapter
+from ppo_conformance.checks import Check, all_checks
+from ppo_conformance.protocol import Deviation, NotOffered
+
+NOT_REMADE = Path(__file__).parent / "not_remade.tsv"
+PARTS = ("averages", "advantages", "probabilities", "updates")
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug of a public trainer.
+
+    Attributes:
+        number: of the bug.
+        thread: where it was reported or mended.
+        what: what was wrong.
+        method: of the reference adapter, which it replaces.
+        patch: the replacement.
+        found_by: the checks that are meant for it.
+    """
+
+    number: int
+    thread: str
+    what: str
+    method: str
+    patch: Callable[..., Any]
+    found_by: tuple[str, ...]
+
+    def adapter(self) -> Adapter:
+        """The reference adapter with the bug."""
+        return type("Adapter", (Adapter,), {self.method: self.patch, "name": f"reference with {self.thread}"})()
+
+    def red(self, checks: Iterable[Check]) -> Iterator[tuple[Check, Deviation]]:
+        """The checks that find it, with the deviation."""
+        adapter = self.adapter()
+        for check in checks:
+            try:
+                with np.errstate(all="ignore"):
+                    check.run(adapter)
+            except NotOffered:
+                pass
+            except Deviation as deviation:
+                yield check, deviation
+
+
+BUGS: list[Bug] = []
+
+
+def bug(method: Callable[..., Any], found_by: str, *threads: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as a bug.
+
+    Args:
+        method: the method that it replaces.
+        found_by: the checks that are meant for it, separated by spaces.
+        threads: of every trainer that had it: the bug's number, and the address below github.com.
+    """
+
+    def register(patch: Callable[..., Any]) -> Callable[..., Any]:
+        for thread in threads:
+            number, address = thread.split()
+            link, what = f"https://github.com/{address}", (patch.__doc__ or "").strip()
+            BUGS.append(Bug(int(number), link, what, method.__name__, patch, tuple(found_by.split())))
+        return patch
+
+    return register
+
+
+def all_bugs() -> list[Bug]:
+    """Every bug that is re-made."""
+    for part in PARTS:
+        importlib.import_module(f"{__name__}.{part}")
+    return sorted(BUGS, key=lambda each: each.number)
+
+
+def main() -> int:
+    """Print each bug with the checks that find it, and the first deviation; 1 if one is not found by those meant."""
+    checks, missed = all_checks(), 0
+    for each in all_bugs():
+        red = list(each.red(checks))
+        ids = dict.fromkeys(check.id for check, _ in red)
+        missing = set(each.found_by) - ids.keys()
+        missed += bool(missing)
+        print(f"{each.number} {each.thread}\n    {each.what}\n    found by {', '.join(ids) or 'no check'}")
+        if missing:
+            print(f"    MISSED by {', '.join(sorted(missing))}")
+        for check, deviation in red[:1]:
+            print(f"    {check.name}: {deviation}")
+    for line in NOT_REMADE.read_text("utf-8").splitlines():
+        print("{} {}\n    not re-made: {}".format(*line.split("\t")))
+    return int(bool(missed))
