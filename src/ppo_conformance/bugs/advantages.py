@@ -50,27 +50,26 @@ def shifted_rewards(self: Formulas, *given: Any) -> Array:
     return np.pad(rewards, ((0, 0), (1, 0)))[:, :-1]
 
 
-@bug(Formulas.gae, "update/ppo_tools", "35 radixark/miles/pull/1827")
+@bug(Formulas.recursion, "update/ppo_tools vector/gae", "35 radixark/miles/pull/1827")
 def gae_over_tools(
     self: Formulas, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
-) -> tuple[Array, Array]:
+) -> Array:
     """The recursion ran over the tokens of tools, with their values and discounts."""
-    until_end = mask[:, ::-1].cumsum(1)[:, ::-1] > 0
-    advantages, returns = Formulas.gae(self, rewards, values, until_end, last_values, settings)
-    return mask * advantages, mask * returns
+    from_first_to_last = (mask.cumsum(1) > 0) & (mask[:, ::-1].cumsum(1)[:, ::-1] > 0)
+    return mask * Formulas.recursion(self, rewards, values, from_first_to_last, last_values, settings)
 
 
-@bug(Formulas.gae, "update/ppo_tools", "36 verl-project/verl/issues/7278")
+@bug(Formulas.recursion, "update/ppo_tools vector/gae", "36 verl-project/verl/issues/7278")
 def reset_at_tools(
     self: Formulas, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
-) -> tuple[Array, Array]:
+) -> Array:
     """The return was reset at tokens of tools: the outcome reached the last turn only."""
     turns = (mask & ~np.pad(mask, ((0, 0), (1, 0)))[:, :-1]).cumsum(1)
-    last = np.zeros_like(last_values)
-    found = [
-        Formulas.gae(self, rewards, values, mask & (turns == turn), last, settings) for turn in range(1, mask.shape[1])
-    ]
-    return np.sum([each for each, _ in found], 0), np.sum([each for _, each in found], 0)
+    found = np.zeros_like(rewards)
+    for turn in range(1, turns.max() + 1):
+        last = np.where(turns[:, -1] == turn, last_values, 0.0)
+        found += Formulas.recursion(self, rewards, values, mask & (turns == turn), last, settings)
+    return found
 
 
 @bug(Formulas.compared, "update/grpo", "38 ServiceNow/PipelineRL/pull/54")

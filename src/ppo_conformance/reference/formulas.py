@@ -74,7 +74,16 @@ class Formulas(Adapter):
     def gae(
         self, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
     ) -> tuple[Array, Array]:
-        """A_t = δ_t + γλ·A_{t+1} with δ_t = r_t + γ·V_{t+1} − V_t, over the counted tokens; returns A + V.
+        """Advantages of `recursion`, and returns A + V."""
+        advantages = self.recursion(rewards, values, mask, last_values, settings)
+        returns = mask * (advantages + values)
+        if (kind := settings.get("gae_whitening", "no")) != "no":
+            bessel = "yes" if kind == "bessel" else "no"
+            advantages = self.whiten(advantages, mask, {"whitening": "mean_and_std", "whitening_bessel": bessel})
+        return advantages, returns
+
+    def recursion(self, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings) -> Array:
+        """A_t = δ_t + γλ·A_{t+1} with δ_t = r_t + γ·V_{t+1} − V_t, over the counted tokens.
 
         Source: Schulman et al. 2016 (arXiv 1506.02438), eq. 16.
         """
@@ -85,11 +94,7 @@ class Formulas(Adapter):
                 delta = rewards[row, t] + settings["gamma"] * value - values[row, t]
                 later = advantages[row, t] = delta + settings["gamma"] * settings["lam"] * later
                 value = values[row, t]
-        returns = mask * (advantages + values)
-        if (kind := settings.get("gae_whitening", "no")) != "no":
-            bessel = "yes" if kind == "bessel" else "no"
-            advantages = self.whiten(advantages, mask, {"whitening": "mean_and_std", "whitening_bessel": bessel})
-        return advantages, returns
+        return advantages
 
     def whiten(self, values: Array, mask: Mask, settings: Settings) -> Array:
         """(x − μ)/σ over the counted entries, + μ for `std_only`; equal entries have no spread to scale."""
