@@ -9,8 +9,8 @@ A case, `vectors/update/*.json`, has
                  `tools`, by row the places of tokens that the policy did not choose; `orders`, for each epoch the
                  rows of each minibatch. In those of a reward model, a chosen and a rejected response take turns.
     settings     numbers and options. One value of each of the protocol's choices is added from the adapter's profile.
-    execution    what may not change the result: `micro_batch` (rows), `ranks`, `layout` and `pad_to` (see
-                 `ppo_conformance.reference.layouts`), `resume_at` (save and load before this batch)
+    execution    what may not change the result; empty for the usual one: `micro_batch` (rows), `ranks`, `layout`
+                 and `pad_to` (see `ppo_conformance.reference.layouts`), `resume_at` (save and load before this batch)
     expected     of the weights after it: the norm and three entries of each tensor, with the first value of each choice
 
 `python -m ppo_conformance.checks.update --check` compares `expected` with what the reference trainer makes; without
@@ -40,15 +40,16 @@ BOUNDS = {"float64": 1e-6, "float32": 2e-3}
 themselves, which magnifies rounding."""
 
 Case = dict[str, Any]
+Change = Callable[[Case], Case]
 
 
 def checks() -> list[Check]:
     """A check per case, and one per arrangement of some of them."""
     whole = [Check(f"update/{name}", "whole", load(name)["about"], partial(check_whole, name)) for name in CASES]
     return whole + [
-        Check(f"update/{id}", name, purpose, partial(check_arrangement, name, change))
-        for id, (purpose, changes) in ARRANGEMENTS.items()
-        for name, change in changes.items()
+        Check(f"update/{id}", label, purpose, partial(check_arrangement, *changed))
+        for id, (purpose, labels) in ARRANGEMENTS.items()
+        for label, changed in labels.items()
     ]
 
 
@@ -93,10 +94,10 @@ def expected(case: str) -> Weights:
     return Trainer().update(json.loads(case))
 
 
-def check_arrangement(name: str, change: Callable[[Case], Case], adapter: Adapter) -> float:
-    """The weights after the update are the same in another arrangement."""
+def check_arrangement(name: str, one: Change, other: Change, adapter: Adapter) -> float:
+    """The weights after the update are the same in two arrangements."""
     case = chosen(load(name), adapter)
-    return compare(adapter.update(change(case)), adapter.update(case), case)
+    return compare(adapter.update(other(case)), adapter.update(one(case)), case)
 
 
 def compare(found: Mapping[str, Any], expected: Weights, case: Case) -> float:
@@ -140,28 +141,25 @@ def reordered(case: Case) -> Case:
     return {**case, "batches": batches}
 
 
-Change = Callable[[Case], Case]
+def _each(names: str, **execution: Any) -> dict[str, tuple[str, Change, Change]]:
+    """For each case, by its name: itself, and with another execution."""
+    return {name: (name, executed, partial(executed, **execution)) for name in names.split()}
 
 
-def _each(names: str, **execution: Any) -> dict[str, Change]:
-    return {name: partial(executed, **execution) for name in names.split()}
-
-
-ARRANGEMENTS: dict[str, tuple[str, dict[str, Change]]] = {
+ARRANGEMENTS: dict[str, tuple[str, dict[str, tuple[str, Change, Change]]]] = {
     "split": (
         "micro-batches of other sizes make the same step",
         _each("ppo grpo gspo", micro_batch=1) | _each("reward_model sft", micro_batch=2),
     ),
     "padding": (
-        "more padding, padding before the text, or none: the same step",
-        _each("ppo grpo_rejected", layout="left", pad_to=16)
-        | _each("grpo rloo", pad_to=20)
-        | _each("sft ppo_cut_off", layout="packed")
-        | _each("reward_model", layout="left"),
+        "padding after the text, before it, or none: the same step",
+        _each("ppo grpo_rejected reward_model", layout="padded", pad_to=16)
+        | _each("ppo_cut_off grpo", layout="left", pad_to=20)
+        | _each("rloo ppo_tools sft", layout="packed"),
     ),
     "rows": (
         "rows in another order in the batch make the same step",
-        dict.fromkeys(("ppo", "ppo_tools", "grpo", "rloo", "reward_model", "sft"), reordered),
+        {name: (name, executed, reordered) for name in ["ppo", "ppo_tools", "grpo", "rloo", "reward_model", "sft"]},
     ),
     "ranks": (
         "ranks that share the rows make the same step",
@@ -169,11 +167,14 @@ ARRANGEMENTS: dict[str, tuple[str, dict[str, Change]]] = {
     ),
     "shared_prompts": (
         "prompts that are read once for all their responses make the same step",
-        _each("ppo grpo", layout="shared_prompts"),
+        {
+            name: (name, partial(executed, layout="packed"), partial(executed, layout="shared_prompts"))
+            for name in ("ppo", "grpo", "ppo_tools")
+        },
     ),
     "resume": ("a run resumed from its checkpoint makes the same steps", _each("ppo grpo", resume_at=1)),
 }
-"""By id: the purpose, and by case what is changed."""
+"""By id: the purpose, and by label a case and the two arrangements that are compared."""
 
 
 def sampled(weights: Weights) -> dict[str, dict[str, float]]:

@@ -34,7 +34,7 @@ def shapes_of(model: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
     Args:
         model: `vocabulary`, `width`, `layers`, `heads`, `hidden`; `tied` if the output layer is the embedding; `head`
-            is the name of a scalar output layer, such as `value_head` or `score`, or None.
+            is the name of a scalar output layer: `value_head`, which has a bias, `score`, or None.
     """
     width, hidden = model["width"], model["hidden"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (model["vocabulary"], width)}
@@ -52,13 +52,15 @@ def shapes_of(model: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         shapes["lm_head.weight"] = (model["vocabulary"], width)
     if model["head"]:
         shapes[f"{model['head']}.weight"] = (1, width)
+    if model["head"] == "value_head":
+        shapes["value_head.bias"] = (1,)
     return shapes
 
 
 def initial_weights(model: Mapping[str, Any]) -> Weights:
-    """The weights that a case starts from: weight i of all, counted row by row, is s·sin(i² + i/7); norms are 1 + that.
+    """The weights that a case starts from: weight i of all, counted row by row, is s·sin(i² + i/7); vectors, 1 + that.
 
-    s = √(2 / columns) for matrices, so that the variance is 1 / columns, and 0.1 for norms.
+    s = √(2 / columns) for matrices, so that the variance is 1 / columns, and 0.1 for vectors.
     """
     weights: Weights = {}
     start = 0
@@ -114,10 +116,17 @@ class Llama:
 
         return states, backward
 
-    def output(self, states: Array, layer: str | None = None) -> tuple[Array, Backward]:
+    def output(self, states: Array, layer: str = "lm_head") -> tuple[Array, Backward]:
         """The logits, or the output of a scalar layer, at hidden states."""
-        name = f"{layer or 'lm_head'}.weight"
-        return self._linear(states, name if name in self.weights else "model.embed_tokens.weight")
+        name, bias = f"{layer}.weight", f"{layer}.bias"
+        output, weight_backward = self._linear(states, name if name in self.weights else "model.embed_tokens.weight")
+
+        def backward(gradient: Array) -> Array:
+            if bias in self.weights:
+                self.gradients[bias] += gradient.sum()
+            return weight_backward(gradient)
+
+        return output + self.weights.get(bias, 0.0), backward
 
     def _linear(self, states: Array, name: str) -> tuple[Array, Backward]:
         """Compute y = x Wᵀ."""
