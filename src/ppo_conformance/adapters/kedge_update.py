@@ -37,6 +37,8 @@ from ppo_conformance.reference.model import ROTARY_BASE, initial_weights, shapes
 
 Case = Mapping[str, Any]
 AGGREGATIONS = {"token": "token", "response": "sequence", "fixed_length": "constant"}
+LONGEST = 300.0
+"""Seconds after which a rank counts as hanging."""
 STOP = 1
 """The token that ends a response in all cases."""
 
@@ -61,7 +63,8 @@ def of_ranks(case: Case, folder: Path, count: int) -> dict[str, Array]:
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join()
+        rank.join(LONGEST)
+        rank.kill()  # it waits for another that failed
     if any(rank.exitcode for rank in ranks):
         raise RuntimeError(f"ranks ended with {[rank.exitcode for rank in ranks]}")
     return pickle.loads((folder / "weights").read_bytes())
