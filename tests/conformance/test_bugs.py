@@ -4,6 +4,7 @@ import pytest
 
 from ppo_conformance.bugs import NOT_REMADE, Bug, all_bugs
 from ppo_conformance.checks import Check, all_checks
+from ppo_conformance.reference.trainer import Trainer
 
 BUGS = {f"{bug.number} {bug.thread}": bug for bug in all_bugs()}
 CHECKS = all_checks()
@@ -34,4 +35,4 @@ def test_an_error_is_no_finding():
 
     check = Check("update/ppo", "whole", "", lambda adapter: adapter.update({}))
     with pytest.raises(ZeroDivisionError):
-        list(Bug(0, "", "", "update", broken, ()).red([check]))
+        list(Bug(0, "", "", Trainer.update, broken, ()).red([check]))

@@ -1,7 +1,7 @@
 """Known bugs of public trainers, as patches of the reference trainer: each shows which checks would have found it.
 
-A bug is a function that replaces one method of the reference adapter; its docstring says what was wrong. Bugs that are
-not re-made are listed in `not_remade.tsv`, with the reason.
+A bug is a function that takes the place of one method of the reference adapter. It gets that method and its arguments;
+its docstring says what was wrong. Bugs that are not re-made are listed in `not_remade.tsv`, with the reason.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,25 @@ class Bug:
         number: of the bug.
         thread: where it was reported or mended.
         what: what was wrong.
-        method: of the reference adapter, which it replaces.
-        patch: the replacement.
+        method: of the reference adapter, whose place it takes.
+        patch: the function in its place.
         found_by: the checks that are meant for it.
     """
 
     number: int
     thread: str
     what: str
-    method: str
+    method: Callable[..., Any]
     patch: Callable[..., Any]
     found_by: tuple[str, ...]
 
     def adapter(self) -> Adapter:
         """The reference adapter with the bug."""
-        return type("Adapter", (Adapter,), {self.method: self.patch, "name": f"reference with {self.thread}"})()
+
+        def replaced(adapter: Adapter, *given: Any, **named: Any) -> Any:
+            return self.patch(partial(self.method, adapter), *given, **named)
+
+        return type("Adapter", (Adapter,), {self.method.__name__: replaced})()
 
     def red(self, checks: Iterable[Check]) -> Iterator[tuple[Check, Deviation]]:
         """The checks that find it, with the deviation."""
@@ -67,7 +72,7 @@ def bug(method: Callable[..., Any], found_by: str, *threads: str) -> Callable[[C
     """Register a function as a bug.
 
     Args:
-        method: the method that it replaces.
+        method: the method whose place it takes.
         found_by: the checks that are meant for it, separated by spaces.
         threads: of every trainer that had it: the bug's number, and the address below github.com.
     """
@@ -75,8 +80,8 @@ def bug(method: Callable[..., Any], found_by: str, *threads: str) -> Callable[[C
     def register(patch: Callable[..., Any]) -> Callable[..., Any]:
         for thread in threads:
             number, address = thread.split()
-            link, what = f"https://github.com/{address}", (patch.__doc__ or "").strip()
-            BUGS.append(Bug(int(number), link, what, method.__name__, patch, tuple(found_by.split())))
+            link, what = f"https://github.com/{address}", str(patch.__doc__)
+            BUGS.append(Bug(int(number), link, what, method, patch, tuple(found_by.split())))
         return patch
 
     return register
