@@ -103,10 +103,3 @@ def test_padding_with_eos_is_only_red_where_the_padding_ends_an_answer():
     assert red("masks_padding", "ordinary")["ordinary"] == {
         f"{name}-{turns}" for name in ("deepseek-r1", "smollm2", "zephyr") for turns in (1, 2)
     }
-
-
-def test_kedge_trains_on_what_was_sampled():
-    adapter = Adapter()
-    adapter.trained_tokens = kedge_tokens.trained_tokens
-    for check in tokens.checks():
-        check.run(adapter)
