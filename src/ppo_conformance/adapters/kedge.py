@@ -198,3 +198,9 @@ class Adapter(protocol.Adapter):
         from ppo_conformance.adapters import kedge_update  # imports all of kedge
 
         return kedge_update.update(case)
+
+    def trained_tokens(self, case: Any) -> dict[str, Any]:
+        """See `protocol.Adapter`."""
+        from ppo_conformance.adapters import kedge_tokens  # which imports transformers
+
+        return kedge_tokens.trained_tokens(case)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ppo_conformance.protocol import CHOICES
+from ppo_conformance.reference.conversations import Conversations
 from ppo_conformance.reference.trainer import Trainer
 
 FEATURES = dict.fromkeys(("tools", "truncation", "left_padding", "rejection", "micro_batches", "ranks"), "yes")
 
 
-class Adapter(Trainer):
+class Adapter(Trainer, Conversations):
     """All choices, and float64."""
 
     name = "reference"

@@ -20,7 +20,7 @@ from ppo_conformance.protocol import Deviation, NotOffered
 from ppo_conformance.results import UserError
 
 NOT_REMADE = Path(__file__).parent / "not_remade.tsv"
-PARTS = ("averages", "advantages", "probabilities", "updates")
+PARTS = ("averages", "advantages", "probabilities", "updates", "conversations")
 
 
 @dataclass(frozen=True)
