@@ -23,7 +23,7 @@ NOT_OFFERED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["vector", "metamorphic"])
+@pytest.mark.parametrize("kind", ["vector", "metamorphic", "tokens"])
 def test_kedge_conforms(kind: str) -> None:
     report = run(load_adapter("kedge"), "kedge", select([f"{kind}/*"]))
     assert [result for result in report.results if result.status in ("deviates", "error")] == []
