@@ -16,7 +16,7 @@ MORE = {
     "bugs": "re-made bugs of trainers, and the checks that find them",
     "page": "a page of results from several reports",
 }
-"""Commands with a module of their own, whose `main` gets the arguments."""
+"""Commands with a module of their own; the page has arguments of its own."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="list adapters, choices of profiles, and checks")
     for name, text in MORE.items():
         if importlib.util.find_spec(f"ppo_conformance.{name}"):
-            commands.add_parser(name, help=text, add_help=False)
+            commands.add_parser(name, help=text, description=text, add_help=name != "page")
     return whole
 
 
@@ -42,10 +42,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, 1 if something deviates, 2 for a mistake of the user."""
     options, rest = parser().parse_known_args(arguments)
     try:
-        if options.command in MORE:
-            return importlib.import_module(f"ppo_conformance.{options.command}").main(rest)
+        if options.command == "page":
+            return importlib.import_module("ppo_conformance.page").main(rest)
         if rest:
             raise UserError(f"unknown arguments: {' '.join(rest)}")
+        if options.command == "bugs":
+            return importlib.import_module("ppo_conformance.bugs").main()
         return listing() if options.command == "list" else running(options)
     except UserError as mistake:
         print(f"ppo-conformance: {mistake}", file=sys.stderr)

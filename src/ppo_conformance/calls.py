@@ -39,16 +39,13 @@ def call(adapter: Any, method: str, inputs: Mapping[str, Any], settings: Mapping
     require(adapter, settings)
     described = METHODS[method]
     defaults = {name: offered(adapter, name)[0] for name in described.choices}
-    function = getattr(adapter, method, None)
-    if function is None:
-        raise NotOffered(f"the adapter has no method {method}")
     arrays = [np.array(inputs[name], _TYPES.get(name, np.float64)) for name in described.inputs]
     axes = {
         letter: size
         for letters, array in zip(described.inputs.values(), arrays, strict=True)
         for letter, size in zip(letters, array.shape, strict=True)
     }
-    found = function(*arrays, {**defaults, **settings})
+    found = getattr(adapter, method)(*arrays, {**defaults, **settings})
     found = found if isinstance(found, tuple) else (found,)
     if len(found) != len(described.outputs):
         raise Deviation(f"{method} returned {len(found)} outputs instead of {', '.join(described.outputs)}")

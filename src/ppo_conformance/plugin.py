@@ -9,22 +9,29 @@ import pytest
 from ppo_conformance.checks import Check
 from ppo_conformance.results import UserError, load_adapter, run_check, select
 
+ADAPTER = pytest.StashKey[Any]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--adapter`."""
     parser.addoption("--adapter", help="ppo-conformance: an adapter's name, or a Python file with a class Adapter")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the adapter, so that a mistake in its name is one line instead of an error per test."""
+    if place := config.getoption("--adapter"):
+        try:
+            config.stash[ADAPTER] = load_adapter(place)
+        except UserError as mistake:
+            raise pytest.UsageError(str(mistake)) from mistake
+
+
 @pytest.fixture(scope="session")
 def conformance_adapter(request: pytest.FixtureRequest) -> Any:
     """The adapter that `--adapter` names."""
-    place = request.config.getoption("--adapter")
-    if not place:
+    if ADAPTER not in request.config.stash:
         pytest.skip("ppo-conformance needs --adapter")
-    try:
-        return load_adapter(place)
-    except UserError as mistake:
-        raise pytest.UsageError(str(mistake)) from mistake
+    return request.config.stash[ADAPTER]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

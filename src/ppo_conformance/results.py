@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ppo_conformance.checks import Check, all_checks
-from ppo_conformance.protocol import Deviation, NotOffered, check_profile
+from ppo_conformance.protocol import Adapter, Deviation, NotOffered, check_profile
 
 STATUSES = ("passed", "deviates", "error", "not offered")
 
@@ -101,7 +101,7 @@ def adapter_names() -> list[str]:
     return [path.stem for path in sorted(folder.glob("*.py")) if "class Adapter(" in path.read_text("utf-8")]
 
 
-def load_adapter(place: str) -> Any:
+def load_adapter(place: str) -> Adapter:
     """Make the adapter of a name, or of a Python file with a class `Adapter`.
 
     Raises:
@@ -117,9 +117,11 @@ def load_adapter(place: str) -> Any:
             module: Any = SimpleNamespace(**runpy.run_path(place))
         else:
             module = importlib.import_module(f"ppo_conformance.adapters.{place}")
-        if not hasattr(module, "Adapter"):
-            raise UserError(f"{place} has no class Adapter; see ppo_conformance.protocol")
-        adapter = module.Adapter()
+        kind = getattr(module, "Adapter", None)
+        if not (isinstance(kind, type) and issubclass(kind, Adapter)) or kind is Adapter:
+            raise UserError(f"{place} has no class Adapter(ppo_conformance.Adapter); see ppo_conformance.protocol")
+        adapter = kind()
+        adapter.version()  # finds out here whether the library is installed
     except ImportError as missing:
         raise UserError(f"adapter {place}: {missing}") from missing
     try:
@@ -146,7 +148,7 @@ def run_check(check: Check, adapter: Any, place: str) -> Result:
     return Result(check.id, check.case, status, message, error, reproduce)
 
 
-def run(adapter: Any, place: str, checks: Iterable[Check]) -> Report:
+def run(adapter: Adapter, place: str, checks: Iterable[Check]) -> Report:
     """Run checks on an adapter, which `place` names in the lines that reproduce a result."""
     started = time.perf_counter()
     report = Report(adapter.name, adapter.version(), dict(adapter.profile))

@@ -9,6 +9,7 @@ from ppo_conformance.results import load_adapter, run, select
 NOT_OFFERED = {
     "vector/optimizer_steps:other_betas",
     "vector/policy_loss:episodes",
+    "vector/policy_loss:short_episodes",
     "metamorphic/option_has_effect:optimizer_steps_betas",
     # kedge has one convention.
     "metamorphic/option_has_effect:gae_gae_whitening",

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -135,7 +136,10 @@ def test_an_exception_of_a_library_is_an_error_with_its_line(
     [
         (["--adapter", "nobody"], None, "no adapter is named 'nobody'; there are kedge"),
         (["--adapter", "missing.py"], None, "there is no file missing.py"),
-        ([], "x = 1\n", "has no class Adapter; see ppo_conformance.protocol"),
+        ([], "x = 1\n", "has no class Adapter(ppo_conformance.Adapter); see ppo_conformance.protocol"),
+        ([], "class Adapter:\n    name = 'other'\n", "has no class Adapter(ppo_conformance.Adapter)"),
+        ([], "from ppo_conformance import Adapter\n", "has no class Adapter(ppo_conformance.Adapter)"),
+        ([], RIGHT.replace('"1.2"', "__import__('importlib').metadata.version('no-such-library')"), "no-such-library"),
         ([], "import not_there_at_all\n", "No module named 'not_there_at_all'"),
         ([], RIGHT.replace('"yes"', '"maybe"'), "profile of small: whitening_bessel is 'maybe'; allowed: no, yes"),
         ([], RIGHT.replace('"tools"', '"toolz"'), "profile of small: no choice is named 'toolz'"),
@@ -159,8 +163,12 @@ def test_every_adapter_of_the_suite_is_listed() -> None:
 def test_the_plugin_has_a_test_per_case(tmp_path: Path) -> None:
     place = adapter(tmp_path, OVER_PADDING)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "ppo_conformance.plugin", "-p", "no:cacheprovider"]
+    options: Any = {"capture_output": True, "text": True, "env": environment(), "cwd": tmp_path}
+    wrong = subprocess.run([*command, "--pyargs", "ppo_conformance", "--adapter", "nobody"], **options)
+    assert wrong.returncode == pytest.ExitCode.USAGE_ERROR
+    assert wrong.stderr.splitlines()[0].startswith("ERROR: no adapter is named 'nobody'")
     chosen = ["--pyargs", "ppo_conformance", "--adapter", place, "-k", "whiten and padded or gae and td", "-rs"]
-    done = subprocess.run([*command, *chosen], capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    done = subprocess.run([*command, *chosen], **options)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"ppo-conformance run --adapter {place} --only vector/whiten:padded" in done.stdout
     assert "1 failed, 1 skipped" in done.stdout

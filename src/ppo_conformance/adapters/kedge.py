@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +45,7 @@ class Adapter(protocol.Adapter):
         "off_policy": "token_truncate token_mask sequence_mask",
         "reward_loss": "pairwise k_wise",
         "adam_eps": "after_debiasing before_debiasing",
+        "padding_logit": "left_out",
         **dict.fromkeys(("tools", "truncation", "left_padding", "rejection", "micro_batches", "ranks"), "yes"),
     }
 
@@ -190,6 +192,12 @@ class Adapter(protocol.Adapter):
             weight.grad = gradient.unsqueeze(0)
             optimizer.step()
         return weight.detach()[0].numpy()
+
+    def update(self, case: Mapping[str, Any]) -> dict[str, Array]:
+        """See `protocol.Adapter`."""
+        from ppo_conformance.adapters import kedge_update  # imports all of kedge
+
+        return kedge_update.update(case)
 
     def trained_tokens(self, case: Any) -> dict[str, Any]:
         """See `protocol.Adapter`."""

@@ -242,6 +242,9 @@ def hold(method: str, relation: Relation, needs: dict[str, str], adapter: Any) -
     require(adapter, needs)
     topic, worst, tried = vectors.read(method), 0.0, False
     for name, case in claimed(adapter, topic, needs):
+        # A single row is complete, and has no order.
+        if len(next(iter(case[0].values()))) < 2 and relation not in (scaled, shifted, divided):
+            continue
         # Where there is a slot after the last token depends on the padding.
         if case[1].get("score_at") == "after_last" or (related := relation(method, case)) is None:
             continue

@@ -123,7 +123,7 @@ def aggregate(losses: Table, mask: Table, settings: dict[str, Any]) -> Any:
         episodes: dict[int, list[Any]] = {}
         for episode, row in zip(settings["episodes"], rows, strict=True):
             episodes.setdefault(episode, []).extend(row)
-        return mean([mean(tokens) for tokens in episodes.values()])
+        return mean([mean(tokens) for tokens in episodes.values() if tokens])
     divisors = {"response": lambda row: len(row), "response_sum": lambda row: 1}
     divisor = divisors.get(how, lambda row: settings["length"])
     numbers = [sum(row) / divisor(row) for row in rows if row]
