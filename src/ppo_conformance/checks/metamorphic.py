@@ -12,7 +12,7 @@ import numpy as np
 from ppo_conformance import vectors
 from ppo_conformance.calls import call, compare, require, table, tolerance_of
 from ppo_conformance.checks import Check
-from ppo_conformance.oracle.expect import expect
+from ppo_conformance.oracle.expect import values_of
 from ppo_conformance.protocol import METHODS, Array, Deviation, NotOffered, offered
 
 Arrays = dict[str, Array]
@@ -234,7 +234,7 @@ def claimed(adapter: Any, topic: dict[str, Any], needs: dict[str, str]) -> Itera
                 require(adapter, {**settings, **needs, **case.get("needs", {})})
             except NotOffered:
                 continue
-            yield case["name"], ({name: table(x) for name, x in case["inputs"].items()}, settings)
+            yield case["name"], (tables(case["inputs"]), settings)
 
 
 def hold(method: str, relation: Relation, needs: dict[str, str], adapter: Any) -> float:
@@ -263,6 +263,11 @@ def hold(method: str, relation: Relation, needs: dict[str, str], adapter: Any) -
     return worst
 
 
+def tables(numbers: dict[str, Any]) -> Arrays:
+    """Nested lists as arrays, by name."""
+    return {name: table(x) for name, x in numbers.items()}
+
+
 def counted(method: str, outputs: Arrays, inputs: Arrays) -> Arrays:
     """Outputs with NaN at masked positions, which are not compared, except in gradients, which are 0 there."""
     mask = inputs.get("mask", inputs.get("valid"))
@@ -275,7 +280,7 @@ def counted(method: str, outputs: Arrays, inputs: Arrays) -> Arrays:
 
 
 def differ(one: Arrays, other: Arrays) -> bool:
-    """Whether some number differs by more than any rounding."""
+    """True if some number differs by more than any rounding."""
     return any(bool((np.abs(x - other[name]) > 1e-3 * np.maximum(np.abs(x), 1e-3)).any()) for name, x in one.items())
 
 
@@ -287,9 +292,8 @@ def choice_has_effect(method: str, name: str, adapter: Any) -> None:
             continue
         for one, other in itertools.combinations(case["expected"], 2):
             changed = [key for key in one["choices"] if one["choices"][key] != other["choices"][key]]
-            if changed != [name] or not differ(
-                *({k: table(each[k]) for k in METHODS[method].outputs} for each in (one, other))
-            ):
+            expected = [tables({key: each[key] for key in METHODS[method].outputs}) for each in (one, other)]
+            if changed != [name] or not differ(*expected):
                 continue
             pair = [{**case["settings"], **each["choices"]} for each in (one, other)]
             try:
@@ -302,14 +306,12 @@ def choice_has_effect(method: str, name: str, adapter: Any) -> None:
                 values = " and ".join(str(settings[name]) for settings in pair)
                 raise Deviation(f"{name}: {values} give the same result in case {case['name']}")
     if not tried:
-        raise NotOffered(f"the profile claims one value of {name}: {offered(adapter, name)[0]}")
+        raise NotOffered(f"no two values of {name} are offered; the profile claims {' '.join(offered(adapter, name))}")
 
 
 def counted_call(adapter: Any, method: str, case: dict[str, Any], settings: dict[str, Any]) -> Arrays:
     """The outputs for a case, NaN where they are not compared."""
-    return counted(
-        method, call(adapter, method, case["inputs"], settings), {n: table(x) for n, x in case["inputs"].items()}
-    )
+    return counted(method, call(adapter, method, case["inputs"], settings), tables(case["inputs"]))
 
 
 def number_has_effect(method: str, name: str, other: dict[str, Any], adapter: Any) -> None:
@@ -318,12 +320,11 @@ def number_has_effect(method: str, name: str, other: dict[str, Any], adapter: An
     tried = False
     for alternative in case["expected"]:
         settings = {**case["settings"], **alternative["choices"]}
-        changed = {**settings, **other}
-        expected = ({k: table(x) for k, x in expect(method, case, each).items()} for each in (settings, changed))
-        if not differ(*expected):
+        pair = (settings, {**settings, **other})
+        if not differ(*(tables(values_of(method, case["inputs"], each)) for each in pair)):
             continue
         try:
-            results = [counted_call(adapter, method, case, each) for each in (settings, changed)]
+            results = [counted_call(adapter, method, case, each) for each in pair]
         except NotOffered:
             continue
         tried = True

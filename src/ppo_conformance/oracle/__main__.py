@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import sys
@@ -15,7 +16,7 @@ from ppo_conformance.protocol import CHOICES
 
 def fill(topic: str) -> str:
     """Return the text of a topic's file with new expectations."""
-    found = vectors.read(topic)
+    found = copy.deepcopy(vectors.read(topic))
     for case in found["cases"]:
         names = list(case.get("vary", {}))
         case["expected"] = []

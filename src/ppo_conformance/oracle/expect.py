@@ -19,30 +19,38 @@ HELD = ("kl", "kl_loss", "policy_loss")
 """Formulas that hold a copy of the first input fixed."""
 
 
+def values_of(method: str, inputs: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """What the formula gives, by the names of the outputs, without the gradient."""
+    found = _evaluate(method, list(inputs.values()), next(iter(inputs.values())), settings)
+    names = [name for name in METHODS[method].outputs if name != "gradient"]
+    return dict(zip(names, found if len(names) > 1 else [found], strict=True))
+
+
 def expect(method: str, case: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """What the formula gives for a case, by the names of the outputs."""
-    formula, (first, *others) = getattr(formulas, method), case["inputs"].values()
-    outputs = METHODS[method].outputs
-
-    def evaluate(x: Any) -> Any:
-        return formula(x, *others, *([first] if method in HELD else []), **settings)
-
-    def total(x: Any) -> Any:
-        return sum(number for number, _ in leaves(evaluate(x)))
-
-    found = evaluate(first)
-    if "gradient" not in outputs:
-        return dict(zip(outputs, found if len(outputs) > 1 else [found], strict=True))
+    """What the formula gives for a case, with the gradient of the sum with respect to the first input."""
+    expected = values_of(method, case["inputs"], settings)
+    if "gradient" not in METHODS[method].outputs:
+        return expected
     if case.get("kink"):
-        return {next(iter(outputs)): found, "gradient": None}
+        return {**expected, "gradient": None}
+    first, *others = case["inputs"].values()
+
+    def total(place: tuple[int, ...], x: Any) -> Any:
+        found = _evaluate(method, [replaced(first, place, x), *others], first, settings)
+        return sum(number for number, _ in leaves(found))
+
     gradient = copy.deepcopy(first)
     for x, place in list(leaves(first)):
-        slope = complex(total(replaced(first, place, x + STEP * 1j))).imag / STEP
-        ahead, behind = (total(replaced(first, place, x + step)) for step in (DIFFERENCE, -DIFFERENCE))
-        measured = (ahead - behind) / (2 * DIFFERENCE)
+        slope = complex(total(place, x + STEP * 1j)).imag / STEP
+        measured = (total(place, x + DIFFERENCE) - total(place, x - DIFFERENCE)) / (2 * DIFFERENCE)
         assert abs(measured - slope) < 1e-5 * (1 + abs(slope)), f"{case['name']}: {measured} is measured, not {slope}"
         put(gradient, place, slope + 0.0)
-    return {next(iter(outputs)): found, "gradient": gradient}
+    return {**expected, "gradient": gradient}
+
+
+def _evaluate(method: str, inputs: list[Any], held: Any, settings: dict[str, Any]) -> Any:
+    """The formula, with the copy of the first input that it holds fixed, if it does."""
+    return getattr(formulas, method)(*inputs, *([held] if method in HELD else []), **settings)
 
 
 def leaves(table: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[Any, tuple[int, ...]]]:
