@@ -44,7 +44,7 @@ class Adapter(protocol.Adapter):
     name = "AgileRL"
     profile = {  # noqa: RUF012
         "precision": "float32",
-        "kl": "k3",
+        "kl": "k3 k1",
         "kl_loss": "k3",
         "whitening_bessel": "yes",
         "ratio": "token sequence",
@@ -60,7 +60,9 @@ class Adapter(protocol.Adapter):
         return version("agilerl")
 
     def kl(self, log_probs: Array, reference: Array, settings: Settings) -> tuple[Array, Array]:
-        """See `protocol.Adapter`."""
+        """See `protocol.Adapter`; k1 is claimed for rewards without KL, where the kind does not matter."""
+        if settings["kl"] != "k3":
+            raise NotOffered("k3 alone")
         (ref,) = tensors(reference)
         return value_and_gradient(lambda x: llm_utils.calculate_k3_kl(ref, x), log_probs)
 
@@ -79,6 +81,15 @@ class Adapter(protocol.Adapter):
         given = (*tensors(rewards, values, mask), settings["lam"])
         returns, advantages = PPO._compute_gae_returns_token(ppo, *given)
         return advantages.numpy(), returns.numpy()
+
+    def shaped_rewards(
+        self, scores: Array, log_probs: Array, reference: Array, mask: Mask, settings: Settings
+    ) -> Array:
+        """See `protocol.Adapter`; rewards without KL, which is a part of the loss."""
+        if settings["coef"]:
+            raise NotOffered("the KL is a part of the loss")
+        turns = np.where(mask, 0, -1)
+        return PPO._compute_token_rewards(None, *tensors(mask, scores[:, None], turns)).numpy()
 
     def whiten(self, values: Array, mask: Mask, settings: Settings) -> Array:
         """See `protocol.Adapter`."""

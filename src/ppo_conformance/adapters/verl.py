@@ -1,4 +1,7 @@
-"""verl: `core_algos` and the weights of its rollout correction, normalized as the trainer does, over the minibatch."""
+"""verl: `core_algos` and the weights of its rollout correction, normalized as the trainer does, over the minibatch.
+
+What not all versions have is imported where it is used.
+"""
 
 # pyright: reportMissingImports=false
 
@@ -9,9 +12,7 @@ from typing import Any
 
 import torch
 import verl.utils.torch_functional as functional
-from verl.trainer.config import AlgoConfig
-from verl.trainer.ppo import core_algos, rollout_corr_helper
-from verl.workers.config import ActorConfig
+from verl.trainer.ppo import core_algos
 
 from ppo_conformance import protocol
 from ppo_conformance.adapters.torch_tools import num_ranks, sum_over_batches, tensors, value_and_gradient
@@ -98,6 +99,8 @@ class Adapter(protocol.Adapter):
         """See `protocol.Adapter`."""
         old, gains = tensors(old_log_probs, advantages)
         kind = "gspo" if settings["ratio"] == "sequence" else "vanilla"
+        from verl.workers.config import ActorConfig
+
         if kind == "gspo" and settings["dual_clip"]:
             raise NotOffered("GSPO has no dual clip")
         config = ActorConfig(
@@ -136,6 +139,8 @@ class Adapter(protocol.Adapter):
 
     def group_advantages(self, scores: Array, groups: Any, valid: Mask, settings: Settings) -> Array:
         """See `protocol.Adapter`; a response is one token."""
+        from verl.trainer.config import AlgoConfig
+
         kind = settings["baseline"]
         rewards = torch.tensor(scores).unsqueeze(-1)
         more = {"norm_adv_by_std_in_grpo": kind == "grpo"} if "grpo" in kind else {"config": AlgoConfig(gamma=1.0)}
@@ -147,6 +152,8 @@ class Adapter(protocol.Adapter):
         self, train_log_probs: Array, sample_log_probs: Array, mask: Mask, settings: Settings
     ) -> Array:
         """See `protocol.Adapter`."""
+        from verl.trainer.ppo import rollout_corr_helper
+
         level, kind = settings["off_policy"].split("_")
         bounds = settings["cap"] if kind == "truncate" else f"{settings['low']}_{settings['high']}"
         ratios, counts = tensors(train_log_probs - sample_log_probs, mask)
