@@ -8,8 +8,10 @@ import runpy
 import time
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +57,7 @@ class Report:
         profile: its choices.
         seconds: of the run.
         results: in the order of the checks.
+        suite: version of the suite, if it is installed.
     """
 
     adapter: str
@@ -62,6 +65,7 @@ class Report:
     profile: dict[str, str]
     seconds: float = 0.0
     results: list[Result] = field(default_factory=list)
+    suite: str = ""
 
     def count(self, status: str) -> int:
         """Number of results with a status."""
@@ -152,6 +156,8 @@ def run(adapter: Adapter, place: str, checks: Iterable[Check]) -> Report:
     """Run checks on an adapter, which `place` names in the lines that reproduce a result."""
     started = time.perf_counter()
     report = Report(adapter.name, adapter.version(), dict(adapter.profile))
+    with suppress(PackageNotFoundError):
+        report.suite = version("ppo-conformance")
     report.results = [run_check(check, adapter, place) for check in checks]
     report.seconds = round(time.perf_counter() - started, 2)
     return report

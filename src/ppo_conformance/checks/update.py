@@ -172,7 +172,7 @@ ARRANGEMENTS: dict[str, tuple[str, dict[str, tuple[str, Change, Change]]]] = {
             for name in ("ppo", "grpo", "ppo_tools")
         },
     ),
-    "resume": ("a run resumed from its checkpoint makes the same steps", _each("ppo grpo", resume_at=1)),
+    "resume": ("a run resumed from its checkpoint makes the same steps", _each("ppo grpo ppo_lora", resume_at=1)),
 }
 """By id: the purpose, and by label a case and the two arrangements that are compared."""
 

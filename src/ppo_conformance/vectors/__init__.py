@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
 
 
+@cache
 def read(topic: str) -> dict[str, Any]:
-    """Read the file of a topic."""
+    """Read the file of a topic, once."""
     return json.loads((FOLDER / f"{topic}.json").read_text("utf-8"))
 
 
