@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,17 @@ def require(adapter: Any, values: Mapping[str, Any]) -> None:
         # `micro_batches` and `ranks` are features, and lists in settings.
         if name in CHOICES and isinstance(value, str) and value not in offered(adapter, name):
             raise NotOffered(f"the profile does not claim {name}={value}")
+
+
+def alternatives(
+    adapter: Any, case: Mapping[str, Any], needs: Mapping[str, str] | None = None
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The expectations of a case that the profile claims, each with the settings that it is for."""
+    for expected in case["expected"]:
+        settings = {**case["settings"], **expected["choices"]}
+        with suppress(NotOffered):
+            require(adapter, {**settings, **case.get("needs", {}), **(needs or {})})
+            yield expected, settings
 
 
 def call(adapter: Any, method: str, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Array]:

@@ -15,7 +15,7 @@ import pytest
 from ppo_conformance import vectors
 from ppo_conformance.__main__ import main
 from ppo_conformance.checks import all_checks
-from ppo_conformance.oracle.__main__ import fill
+from ppo_conformance.oracle.__main__ import filled, same
 from ppo_conformance.protocol import CHOICES, METHODS, Adapter
 from ppo_conformance.results import adapter_names
 
@@ -48,7 +48,7 @@ def adapter(folder: Path, text: str) -> str:
 
 @pytest.mark.parametrize("topic", vectors.topics())
 def test_the_oracle_makes_the_committed_vectors(topic: str) -> None:
-    assert (vectors.FOLDER / f"{topic}.json").read_text("utf-8") == fill(topic)
+    assert same(filled(topic), vectors.read(topic))
 
 
 @pytest.mark.parametrize("topic", vectors.topics())
@@ -60,8 +60,7 @@ def test_vectors_keep_to_the_schema_and_the_protocol(topic: str) -> None:
     for case in found["cases"]:
         assert list(case["inputs"]) == list(method.inputs)
         for name, values in case.get("vary", {}).items():
-            assert name in method.choices
-            assert set(values) <= set(CHOICES[name].values)
+            assert name not in CHOICES or (name in method.choices and set(values) <= set(CHOICES[name].values))
         for alternative in case["expected"]:
             assert list(alternative) == ["choices", *method.outputs]
 

@@ -3,332 +3,273 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ppo_conformance import vectors
-from ppo_conformance.calls import call, compare, require, table, tolerance_of
+from ppo_conformance.calls import alternatives, call, compare, require, table, tolerance_of
 from ppo_conformance.checks import Check
-from ppo_conformance.oracle.expect import values_of
 from ppo_conformance.protocol import METHODS, Array, Deviation, NotOffered, offered
 
 Arrays = dict[str, Array]
 Case = tuple[Arrays, dict[str, Any]]
 """Inputs and settings."""
 
-Back = Callable[[Arrays], Arrays]
-"""From the outputs for the changed case to those that the case itself should have."""
-
-RUBBISH = {"log_probs": -24.5, "old_log_probs": -25.5, "reference": -26.0}
+RUBBISH = {"log_probs": -24.5, "old_log_probs": -25.5, "reference": -26.0, "mask": 0.0}
 RUBBISH |= {"train_log_probs": -23.0, "sample_log_probs": -24.0}
+"""What new padding holds, 431 by default."""
+
 LOSSES = ("policy_loss", "value_loss", "kl_loss")
 BY_ROW = [name for name, method in METHODS.items() if "B" in next(iter(method.inputs.values()))]
 MASKED = [name for name, method in METHODS.items() if method.inputs.get("mask") == "BT"]
 
 
-def same(outputs: Arrays) -> Arrays:
-    """Outputs that should not change."""
-    return outputs
+@dataclass(frozen=True)
+class Relation:
+    """A change of a case that changes the results in a known way.
+
+    Attributes:
+        name: of the check and its case.
+        purpose: in one line.
+        methods: those that it holds for.
+        change: from a method and a case to the changed case; None where there is nothing to change.
+        back: from the method, the case and the results for the changed case to those that the case itself should have.
+        needs: features that the profile must claim.
+        min_rows: a case with fewer rows says nothing.
+    """
+
+    name: tuple[str, str]
+    purpose: str
+    methods: Sequence[str]
+    change: Callable[[str, Case], Case | None]
+    back: Callable[[str, Case, Arrays], Arrays] = lambda method, case, found: found
+    needs: dict[str, str] = field(default_factory=dict)
+    min_rows: int = 2
 
 
-def inserted(method: str, case: Case, at: int | None, count: int) -> tuple[Case, Back]:
-    """Masked columns before position `at`, or at the end, filled with rubbish."""
-    inputs, settings = case
-    axes = {**METHODS[method].inputs, **METHODS[method].outputs}
-    width = inputs["mask"].shape[1]
-    where = width if at is None else at
-    changed = dict(inputs)
-    for name, array in inputs.items():
-        if axes[name] == "BT":
-            filling = 0.0 if name == "mask" else RUBBISH.get(name, 431.0)
-            changed[name] = np.insert(array, [where] * count, filling, axis=1)
-
-    def back(outputs: Arrays) -> Arrays:
-        columns = [where + i for i in range(count)]
-        return {name: np.delete(x, columns, axis=1) if x.ndim == 2 else x for name, x in outputs.items()}
-
-    return (changed, settings), back
+def along(axis: str, axes: Any, arrays: Arrays, change: Callable[[str, Array, int], Array]) -> Arrays:
+    """Change the arrays that have an axis, along it."""
+    return {name: change(name, x, axes[name].index(axis)) if axis in axes[name] else x for name, x in arrays.items()}
 
 
-def right(method: str, case: Case) -> tuple[Case, Back]:
-    """Three more columns of padding."""
-    return inserted(method, case, None, 3)
+def insert(at: int, count: int, method: str, case: Case) -> Case:
+    """Masked columns before position `at`, or at the end for −1."""
+    at = at if at >= 0 else case[0]["mask"].shape[1]
+
+    def change(name: str, x: Array, axis: int) -> Array:
+        return np.insert(x, [at] * count, RUBBISH.get(name, 431.0), axis)
+
+    return along("T", METHODS[method].inputs, case[0], change), case[1]
 
 
-def left(method: str, case: Case) -> tuple[Case, Back]:
-    """Two columns of padding before the rows."""
-    return inserted(method, case, 0, 2)
+def delete(at: int, count: int, method: str, case: Case, found: Arrays) -> Arrays:
+    """The results without these columns."""
+    at = at if at >= 0 else case[0]["mask"].shape[1]
+    return along("T", METHODS[method].outputs, found, lambda name, x, axis: np.delete(x, range(at, at + count), axis))
 
 
-def within(method: str, case: Case) -> tuple[Case, Back]:
-    """A tool's token after the first one."""
-    return inserted(method, case, 1, 1)
-
-
-def other_rubbish(method: str, case: Case) -> tuple[Case, Back]:
+def other_rubbish(method: str, case: Case) -> Case:
     """Other numbers in masked positions; log probabilities stay below 0."""
-    inputs, settings = case
-    axes = METHODS[method].inputs
-    factors = {name: 0.7 if name in RUBBISH else -0.3 for name, letters in axes.items() if letters == "BT"}
-    changed = {
-        name: np.where(inputs["mask"] == 1, x, x * factors[name]) if name in factors else x
-        for name, x in inputs.items()
-    }
-    return (changed, settings), same
+
+    def change(name: str, x: Array, axis: int) -> Array:
+        return np.where(case[0]["mask"] == 1, x, x * (0.7 if name in RUBBISH else -0.3))
+
+    return along("T", METHODS[method].inputs, case[0], change), case[1]
 
 
-def reversed_rows(method: str, case: Case) -> tuple[Case, Back]:
+def reverse(axes: Any, arrays: Arrays) -> Arrays:
     """The rows in the opposite order."""
-    inputs, settings = case
-    axes = METHODS[method].outputs
-    changed = {name: x[::-1] if METHODS[method].inputs[name].startswith("B") else x for name, x in inputs.items()}
-    if "episodes" in settings:
-        settings = {**settings, "episodes": settings["episodes"][::-1]}
-    return (changed, settings), lambda found: {n: x[::-1] if axes[n].startswith("B") else x for n, x in found.items()}
+    return along("B", axes, arrays, lambda name, x, axis: np.flip(x, axis))
 
 
-def twice(method: str, case: Case) -> tuple[Case, Back] | None:
-    """Every row twice: a mean stays the same, and each copy has half of the gradient."""
-    inputs, settings = case
-    if "episodes" in settings:
+def reversed_rows(method: str, case: Case) -> Case:
+    """A case with the rows in the opposite order."""
+    episodes = {"episodes": case[1]["episodes"][::-1]} if "episodes" in case[1] else {}
+    return reverse(METHODS[method].inputs, case[0]), {**case[1], **episodes}
+
+
+def twice(method: str, case: Case) -> Case | None:
+    """Every row twice."""
+    if "episodes" in case[1]:
         return None
-    changed = {name: np.concatenate([x, x]) for name, x in inputs.items()}
-    rows = len(inputs["mask"])
-    return (changed, settings), lambda found: {"loss": found["loss"], "gradient": 2 * found["gradient"][:rows]}
+    return {name: np.concatenate([x, x]) for name, x in case[0].items()}, case[1]
 
 
-def split(ranks: bool, method: str, case: Case) -> tuple[Case, Back] | None:
-    """One micro-batch or one rank for the first row, and one for all others."""
-    inputs, settings = case
-    rows = len(inputs["mask"])
+def once(method: str, case: Case, found: Arrays) -> Arrays:
+    """The same mean, and for each row the gradients of both copies."""
+    return {**found, "gradient": found["gradient"].reshape(2, *case[0]["mask"].shape).sum(0)}
+
+
+def split(ranks: list[int], method: str, case: Case) -> Case | None:
+    """One micro-batch for the first row, and one for all others."""
+    mask = case[0]["mask"]
     # A micro-batch without a counted token has a case of its own among the vectors.
-    if rows < 2 or not inputs["mask"][0].any() or not inputs["mask"][1:].any():
+    if not mask[0].any() or not mask[1:].any():
         return None
-    parts = {"micro_batches": [[0], list(range(1, rows))], "ranks": [0, int(ranks)]}
-    return (inputs, {**settings, **parts}), same
+    return case[0], {**case[1], "micro_batches": [[0], list(range(1, len(mask)))], "ranks": ranks}
 
 
-SCALES: dict[str, tuple[dict[str, float], dict[str, float]]] = {
+SCALES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "policy_loss": ({"advantages": 1}, {"loss": 1, "gradient": 1}),
-    "value_loss": (
-        {"values": 1, "old_values": 1, "returns": 1, "value_clip": 1},
-        {"loss": 2, "gradient": 1},
-    ),
+    "value_loss": ({"values": 1, "old_values": 1, "returns": 1, "value_clip": 1}, {"loss": 2, "gradient": 1}),
     "kl_loss": ({"coef": 1}, {"loss": 1, "gradient": 1}),
     "shaped_rewards": ({"scores": 1, "coef": 1}, {"rewards": 1}),
     "gae": ({"rewards": 1, "values": 1, "last_values": 1}, {"advantages": 1, "returns": 1}),
-    "whiten": ({"values": 1}, {"values": 0}),
+    "whiten": ({"values": 1}, {}),
     "group_advantages": ({"scores": 1}, {"advantages": 1}),
 }
-"""By method: powers of c by which inputs and settings are multiplied, and those of the outputs."""
+"""By method: powers of the unit by which inputs and settings are multiplied, and the results."""
 
 
-def scaled(method: str, case: Case) -> tuple[Case, Back]:
-    """Numbers in a unit c times as small."""
-    powers, results = SCALES[method]
-    inputs, settings = ({name: times(x, powers.get(name, 0)) for name, x in part.items()} for part in case)
-    is_free = settings.get("gae_whitening", "no") != "no" or settings.get("baseline") in ("grpo", "reinforce++")
-    results = {**results, "advantages": 0} if is_free else results
-    if settings.get("whitening") == "std_only":  # (x − μ)/σ + μ has a part without a unit
-        return case, same
-    return (inputs, settings), lambda found: {name: times(x, -results[name]) for name, x in found.items()}
+def times(powers: dict[str, int], sign: int, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Numbers times powers of 4, which is exact."""
+    return {n: x if x is None or n not in powers else x * 4.0 ** (sign * powers[n]) for n, x in numbers.items()}
 
 
-def times(x: Any, power: float) -> Any:
-    """A number or table times 4 to a power, which is exact."""
-    return x if x is None or power == 0 else x * 4.0**power
+def scale(method: str, case: Case) -> Case | None:
+    """Everything in a smaller unit."""
+    if case[1].get("whitening") == "std_only":  # (x − μ)/σ + μ has a part without a unit
+        return None
+    inputs, settings = (times(SCALES[method][0], 1, part) for part in case)
+    return inputs, settings
 
 
-def shifted(method: str, case: Case) -> tuple[Case, Back]:
+def unscale(method: str, case: Case, found: Arrays) -> Arrays:
+    """The results in the old unit; what is divided by its deviation has none."""
+    is_free = case[1].get("gae_whitening", "no") != "no" or case[1].get("baseline") in ("grpo", "reinforce++")
+    return times({**SCALES[method][1], **({"advantages": 0} if is_free else {})}, -1, found)
+
+
+def shift(method: str, case: Case) -> Case:
     """A number added to all logits, or to all scores."""
-    inputs, settings = case
-    first = next(iter(inputs))
-    return ({**inputs, first: inputs[first] + 8.0}, settings), same
+    first = next(iter(case[0]))
+    return {**case[0], first: case[0][first] + 8.0}, case[1]
 
 
-def renumbered(method: str, case: Case) -> tuple[Case, Back]:
+def renumber(method: str, case: Case) -> Case:
     """Other numbers for the groups, in another order."""
-    inputs, settings = case
-    return ({**inputs, "groups": 100 - 7 * inputs["groups"]}, settings), same
+    return {**case[0], "groups": 100 - 7 * case[0]["groups"]}, case[1]
 
 
-def divided(method: str, case: Case) -> tuple[Case, Back]:
+def divide(method: str, case: Case) -> Case:
     """Logits that are divided by the temperature, at temperature 1."""
-    inputs, settings = case
-    tau = settings["temperature"]
-    changed = {**inputs, "logits": inputs["logits"] / tau}, {**settings, "temperature": 1.0}
-    return changed, lambda found: {"values": found["values"], "gradient": found["gradient"] / tau}
+    return {**case[0], "logits": case[0]["logits"] / case[1]["temperature"]}, {**case[1], "temperature": 1.0}
 
 
-Relation = Callable[[str, Case], tuple[Case, Back] | None]
-RELATIONS: list[tuple[str, str, str, Relation, list[str], dict[str, str]]] = [
-    ("padding", "right", "more padding after the rows changes nothing", right, MASKED, {}),
-    ("padding", "left", "padding before the rows changes nothing", left, MASKED, {"left_padding": "yes"}),
-    ("padding", "tool", "a tool's token within the rows changes nothing", within, MASKED, {"tools": "yes"}),
-    ("padding", "rubbish", "what masked positions hold changes nothing", other_rubbish, MASKED, {}),
-    ("rows", "order", "the order of the rows changes nothing but the order of the results", reversed_rows, BY_ROW, {}),
-    ("rows", "twice", "a batch in which every row is twice has the same loss", twice, list(LOSSES), {}),
-    ("rows", "groups", "other numbers for the groups change nothing", renumbered, ["group_advantages"], {}),
-    ("micro_batches", "split", "the split changes nothing", partial(split, False), list(LOSSES),
-     {"micro_batches": "yes"}),
-    ("micro_batches", "ranks", "a split over two ranks changes nothing", partial(split, True), list(LOSSES),
-     {"ranks": "yes"}),
-    ("scale", "unit", "four times the numbers, four times the results", scaled, list(SCALES), {}),
-    ("scale", "shift", "a constant changes nothing", shifted,
-     ["log_probs", "entropy", "group_advantages", "reward_loss"], {}),
-    ("temperature", "divided", "τ divides the logits, and the gradient", divided, ["log_probs", "entropy"], {}),
+def divide_gradient(method: str, case: Case, found: Arrays) -> Arrays:
+    """The gradient with respect to the logits themselves."""
+    return {**found, "gradient": found["gradient"] / case[1]["temperature"]}
+
+
+def padding(name: str, purpose: str, at: int, count: int, **needs: str) -> Relation:
+    """Masked columns change nothing."""
+    return Relation(("padding", name), purpose, MASKED, partial(insert, at, count), partial(delete, at, count), needs)
+
+
+RELATIONS = [
+    padding("right", "more padding after the rows changes nothing", -1, 3),
+    padding("left", "padding before the rows changes nothing", 0, 2, left_padding="yes"),
+    padding("tool", "a tool's token within the rows changes nothing", 1, 1, tools="yes"),
+    Relation(("padding", "rubbish"), "what masked positions hold changes nothing", MASKED, other_rubbish),
+    Relation(("rows", "order"), "the order of the rows changes nothing but the order of the results", BY_ROW,
+             reversed_rows, lambda method, case, found: reverse(METHODS[method].outputs, found)),
+    Relation(("rows", "twice"), "a batch in which every row is twice has the same loss", LOSSES, twice, once),
+    Relation(("rows", "groups"), "other numbers for the groups change nothing", ["group_advantages"], renumber),
+    Relation(("micro_batches", "split"), "the split changes nothing", LOSSES, partial(split, [0, 0]),
+             needs={"micro_batches": "yes"}),
+    Relation(("micro_batches", "ranks"), "a split over two ranks changes nothing", LOSSES, partial(split, [0, 1]),
+             needs={"ranks": "yes"}),
+    Relation(("scale", "unit"), "the unit of the numbers is that of the results", list(SCALES), scale, unscale,
+             min_rows=1),
+    Relation(("scale", "shift"), "a constant changes nothing",
+             ["log_probs", "entropy", "group_advantages", "reward_loss"], shift, min_rows=1),
+    Relation(("temperature", "divided"), "τ divides the logits, and the gradient", ["log_probs", "entropy"], divide,
+             divide_gradient, min_rows=1),
 ]  # fmt: skip
-"""Id, case, purpose, relation, methods, and the features that it needs."""
-
-NUMBERS: list[tuple[str, str, str, Any]] = [
-    ("policy_loss", "sides", "clip_low", 0.45),
-    ("policy_loss", "sides", "clip_high", 0.6),
-    ("policy_loss", "no_dual_clip", "dual_clip", 2.0),
-    ("policy_loss", "lengths", "length", 16),
-    ("value_loss", "clip", "value_clip", None),
-    ("kl_loss", "estimators", "coef", 0.3),
-    ("shaped_rewards", "padded", "coef", 0.3),
-    ("gae", "padded", "gamma", 0.5),
-    ("gae", "padded", "lam", 0.5),
-    ("log_probs", "plain", "temperature", 0.5),
-    ("entropy", "plain", "temperature", 0.5),
-    ("off_policy_weights", "padded", "cap", 1.01),
-    ("off_policy_weights", "padded", "low", 1.01),
-    ("off_policy_weights", "padded", "high", 1.01),
-    ("optimizer_steps", "steps", "lr", 0.02),
-    ("optimizer_steps", "steps", "weight_decay", 0.5),
-    ("optimizer_steps", "small_gradients", "eps", 1e-3),
-    ("optimizer_steps", "steps", "betas", [0.5, 0.9]),
-]
-"""Method, case, setting and another value of it that must change a result under some convention."""
 
 
 def checks() -> list[Check]:
     """A check per relation and method, and per option of a method."""
     found = [
-        Check(f"metamorphic/{name}", f"{method}_{case}", purpose, partial(hold, method, relation, needs))
-        for name, case, purpose, relation, methods, needs in RELATIONS
-        for method in methods
+        Check(f"metamorphic/{each.name[0]}", f"{method}_{each.name[1]}", each.purpose, partial(hold, each, method))
+        for each in RELATIONS
+        for method in each.methods
     ]
-    effects: dict[str, Callable[[Any], None]] = {}
-    for method in vectors.topics():
-        varied = dict.fromkeys(name for case in vectors.read(method)["cases"] for name in case.get("vary", {}))
-        effects |= {f"{method}_{name}": partial(choice_has_effect, method, name) for name in varied}
-    for method, case, name, other in NUMBERS:
-        effects[f"{method}_{name}"] = partial(number_has_effect, method, case, {name: other})
     purpose = "two values of the option give two results where they should"
-    return found + [Check("metamorphic/option_has_effect", name, purpose, run) for name, run in effects.items()]
+    for method in vectors.topics():
+        options = dict.fromkeys(name for case in vectors.read(method)["cases"] for name in case.get("vary", {}))
+        found += [
+            Check("metamorphic/option_has_effect", f"{method}_{name}", purpose, partial(has_effect, method, name))
+            for name in options
+        ]
+    return found
 
 
-def claimed(adapter: Any, topic: dict[str, Any], needs: dict[str, str]) -> Iterator[tuple[str, Case]]:
-    """The cases of a topic, under each convention that the profile claims."""
+def answer(method: str, case: Case, adapter: Any) -> Arrays:
+    """The results for a case; NaN where masked positions are not compared; gradients are 0 there."""
+    found = call(adapter, method, *case)
+    mask = case[0].get("mask", case[0].get("valid"))
+    if mask is None or method == "reward_loss":
+        return found
+    axes = METHODS[method].inputs["mask" if "mask" in case[0] else "valid"]
+    is_masked = [name for name, letters in METHODS[method].outputs.items() if letters == axes and name != "gradient"]
+    return {name: np.where(mask == 1, x, np.nan) if name in is_masked else x for name, x in found.items()}
+
+
+def hold(relation: Relation, method: str, adapter: Any) -> float:
+    """Check a relation on every case, under each convention that the profile claims; return the largest error."""
+    require(adapter, relation.needs)
+    topic, errors = vectors.read(method), []
     for case in topic["cases"]:
         if "micro_batches" in case["settings"] or case.get("kink") or case.get("may_refuse"):
             continue
-        for alternative in case["expected"]:
-            settings = {**case["settings"], **alternative["choices"]}
+        inputs = {name: table(x) for name, x in case["inputs"].items()}
+        if len(next(iter(inputs.values()))) < relation.min_rows:
+            continue
+        for _, settings in alternatives(adapter, case, relation.needs):
+            original = inputs, settings
+            changed = relation.change(method, original)
+            # Where there is a slot after the last token depends on the padding.
+            if changed is None or settings.get("score_at") == "after_last":
+                continue
             try:
-                require(adapter, {**settings, **needs, **case.get("needs", {})})
+                before = answer(method, original, adapter)
+                after = relation.back(method, original, call(adapter, method, *changed))
             except NotOffered:
                 continue
-            yield case["name"], (tables(case["inputs"]), settings)
-
-
-def hold(method: str, relation: Relation, needs: dict[str, str], adapter: Any) -> float:
-    """Check a relation on every case; return the largest relative error."""
-    require(adapter, needs)
-    topic, worst, tried = vectors.read(method), 0.0, False
-    for name, case in claimed(adapter, topic, needs):
-        # A single row is complete, and has no order.
-        if len(next(iter(case[0].values()))) < 2 and relation not in (scaled, shifted, divided):
-            continue
-        # Where there is a slot after the last token depends on the padding.
-        if case[1].get("score_at") == "after_last" or (related := relation(method, case)) is None:
-            continue
-        (inputs, settings), back = related
-        try:
-            before = call(adapter, method, *case)
-            after = back(call(adapter, method, inputs, settings))
-        except NotOffered:
-            continue
-        tried = True
-        worst = max(
-            worst, compare(counted(method, before, case[0]), after, tolerance_of(adapter, topic), f"in case {name}")
-        )
-    if not tried:
+            errors.append(compare(before, after, tolerance_of(adapter, topic), f"in case {case['name']}"))
+    if not errors:
         raise NotOffered(f"{method} is not offered in a case of this kind")
-    return worst
+    return max(errors)
 
 
-def tables(numbers: dict[str, Any]) -> Arrays:
-    """Nested lists as arrays, by name."""
-    return {name: table(x) for name, x in numbers.items()}
-
-
-def counted(method: str, outputs: Arrays, inputs: Arrays) -> Arrays:
-    """Outputs with NaN at masked positions, which are not compared, except in gradients, which are 0 there."""
-    mask = inputs.get("mask", inputs.get("valid"))
-    if mask is None or method == "reward_loss":
-        return outputs
-    return {
-        name: np.where(mask == 1, x, np.nan) if x.shape == mask.shape and name != "gradient" else x
-        for name, x in outputs.items()
-    }
+def has_effect(method: str, name: str, adapter: Any) -> None:
+    """Check that every two values of an option that the profile claims give two results, where the oracle's differ."""
+    tried = False
+    for case in vectors.read(method)["cases"]:
+        inputs = {each: table(x) for each, x in case["inputs"].items()}
+        for one, other in itertools.combinations(alternatives(adapter, case), 2):
+            changed = [key for key, value in one[0]["choices"].items() if value != other[0]["choices"][key]]
+            expected = [{key: table(each[key]) for key in METHODS[method].outputs} for each, _ in (one, other)]
+            if changed != [name] or not differ(*expected) or case.get("may_refuse"):
+                continue
+            try:
+                results = [answer(method, (inputs, settings), adapter) for _, settings in (one, other)]
+            except NotOffered:
+                continue
+            tried = True
+            if not differ(*results):
+                values = f"{one[1][name]} and {other[1][name]}"
+                raise Deviation(f"{name}: {values} give the same result in case {case['name']}")
+    if not tried:
+        claimed = f"; the profile claims {' '.join(offered(adapter, name))}" if name in METHODS[method].choices else ""
+        raise NotOffered(f"no two values of {name} are offered{claimed}")
 
 
 def differ(one: Arrays, other: Arrays) -> bool:
     """True if some number differs by more than any rounding."""
     return any(bool((np.abs(x - other[name]) > 1e-3 * np.maximum(np.abs(x), 1e-3)).any()) for name, x in one.items())
-
-
-def choice_has_effect(method: str, name: str, adapter: Any) -> None:
-    """Check that every two values of a choice that the profile claims give two results, where the oracle's differ."""
-    topic, tried = vectors.read(method), False
-    for case in topic["cases"]:
-        if case.get("may_refuse"):
-            continue
-        for one, other in itertools.combinations(case["expected"], 2):
-            changed = [key for key in one["choices"] if one["choices"][key] != other["choices"][key]]
-            expected = [tables({key: each[key] for key in METHODS[method].outputs}) for each in (one, other)]
-            if changed != [name] or not differ(*expected):
-                continue
-            pair = [{**case["settings"], **each["choices"]} for each in (one, other)]
-            try:
-                require(adapter, case.get("needs", {}))
-                results = [counted_call(adapter, method, case, settings) for settings in pair]
-            except NotOffered:
-                continue
-            tried = True
-            if not differ(*results):
-                values = " and ".join(str(settings[name]) for settings in pair)
-                raise Deviation(f"{name}: {values} give the same result in case {case['name']}")
-    if not tried:
-        raise NotOffered(f"no two values of {name} are offered; the profile claims {' '.join(offered(adapter, name))}")
-
-
-def counted_call(adapter: Any, method: str, case: dict[str, Any], settings: dict[str, Any]) -> Arrays:
-    """The outputs for a case, NaN where they are not compared."""
-    return counted(method, call(adapter, method, case["inputs"], settings), tables(case["inputs"]))
-
-
-def number_has_effect(method: str, name: str, other: dict[str, Any], adapter: Any) -> None:
-    """Check that another value of a number gives another result, under the conventions where the oracle's differs."""
-    [case] = [case for case in vectors.read(method)["cases"] if case["name"] == name]
-    tried = False
-    for alternative in case["expected"]:
-        settings = {**case["settings"], **alternative["choices"]}
-        pair = (settings, {**settings, **other})
-        if not differ(*(tables(values_of(method, case["inputs"], each)) for each in pair)):
-            continue
-        try:
-            results = [counted_call(adapter, method, case, each) for each in pair]
-        except NotOffered:
-            continue
-        tried = True
-        if not differ(*results):
-            raise Deviation(f"{other} has no effect in case {name}")
-    if not tried:
-        raise NotOffered(f"{method} is not offered where this has an effect")

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ppo_conformance import vectors
-from ppo_conformance.calls import call, compare, require, table, tolerance_of
+from ppo_conformance.calls import alternatives, call, compare, require, table, tolerance_of
 from ppo_conformance.checks import Check
 from ppo_conformance.protocol import METHODS, Deviation, NotOffered
 
@@ -14,36 +14,30 @@ from ppo_conformance.protocol import METHODS, Deviation, NotOffered
 def checks() -> list[Check]:
     """One check per file, with its cases."""
     return [
-        Check(f"vector/{topic}", case["name"], case["purpose"], partial(run, found, case))
+        Check(f"vector/{topic}", case["name"], case["purpose"], partial(run, topic, case))
         for topic in vectors.topics()
-        for found in [vectors.read(topic)]
-        for case in found["cases"]
+        for case in vectors.read(topic)["cases"]
     ]
 
 
-def run(topic: dict[str, Any], case: dict[str, Any], adapter: Any) -> float:
+def run(method: str, case: dict[str, Any], adapter: Any) -> float:
     """Compare every alternative of a case that the profile claims; return the largest relative error."""
-    require(adapter, {**case["settings"], **case.get("needs", {})})
-    worst, tried, refusal = 0.0, False, NotOffered("the profile claims none of the conventions")
-    for alternative in case["expected"]:
-        settings = {**case["settings"], **alternative["choices"]}
+    errors, lack = [], "the profile claims none of the conventions"
+    for expected, settings in alternatives(adapter, case):
         try:
-            require(adapter, settings)
-            got = call(adapter, topic["method"], case["inputs"], settings)
-        except NotOffered as lack:
-            refusal = lack
-            continue
-        except Deviation:
-            raise
-        except Exception:
-            if not case.get("may_refuse"):
+            got = call(adapter, method, case["inputs"], settings)
+        except NotOffered as refusal:
+            lack = str(refusal)
+        except Exception as failure:
+            if isinstance(failure, Deviation) or not case.get("may_refuse"):
                 raise
-            tried = True
-            continue
-        tried = True
-        named = ", ".join(f"{name}={value}" for name, value in alternative["choices"].items())
-        expected = {name: table(alternative[name]) for name in METHODS[topic["method"]].outputs}
-        worst = max(worst, compare(expected, got, tolerance_of(adapter, topic), named and f"with {named}"))
-    if not tried:
-        raise refusal
-    return worst
+            errors.append(0.0)
+        else:
+            named = ", ".join(f"{name}={value}" for name, value in expected["choices"].items())
+            numbers = {name: table(expected[name]) for name in METHODS[method].outputs}
+            tolerance = tolerance_of(adapter, vectors.read(method))
+            errors.append(compare(numbers, got, tolerance, named and f"with {named}"))
+    if not errors:
+        require(adapter, {**case["settings"], **case.get("needs", {})})
+        raise NotOffered(lack)
+    return max(errors)

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import itertools
 import json
+import math
 import sys
 from typing import Any
 
 from ppo_conformance import vectors
 from ppo_conformance.oracle.expect import expect
-from ppo_conformance.protocol import CHOICES
 
 
-def fill(topic: str) -> str:
-    """Return the text of a topic's file with new expectations."""
-    found = copy.deepcopy(vectors.read(topic))
-    for case in found["cases"]:
-        names = list(case.get("vary", {}))
-        case["expected"] = []
-        for values in itertools.product(*case.get("vary", {}).values()):
-            choices = dict(zip(names, values, strict=True))
-            assert all(value in CHOICES[name].values for name, value in choices.items()), choices
-            expected = expect(found["method"], case, {**case["settings"], **choices})
-            case["expected"].append({"choices": choices, **expected})
-    return text_of(found) + "\n"
+def filled(topic: str) -> dict[str, Any]:
+    """Return a topic with new expectations."""
+    found = vectors.read(topic)
+
+    def with_expected(case: dict[str, Any]) -> dict[str, Any]:
+        varied = case.get("vary", {})
+        every = [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
+        expected = [{"choices": each, **expect(found["method"], case, {**case["settings"], **each})} for each in every]
+        return {**case, "expected": expected}
+
+    return {**found, "cases": list(map(with_expected, found["cases"]))}
+
+
+def same(one: Any, other: Any) -> bool:
+    """True for equal data, up to the rounding in which machines differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-10, abs_tol=1e-14)
+    return one == other
 
 
 def text_of(value: Any, indent: str = "") -> str:
@@ -43,13 +52,11 @@ def main() -> int:
     """Write the vectors, or with `--check` return 1 and name the files that differ."""
     parser = argparse.ArgumentParser(prog="python -m ppo_conformance.oracle", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file differs")
-    check, behind = parser.parse_args().check, []
-    for topic in vectors.topics():
-        path, text = vectors.FOLDER / f"{topic}.json", fill(topic)
-        if path.read_text("utf-8") != text:
-            behind.append(path.name)
-            if not check:
-                path.write_text(text, "utf-8")
+    check = parser.parse_args().check
+    behind = {topic: new for topic in vectors.topics() if not same(new := filled(topic), vectors.read(topic))}
+    for topic, new in behind.items():
+        if not check:
+            (vectors.FOLDER / f"{topic}.json").write_text(text_of(new) + "\n", "utf-8")
     print(f"{'differ' if check else 'written'}: {', '.join(behind) or 'none'}")
     return int(check and bool(behind))
 
