@@ -56,7 +56,7 @@ def test_the_logits_are_those_of_transformers(tied, monkeypatch):
 
 def test_the_committed_weights_are_those_of_the_reference_trainer(capsys):
     assert update.main(["--check"]) == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "differ: none\n"
 
 
 def test_whole_updates_move_every_tensor():
@@ -64,7 +64,8 @@ def test_whole_updates_move_every_tensor():
     for name in update.CASES:
         case = update.chosen(update.load(name), Adapter())
         after, before = Trainer().update(case), initial_weights(case["model"])
-        assert all(np.abs(after[each] - before[each]).max() > 1e-4 for each in before), name
+        trained = [each for each in before if not case["model"].get("lora") or "lora" in each or "value_head" in each]
+        assert [each for each in before if np.abs(after[each] - before[each]).max() > 1e-4] == trained, name
 
 
 @pytest.mark.parametrize("check", update.checks(), ids=lambda check: check.name)

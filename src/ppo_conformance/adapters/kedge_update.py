@@ -14,6 +14,7 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -148,8 +149,8 @@ def start(module: torch.nn.Module, weights: Mapping[str, Array]) -> None:
 
 def _short(name: str) -> str:
     """The name of a weight in the case."""
-    for part in ("policy.", "causal.", "classifier."):
-        name = name.removeprefix(part)
+    for part in ("policy.", "causal.", "classifier.", "base_model.model.", ".base_layer", ".default"):
+        name = name.replace(part, "")
     return name
 
 
@@ -164,6 +165,7 @@ def reinforced(case: Case, folder: Path) -> dict[str, Array]:
     if any(not ended for batch in case["batches"] for ended in batch["ended"]):
         raise NotOffered("only episodes of an environment are bootstrapped where they are cut off")
     config, tokenizer = parts_of(case)
+    model = LlamaForCausalLM(config)
     orders = iter([])
 
     def load_roles(*given: Any, **options: Any) -> Any:
@@ -177,8 +179,9 @@ def reinforced(case: Case, folder: Path) -> dict[str, Array]:
         return [torch.tensor(rows) for rows in next(orders)]
 
     def opened(**options: Any) -> Any:
-        model = kedge.LoadedModel(LlamaForCausalLM(config), tokenizer)
-        return kedge.PpoTrainer(model=model, out=folder / "run", **options, **config_of(case))
+        return kedge.PpoTrainer(
+            model=kedge.LoadedModel(deepcopy(model), tokenizer), out=folder / "run", **options, **config_of(case)
+        )
 
     with patch.object(stage, "load_roles", load_roles), patch.object(training, "minibatches_of", minibatches_of):
         trainer = opened()
@@ -246,6 +249,9 @@ def config_of(case: Case) -> dict[str, Any]:
         "micro_batch_tokens": tokens_of(case),
         "device": "cpu",
         "report": False,
+        **(
+            {"adapter": {**lora, "target_modules": ["q_proj", "v_proj"]}} if (lora := case["model"].get("lora")) else {}
+        ),
     }
 
 

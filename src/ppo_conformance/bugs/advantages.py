@@ -28,7 +28,7 @@ def std_of_one(std: Any, numbers: Array, *, bessel: bool) -> float:
     return float(numbers.std(ddof=int(bessel)))
 
 
-@bug(Trainer.last_values, "update/ppo_cut_off update/padding", "14 areal-project/AReaL/issues/1637")
+@bug(Trainer.last_values, "update/ppo_cut_off update/padding", "14 areal-project/AReaL/pull/1637")
 def cut_off_by_width(last_values: Any, values: Array, batch: Batch, mask: Mask) -> Array:
     """A response counted as cut off if it filled the padded tensor."""
     return last_values(values, {**batch, "ended": [len(each) < mask.shape[1] for each in batch["responses"]]}, mask)

@@ -66,10 +66,10 @@ def last_micro_batch(accumulated: Any, gradients: list[Any]) -> Any:
     return gradients[-1]
 
 
-@bug(Formulas.token_weights, "update/padding update/grpo_rejected", "10 verl-project/verl/issues/3741")
-def length_of_padding(token_weights: Any, mask: Mask, settings: Settings) -> Array:
-    """Dr. GRPO's constant was the width of the padded tensor."""
-    return token_weights(mask, {**settings, "length": mask.shape[1]})
+@bug(Formulas.token_weights, "update/grpo_rejected vector/policy_loss", "10 verl-project/verl/issues/3741")
+def sum_over_width(token_weights: Any, mask: Mask, settings: Settings) -> Array:
+    """Dr. GRPO's sums of responses were added up, not averaged, and their constant was the width of the tensor."""
+    return mask / mask.shape[1] if settings["aggregation"] == "fixed_length" else token_weights(mask, settings)
 
 
 @bug(

@@ -22,7 +22,7 @@ def no_temperature(log_softmax: Any, logits: Array, settings: Settings) -> Array
     return log_softmax(logits, {**settings, "temperature": 1.0})
 
 
-@bug(Trainer.values, "update/ppo", "22 THUDM/slime/issues/1928")
+@bug(Trainer.values, "update/ppo", "22 THUDM/slime/pull/1928")
 def temperature_of_values(values: Any, reading: Reading, settings: Settings) -> Array:
     """The temperature divided the critic's values as well."""
     return values(reading, settings) / settings["temperature"]

@@ -33,7 +33,7 @@ def score_before_the_end(score_slots: Any, lengths: Ints) -> Ints:
     return score_slots(lengths) - 1
 
 
-@bug(Trainer.load, "update/resume", "49 NVIDIA-NeMo/RL/issues/3171")
+@bug(Trainer.load, "update/resume", "49 NVIDIA-NeMo/RL/pull/3171")
 def moments_lost(load: Any, case: Case, checkpoint: dict[str, Any]) -> State:
     """A resumed run started with a new optimizer."""
     zeros = {name: np.zeros_like(each) for name, each in checkpoint["weights"].items()}

@@ -34,7 +34,8 @@ def shapes_of(model: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
     Args:
         model: `vocabulary`, `width`, `layers`, `heads`, `hidden`; `tied` if the output layer is the embedding; `head`
-            is the name of a scalar output layer: `value_head`, which has a bias, `score`, or None.
+            is the name of a scalar output layer: `value_head`, which has a bias, `score`, or None; `lora`, the `rank`
+            and `alpha` of an adapter of q and v, or None.
     """
     width, hidden = model["width"], model["hidden"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (model["vocabulary"], width)}
@@ -54,6 +55,10 @@ def shapes_of(model: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         shapes[f"{model['head']}.weight"] = (1, width)
     if model["head"] == "value_head":
         shapes["value_head.bias"] = (1,)
+    if model.get("lora"):  # last, so that the other weights are those of the model without it
+        for name in [name for name in shapes if name.endswith(("q_proj.weight", "v_proj.weight"))]:
+            shapes[name.replace("weight", "lora_A.weight")] = (model["lora"]["rank"], width)
+            shapes[name.replace("weight", "lora_B.weight")] = (width, model["lora"]["rank"])
     return shapes
 
 
@@ -209,3 +214,28 @@ def rotated(vectors: Array, positions: Ints) -> Array:
     cos, sin = np.cos(angles), np.sin(angles)
     first, second = vectors[..., :half], vectors[..., half:]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def merged(weights: Weights, model: Mapping[str, Any]) -> tuple[Weights, Callable[[Weights], Weights]]:
+    """The weights W + α/r·B A of a model with an adapter, and the map of their gradients to those of what is trained.
+
+    Without an adapter, all weights are trained; with one, the adapter and the scalar output layer.
+
+    Source: LoRA, Hu et al. 2021 (arXiv 2106.09685) §4.1.
+    """
+    if not model.get("lora"):
+        return weights, lambda gradients: gradients
+    scale = model["lora"]["alpha"] / model["lora"]["rank"]
+    matrices = [name.removesuffix("lora_A.weight") for name in weights if "lora_A" in name]
+    pairs = {f"{name}weight": (f"{name}lora_A.weight", f"{name}lora_B.weight") for name in matrices}
+    whole = {name: weight for name, weight in weights.items() if "lora" not in name}
+    whole |= {name: whole[name] + scale * weights[b] @ weights[a] for name, (a, b) in pairs.items()}
+
+    def trained(gradients: Weights) -> Weights:
+        found = {name: each for name, each in gradients.items() if name.startswith(f"{model['head']}.")}
+        for name, (a, b) in pairs.items():
+            found[a] = scale * weights[b].T @ gradients[name]
+            found[b] = scale * gradients[name] @ weights[a].T
+        return found
+
+    return whole, trained

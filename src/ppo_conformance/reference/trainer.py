@@ -17,7 +17,7 @@ import numpy as np
 from ppo_conformance.protocol import Array, Mask, Settings
 from ppo_conformance.reference.formulas import Formulas
 from ppo_conformance.reference.layouts import Layout, padded_width
-from ppo_conformance.reference.model import Ints, Llama, Weights, initial_weights
+from ppo_conformance.reference.model import Ints, Llama, Weights, initial_weights, merged
 
 Case = Mapping[str, Any]
 Batch = Mapping[str, Any]
@@ -92,7 +92,8 @@ class Trainer(Formulas):
         """Read the responses of some rows."""
         texts = [(batch["prompts"][row], batch["responses"][row]) for row in rows]
         layout = Layout.of(texts, case["execution"], case["settings"]["pad"])
-        model = Llama(weights, case["model"]["heads"])
+        whole, trained = merged(weights, case["model"])
+        model = Llama(whole, case["model"]["heads"])
         hidden, hidden_backward = model.hidden(layout.ids, layout.positions, layout.visible)
         states = hidden[tuple(layout.states)]
         logits, logits_backward = model.output(states)
@@ -106,7 +107,7 @@ class Trainer(Formulas):
             spread = np.zeros_like(hidden)
             np.add.at(spread, tuple(layout.states), gradient * layout.slots[..., None])
             hidden_backward(spread)
-            return model.gradients
+            return trained(model.gradients)
 
         return Reading(logits, values[..., 0], backward)
 
@@ -128,7 +129,9 @@ class Trainer(Formulas):
         settings = case["settings"]
         rows = range(len(batch["responses"]))
         tokens, mask = self.tokens(case, batch, rows)
-        reading, reference = (self.read(each, case, batch, rows) for each in (weights, initial_weights(case["model"])))
+        reading = self.read(weights, case, batch, rows)
+        base = {**case, "model": {**case["model"], "lora": None}}
+        reference = self.read(initial_weights(base["model"]), base, batch, rows)
         old, frozen = (self.log_probs(each.logits[:, :-1], tokens, settings)[0] for each in (reading, reference))
         values, scores = self.values(reading, settings), np.array(batch["scores"], dtype=float)
         if case["kind"] == "ppo":
@@ -273,7 +276,7 @@ class Trainer(Formulas):
     def apply(self, state: State, gradient: Weights, settings: Settings) -> None:
         """A step of the optimizer."""
         state.steps += 1
-        for name, weight in state.weights.items():
+        for name, each in gradient.items():
             moments = state.first[name], state.second[name]
-            found = self.adam(weight, gradient[name], *moments, state.steps, settings)
+            found = self.adam(state.weights[name], each, *moments, state.steps, settings)
             state.weights[name], state.first[name], state.second[name] = found
