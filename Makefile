@@ -59,11 +59,11 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/pyright
 
-# The wheels of a release: kedge-rl, and what stands alone.
+# The wheels of a release: kedge-rl, what of it stands alone, and ppo-conformance, which needs none of them.
 wheels: export KEDGE_RELEASE := 1
 wheels: $(VENV)/installed-dev
 	rm -rf dist
-	for place in . distributions/base distributions/inspect distributions/tasks; do \
+	for place in . distributions/base distributions/inspect distributions/tasks distributions/conformance; do \
 		$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist $$place || exit 1; \
 	done
 	ls dist

@@ -36,7 +36,8 @@ def normalized(name: str) -> str:
 
 def test_every_import_is_declared() -> None:
     # The plugin of vLLM runs in the server's environment, where kedge is not installed.
-    paths = [path for path in (ROOT / "src").rglob("*.py") if "rollout/vllm/plugin" not in path.as_posix()]
+    elsewhere = ("rollout/vllm/plugin", "/ppo_conformance/")  # the suite is no part of kedge-rl
+    paths = [path for path in (ROOT / "src").rglob("*.py") if not any(part in path.as_posix() for part in elsewhere)]
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
     foreign = {name for tree in trees for name in imported(tree)} - sys.stdlib_module_names - PACKAGES
     foreign -= {"IPython"}  # only imported in a notebook, which has it
@@ -142,6 +143,27 @@ def test_a_package_that_stands_alone_declares_what_it_imports(name: str) -> None
     assert {name for name in foreign if not declared & {normalized(home) for home in homes.get(name, [name])}} == set()
 
 
+def test_the_conformance_suite_needs_numpy_and_otherwise_extras() -> None:
+    """An adapter imports the library that whoever runs it has."""
+    project = table(ROOT / "distributions" / "conformance" / "pyproject.toml")["project"]
+    declared = {re.split(r"[<>=]", entry)[0] for entry in project["dependencies"]}
+    assert declared == {"numpy"}
+    needed = {
+        path.relative_to(ROOT / "src" / "ppo_conformance").as_posix(): names - sys.stdlib_module_names - declared
+        for path in (ROOT / "src" / "ppo_conformance").rglob("*.py")
+        if "adapters" not in path.parts
+        for names in [set(imported(ast.parse(path.read_text(encoding="utf-8")))) - {"ppo_conformance"}]
+    }
+    with_more = {path: names for path, names in needed.items() if names}
+    extras = {
+        name: {re.split(r"[<>=]", entry)[0] for entry in entries}
+        for name, entries in project["optional-dependencies"].items()
+    }
+    plugin = dict.fromkeys(("plugin.py", "test_conformance.py"), extras.pop("pytest"))
+    assert with_more == {**plugin, "reference/conversations.py": extras.pop("tokens")}
+    assert extras == {}
+
+
 def test_entry_points_are_the_same_wherever_a_package_is_installed_from() -> None:
     whole = table(ROOT / "pyproject.toml")["project"]
     ranges = {normalized(re.split(r"[<>=;\s]", entry)[0]): entry for entry in whole["dependencies"]}
@@ -152,6 +174,8 @@ def test_entry_points_are_the_same_wherever_a_package_is_installed_from() -> Non
     }
     for path in sorted((ROOT / "distributions").glob("*/pyproject.toml")):
         project = table(path)["project"]
+        if project["name"] == "ppo-conformance":  # it adds nothing to kedge
+            continue
         package = f"kedge_{path.parent.name}"
         expected = {
             group: found

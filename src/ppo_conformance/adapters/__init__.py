@@ -1,0 +1,1 @@
+"""Adapters of libraries; each imports its library when it is made."""

@@ -1,0 +1,297 @@
+"""Whole updates of kedge: `kedge.PpoTrainer` on given responses, and the loop of `kedge sft` and `kedge reward`.
+
+Everything is computed in float64, for which kedge has no setting: weights are converted when they are loaded, and what
+kedge and transformers compute in float32 is not rounded. The order of the minibatches is the case's.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import pickle
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+
+import kedge
+from kedge.data import EncodedExample
+from kedge.models import LanguageModel, ScalarModel
+from kedge.models.packing.trunk import Trunk
+from kedge.ranks.start import join_ranks
+from kedge.stages.ppo import main as stage
+from kedge.training import update as training
+from kedge.training.supervised.loop import TrainingSettings, train_supervised
+from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
+from ppo_conformance.protocol import Array, NotOffered
+from ppo_conformance.reference.model import ROTARY_BASE, initial_weights, shapes_of
+
+Case = Mapping[str, Any]
+AGGREGATIONS = {"token": "token", "response": "sequence", "fixed_length": "constant"}
+LONGEST = 300.0
+"""Seconds after which a rank counts as hanging."""
+STOP = 1
+"""The token that ends a response in all cases."""
+
+
+def update(case: Case) -> dict[str, Array]:
+    """See `ppo_conformance.protocol.Adapter.update`."""
+    count = case["execution"].get("ranks", 1)
+    with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+        if count == 1:
+            return trained(case, Path(folder))
+        return of_ranks(case, Path(folder), count)
+
+
+def of_ranks(case: Case, folder: Path, count: int) -> dict[str, Array]:
+    """The weights of the first rank, after an update of several that gloo connects."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ranks = [context.Process(target=_as_rank, args=(case, folder, count, port, number)) for number in range(count)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(LONGEST)
+        rank.kill()  # it waits for another that failed
+    if any(rank.exitcode for rank in ranks):
+        raise RuntimeError(f"ranks ended with {[rank.exitcode for rank in ranks]}")
+    return pickle.loads((folder / "weights").read_bytes())
+
+
+def _as_rank(case: Case, folder: Path, count: int, port: int, number: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(count)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    weights = trained(case, folder)
+    if number == 0:
+        (folder / "weights").write_bytes(pickle.dumps(weights))
+
+
+def trained(case: Case, folder: Path) -> dict[str, Array]:
+    """The weights after the update, made by this process or by all ranks together."""
+    made = {"reward_model": supervised, "sft": supervised}.get(case["kind"], reinforced)
+    silent = io.StringIO()
+    with redirect_stdout(silent), redirect_stderr(silent), in_float64(), arranged(case["execution"]):
+        weights = made(case, folder)
+    return {name: weights[name][: shape[0]] for name, shape in shapes_of(case["model"]).items()}
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Compute in float64 also where the code asks for float32."""
+    usual = torch.Tensor.to
+
+    def to(tensor: torch.Tensor, *kind: Any, **options: Any) -> torch.Tensor:
+        if tensor.dtype == torch.float64 and torch.float32 in (*kind, options.get("dtype")):
+            return tensor
+        return usual(tensor, *kind, **options)
+
+    with patch.object(torch.Tensor, "to", to), patch.object(torch.Tensor, "float", lambda x: to(x, torch.float32)):
+        yield
+
+
+@contextmanager
+def arranged(execution: Mapping[str, Any]) -> Iterator[None]:
+    """Read the rows in a layout; kedge's own is packed, with prompts shared."""
+    layout, error = execution.get("layout", "shared_prompts"), Trunk._error
+
+    def no_packing(trunk: Trunk, way: str, *given: Any, **options: Any) -> float:
+        return float("inf") if way in ("packed", "shared") else error(trunk, way, *given, **options)
+
+    with ExitStack() as changed:
+        if layout == "left":
+            raise NotOffered("kedge pads on the right, where it cannot pack")
+        if layout == "padded":
+            changed.enter_context(patch.object(Trunk, "_error", no_packing))
+        if layout == "packed":
+            changed.enter_context(patch.object(Trunk, "shares_up_to", 0))
+        yield
+
+
+def parts_of(case: Case) -> tuple[Any, PreTrainedTokenizerFast]:
+    """The configuration of the case's model, and a tokenizer of its tokens."""
+    model, pad = case["model"], case["settings"]["pad"]
+    vocabulary = {f"t{token}": token for token in range(model["vocabulary"])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="t2"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=f"t{pad}", eos_token=f"t{STOP}")
+    sizes = {"vocab_size": model["vocabulary"], "hidden_size": model["width"], "intermediate_size": model["hidden"]}
+    heads = {"num_attention_heads": model["heads"], "num_key_value_heads": model["heads"]}
+    kind = {"num_hidden_layers": model["layers"], "tie_word_embeddings": model["tied"], "rms_norm_eps": 1e-6}
+    special = {"pad_token_id": pad, "eos_token_id": STOP, "bos_token_id": None, "max_position_embeddings": 64}
+    return LlamaConfig(**sizes, **heads, **kind, **special), tokenizer
+
+
+@torch.no_grad()
+def start(module: torch.nn.Module, weights: Mapping[str, Array]) -> None:
+    """Set a module's weights; kedge adds a row for padding to the embedding if no token is for padding alone."""
+    module.double()
+    for name, weight in module.named_parameters():
+        given = torch.from_numpy(weights[_short(name)])
+        weight[: len(given)] = given
+    for name, frequencies in module.named_buffers():
+        if name.endswith("inv_freq"):  # which transformers rounds to float32
+            number = len(frequencies)
+            frequencies.copy_(torch.from_numpy(ROTARY_BASE ** (-np.arange(number) / number)))
+
+
+def _short(name: str) -> str:
+    """The name of a weight in the case."""
+    for part in ("policy.", "causal.", "classifier.", "base_model.model.", ".base_layer", ".default"):
+        name = name.replace(part, "")
+    return name
+
+
+def weights_of(module: torch.nn.Module) -> dict[str, Array]:
+    """The weights of a module by their names in the case."""
+    return {_short(name): weight.detach().numpy().copy() for name, weight in module.named_parameters()}
+
+
+def reinforced(case: Case, folder: Path) -> dict[str, Array]:
+    """PPO and its relatives, through `kedge.PpoTrainer`."""
+    weights, load = initial_weights(case["model"]), stage.load_roles
+    if any(not ended for batch in case["batches"] for ended in batch["ended"]):
+        raise NotOffered("only episodes of an environment are bootstrapped where they are cut off")
+    config, tokenizer = parts_of(case)
+    model = LlamaForCausalLM(config)
+    orders = iter([])
+
+    def load_roles(*given: Any, **options: Any) -> Any:
+        roles = load(*given, **options)
+        start(roles.actor_critic, weights)
+        if roles.reference is not None:
+            start(roles.reference, weights)
+        return roles
+
+    def minibatches_of(*_: Any) -> list[torch.Tensor]:
+        return [torch.tensor(rows) for rows in next(orders)]
+
+    def opened(**options: Any) -> Any:
+        return kedge.PpoTrainer(
+            model=kedge.LoadedModel(deepcopy(model), tokenizer), out=folder / "run", **options, **config_of(case)
+        )
+
+    with patch.object(stage, "load_roles", load_roles), patch.object(training, "minibatches_of", minibatches_of):
+        trainer = opened()
+        try:
+            for number, batch in enumerate(case["batches"]):
+                if number == case["execution"].get("resume_at"):
+                    trainer.close()
+                    trainer = opened(resume=True)
+                valid = batch.get("valid", [True] * len(batch["scores"]))
+                place = {row: sum(valid[:row]) for row in range(len(valid)) if valid[row]}
+                epochs = [[[place[row] for row in rows if valid[row]] for rows in epoch] for epoch in batch["orders"]]
+                orders = iter(epochs)
+                responses = [own_parts(batch, row) for row in range(len(valid))]
+                given = trainer.batch(batch["prompts"], responses, groups=batch["groups"])
+                trainer.update(given, [batch["scores"][row] if valid[row] else None for row in range(len(valid))])
+            return weights_of(trainer.roles.actor_critic)
+        finally:
+            trainer.close()
+
+
+def own_parts(batch: Mapping[str, Any], row: int) -> Any:
+    """A response as parts of the policy's own tokens and those of tools."""
+    tools = batch.get("tools", {}).get(str(row), [])
+    return [([token], place not in tools) for place, token in enumerate(batch["responses"][row])]
+
+
+def config_of(case: Case) -> dict[str, Any]:
+    """The settings of the run."""
+    use, first = case["settings"], case["batches"][0]
+    if use["aggregation"] not in AGGREGATIONS:
+        raise NotOffered(f"no setting aggregates by {use['aggregation']}")
+    place, kind = ("reward", "kl") if use["kl_in_reward"] else ("loss", "kl_loss")
+    longest = max(len(response) for batch in case["batches"] for response in batch["responses"])
+    return {
+        "num_updates": len(case["batches"]),
+        "num_epochs": len(first["orders"]),
+        "num_minibatches": len(first["orders"][0]),
+        "num_prompts": len(set(first["groups"])),
+        "num_responses": len(first["groups"]) // len(set(first["groups"])),
+        "max_new_tokens": use["length"] if use["aggregation"] == "fixed_length" else longest,
+        "temperature": use["temperature"],
+        "missing_eos_score": None,
+        "ppo.learning_rate": use["lr"],
+        "ppo.schedule": "constant",
+        "ppo.clip_range": use["clip_low"],
+        "ppo.clip_range_high": use["clip_high"],
+        "ppo.policy_loss": {"dual_clip": use["dual_clip"]} if use["dual_clip"] else "clipped",
+        "ppo.ratio": use["ratio"],
+        "ppo.aggregation": AGGREGATIONS[use["aggregation"]],
+        "ppo.entropy_coef": use["entropy_coef"],
+        "ppo.kl_in": {place: use[kind]},
+        "ppo.kl_coef": use[f"kl_in_{place}"],
+        "ppo.advantage": use["baseline"] if case["kind"] != "ppo" else "gae",
+        "ppo.gamma": use["gamma"],
+        "ppo.gae_lambda": use["lam"],
+        "ppo.whiten_advantages": use["whiten"],
+        "ppo.critic": "shared" if case["kind"] == "ppo" else "none",
+        "ppo.value_coef": use["value_coef"],
+        "ppo.value_clip_range": use["value_clip"],
+        "ppo.value_unit": "score",
+        "ppo.value_head_rate": 1.0,
+        "optimization.max_grad_norm": use["max_grad_norm"],
+        "optimization.weight_decay": use["weight_decay"],
+        "optimization.adam_eps": use["eps"] if use["adam_eps"] == "after_debiasing" else {"tf1": use["eps"]},
+        "micro_batch_tokens": tokens_of(case),
+        "device": "cpu",
+        "report": False,
+        **(
+            {"adapter": {**lora, "target_modules": ["q_proj", "v_proj"]}} if (lora := case["model"].get("lora")) else {}
+        ),
+    }
+
+
+def tokens_of(case: Case) -> int | None:
+    """Tokens per pass; a pass of a single row has more where that is longer."""
+    rows = case["execution"].get("micro_batch")
+    return None if rows is None else 1 + 8 * (rows - 1)
+
+
+def supervised(case: Case, folder: Path) -> dict[str, Array]:
+    """Fine-tuning and reward models, through the loop of their stages."""
+    settings, batch = case["settings"], case["batches"][0]
+    config, tokenizer = parts_of(case)
+    unit = 2 if case["kind"] == "reward_model" else 1
+    texts = list(zip(batch["prompts"], batch["responses"], strict=True))
+    if unit == 1:
+        model: Any = LanguageModel(LlamaForCausalLM(config), tokenizer)
+        objective: Any = CompletionLoss(model)
+        examples: list[Any] = [EncodedExample(*text) for text in texts]
+    else:
+        config.num_labels = 1
+        model = ScalarModel(LlamaForSequenceClassification(config), tokenizer)
+        objective = RankingLoss(model)
+        rows = [[*prompt, *response] for prompt, response in texts]
+        pairs = zip(rows[::2], rows[1::2], strict=True)
+        examples = [RankedResponses(pair, ranks=(0.0, 1.0), lengths=(1, 1)) for pair in pairs]
+    start(model, initial_weights(case["model"]))
+    orders = [[row // unit for rows in epoch for row in rows[::unit]] for epoch in batch["orders"]]
+    use = TrainingSettings(
+        learning_rate=settings["lr"],
+        batch_size=len(batch["orders"][0][0]) // unit,
+        num_epochs=len(orders),
+        schedule="constant",
+        max_grad_norm=settings["max_grad_norm"],
+        weight_decay=settings["weight_decay"],
+        adam_eps=settings["eps"],
+        adam_eps_mode="torch" if settings["adam_eps"] == "after_debiasing" else "tf1",
+        micro_batch_tokens=tokens_of(case),
+        order=lambda epoch: orders[epoch],
+        ranks=join_ranks("replicate"),
+    )
+    train_supervised(objective, model.parameters(), examples, use)
+    return weights_of(model)

@@ -1,0 +1,48 @@
+"""What adapters of libraries on torch share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ppo_conformance.protocol import Array
+
+
+def tensors(*arrays: Any) -> list[torch.Tensor]:
+    """Copies of arrays as tensors."""
+    return [torch.tensor(array) for array in arrays]
+
+
+def value_and_gradient(function: Callable[[torch.Tensor], torch.Tensor], array: Array) -> tuple[Any, Array]:
+    """Return a function's value and the gradient of its sum, by autograd.
+
+    The value is a number if the function's is one. Without a gradient, as where everything is clipped, it is 0.
+    """
+    x = torch.tensor(array, requires_grad=True)
+    value = function(x)
+    if value.requires_grad:
+        value.sum().backward()
+    gradient = np.zeros_like(array) if x.grad is None else x.grad.numpy()
+    found = value.detach().numpy()
+    return (float(found) if found.ndim == 0 else found), gradient
+
+
+def micro_batches(settings: Any, num_rows: int) -> list[list[int]]:
+    """The rows of each micro-batch; all in one if the case has none."""
+    return settings.get("micro_batches") or [list(range(num_rows))]
+
+
+def sum_over_batches(
+    term: Callable[[torch.Tensor, list[int]], torch.Tensor], array: Array, settings: Any
+) -> tuple[Any, Array]:
+    """Return the sum of a term over micro-batches, and its gradient; the term gets a part of the array and its rows."""
+    parts = micro_batches(settings, len(array))
+    return value_and_gradient(lambda x: torch.stack([term(x[rows], rows) for rows in parts]).sum(), array)
+
+
+def num_ranks(settings: Any) -> int:
+    """The number of ranks that share the micro-batches."""
+    return len({*settings.get("ranks", [0])})

@@ -1,0 +1,117 @@
+"""Known bugs of public trainers, as patches of the reference trainer: each shows which checks would have found it.
+
+A bug is a function that takes the place of one method of the reference adapter. It gets that method and its arguments;
+its docstring says what was wrong. Bugs that are not re-made are listed in `not_remade.tsv`, with the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ppo_conformance.adapters.reference import Adapter
+from ppo_conformance.checks import Check, all_checks
+from ppo_conformance.protocol import Deviation, NotOffered
+from ppo_conformance.results import UserError
+
+NOT_REMADE = Path(__file__).parent / "not_remade.tsv"
+PARTS = ("averages", "advantages", "probabilities", "updates", "conversations")
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug of a public trainer.
+
+    Attributes:
+        number: of the bug.
+        thread: where it was reported or mended.
+        what: what was wrong.
+        method: of the reference adapter, whose place it takes.
+        patch: the function in its place.
+        found_by: the checks that are meant for it.
+    """
+
+    number: int
+    thread: str
+    what: str
+    method: Callable[..., Any]
+    patch: Callable[..., Any]
+    found_by: tuple[str, ...]
+
+    def adapter(self) -> Adapter:
+        """The reference adapter with the bug."""
+
+        def replaced(adapter: Adapter, *given: Any, **named: Any) -> Any:
+            return self.patch(partial(self.method, adapter), *given, **named)
+
+        return type("Adapter", (Adapter,), {self.method.__name__: replaced})()
+
+    def red(self, checks: Iterable[Check]) -> Iterator[tuple[Check, Deviation]]:
+        """The checks that find it, with the deviation."""
+        adapter = self.adapter()
+        for check in checks:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    check.run(adapter)
+            except NotOffered:
+                pass
+            except Deviation as deviation:
+                yield check, deviation
+
+
+BUGS: list[Bug] = []
+
+
+def bug(method: Callable[..., Any], found_by: str, *threads: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as a bug.
+
+    Args:
+        method: the method whose place it takes.
+        found_by: the checks that are meant for it, separated by spaces.
+        threads: of every trainer that had it: the bug's number, and the address below github.com.
+    """
+
+    def register(patch: Callable[..., Any]) -> Callable[..., Any]:
+        for thread in threads:
+            number, address = thread.split()
+            link, what = f"https://github.com/{address}", str(patch.__doc__)
+            BUGS.append(Bug(int(number), link, what, method, patch, tuple(found_by.split())))
+        return patch
+
+    return register
+
+
+def all_bugs() -> list[Bug]:
+    """Every bug that is re-made."""
+    for part in PARTS:
+        importlib.import_module(f"{__name__}.{part}")
+    return sorted(BUGS, key=lambda each: each.number)
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print each bug with the checks that find it, and the first deviation; 1 if one is not found by those meant."""
+    if arguments:
+        raise UserError(f"unknown arguments: {' '.join(arguments)}")
+    checks, missed = all_checks(), 0
+    findings: dict[Any, list[tuple[Check, Deviation]]] = {}
+    for each in all_bugs():
+        if each.patch not in findings:  # some bugs occurred in several trainers
+            findings[each.patch] = list(each.red(checks))
+        red = findings[each.patch]
+        ids = dict.fromkeys(check.id for check, _ in red)
+        missing = set(each.found_by) - ids.keys()
+        missed += bool(missing)
+        print(f"{each.number} {each.thread}\n    {each.what}\n    found by {', '.join(ids) or 'no check'}")
+        if missing:
+            print(f"    MISSED by {', '.join(sorted(missing))}")
+        for check, deviation in red[:1]:
+            print(f"    {check.name}: {deviation}")
+    for line in NOT_REMADE.read_text("utf-8").splitlines():
+        print("{} {}\n    not re-made: {}".format(*line.split("\t")))
+    return int(bool(missed))

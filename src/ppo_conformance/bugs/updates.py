@@ -1,0 +1,48 @@
+"""Bugs of masks, of the place of scores, and of checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ppo_conformance.bugs import bug
+from ppo_conformance.protocol import Mask
+from ppo_conformance.reference.model import Ints, initial_weights
+from ppo_conformance.reference.trainer import Case, State, Trainer
+
+
+@bug(Trainer.tokens, "update/rloo", "30 huggingface/trl/issues/5303")
+def end_masked(tokens: Any, case: Case, *given: Any) -> tuple[Ints, Mask]:
+    """Padding was told by its token, so that a stop token with the same id was masked as well."""
+    found, mask = tokens(case, *given)
+    return found, mask & (found != case["settings"]["pad"])
+
+
+@bug(Trainer.tokens, "update/ppo update/grpo", "31 verl-project/verl/issues/847")
+def mask_shifted(tokens: Any, *given: Any) -> tuple[Ints, Mask]:
+    """The mask of responses was shifted by a token."""
+    found, mask = tokens(*given)
+    return found, np.roll(mask, 1, axis=1)
+
+
+@bug(Trainer.score_slots, "update/reward_model", "33 EleutherAI/gpt-neox/pull/1285")
+def score_before_the_end(score_slots: Any, lengths: Ints) -> Ints:
+    """The score was read a token before the last one."""
+    return score_slots(lengths) - 1
+
+
+@bug(Trainer.load, "update/resume", "49 NVIDIA-NeMo/RL/pull/3171")
+def moments_lost(load: Any, case: Case, checkpoint: dict[str, Any]) -> State:
+    """A resumed run started with a new optimizer."""
+    zeros = {name: np.zeros_like(each) for name, each in checkpoint["weights"].items()}
+    return State(checkpoint["weights"], zeros, dict(zeros))
+
+
+@bug(Trainer.load, "update/resume", "50 radixark/miles/issues/2224")
+def critic_lost(load: Any, case: Case, checkpoint: dict[str, Any]) -> State:
+    """The critic was not in the checkpoint, and started anew."""
+    state, first = load(case, checkpoint), initial_weights(case["model"])
+    critic = {name: weight for name, weight in first.items() if name.startswith("value_head")}
+    return replace(state, weights={**state.weights, **critic})

@@ -1,0 +1,39 @@
+"""The checks. Every module of this package has a function `checks()` that returns its own."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check on one case.
+
+    Attributes:
+        id: of the check, such as `vector/gae`.
+        case: name of the case, unique within the check.
+        purpose: what it is for, in one line.
+        run: calls the adapter; raises `Deviation`, or `NotOffered` where the library lacks something or its profile
+            does not claim it. It may return the largest relative error that it saw.
+    """
+
+    id: str
+    case: str
+    purpose: str
+    run: Callable[[Any], float | None]
+
+    @property
+    def name(self) -> str:
+        """The check and its case, such as `vector/gae:truncated`, as `--only` and the reports name it."""
+        return f"{self.id}:{self.case}"
+
+
+def all_checks() -> list[Check]:
+    """Collect the checks of every module, in the order of the modules' names."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names if not name.startswith("_")]
+    return [check for module in modules for check in module.checks()]

@@ -1,0 +1,286 @@
+"""Relations between two answers of the same library, which need no expected values and no agreement on conventions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ppo_conformance import vectors
+from ppo_conformance.calls import alternatives, call, compare, require, table, tolerance_of
+from ppo_conformance.checks import Check
+from ppo_conformance.protocol import METHODS, Array, Deviation, NotOffered, offered
+
+Arrays = dict[str, Array]
+Case = tuple[Arrays, dict[str, Any]]
+"""Inputs and settings."""
+
+RUBBISH = {"log_probs": -24.5, "old_log_probs": -25.5, "reference": -26.0, "mask": 0.0}
+RUBBISH |= {"train_log_probs": -23.0, "sample_log_probs": -24.0}
+"""What new padding holds, 431 by default."""
+
+LOSSES = ("policy_loss", "value_loss", "kl_loss")
+BY_ROW = [name for name, method in METHODS.items() if "B" in next(iter(method.inputs.values()))]
+MASKED = [name for name, method in METHODS.items() if method.inputs.get("mask") == "BT"]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A change of a case that changes the results in a known way.
+
+    Attributes:
+        name: of the check and its case.
+        purpose: in one line.
+        methods: those that it holds for.
+        change: from a method and a case to the changed case; None where there is nothing to change.
+        back: from the method, the case and the results for the changed case to those that the case itself should have.
+        needs: features that the profile must claim.
+        min_rows: a case with fewer rows says nothing.
+    """
+
+    name: tuple[str, str]
+    purpose: str
+    methods: Sequence[str]
+    change: Callable[[str, Case], Case | None]
+    back: Callable[[str, Case, Arrays], Arrays] = lambda method, case, found: found
+    needs: dict[str, str] = field(default_factory=dict)
+    min_rows: int = 2
+
+
+def along(axis: str, axes: Any, arrays: Arrays, change: Callable[[str, Array, int], Array]) -> Arrays:
+    """Change the arrays that have an axis, along it."""
+    return {name: change(name, x, axes[name].index(axis)) if axis in axes[name] else x for name, x in arrays.items()}
+
+
+def insert(at: int, count: int, method: str, case: Case) -> Case:
+    """Masked columns before position `at`, or at the end for −1."""
+    at = at if at >= 0 else case[0]["mask"].shape[1]
+
+    def change(name: str, x: Array, axis: int) -> Array:
+        return np.insert(x, [at] * count, RUBBISH.get(name, 431.0), axis)
+
+    return along("T", METHODS[method].inputs, case[0], change), case[1]
+
+
+def delete(at: int, count: int, method: str, case: Case, found: Arrays) -> Arrays:
+    """The results without these columns."""
+    at = at if at >= 0 else case[0]["mask"].shape[1]
+    return along("T", METHODS[method].outputs, found, lambda name, x, axis: np.delete(x, range(at, at + count), axis))
+
+
+def other_rubbish(method: str, case: Case) -> Case:
+    """Other numbers in masked positions; log probabilities stay below 0."""
+
+    def change(name: str, x: Array, axis: int) -> Array:
+        return np.where(case[0]["mask"] == 1, x, x * (0.7 if name in RUBBISH else -0.3))
+
+    return along("T", METHODS[method].inputs, case[0], change), case[1]
+
+
+def reverse(axes: Any, arrays: Arrays) -> Arrays:
+    """The rows in the opposite order."""
+    return along("B", axes, arrays, lambda name, x, axis: np.flip(x, axis))
+
+
+def reversed_rows(method: str, case: Case) -> Case:
+    """A case with the rows in the opposite order."""
+    episodes = {"episodes": case[1]["episodes"][::-1]} if "episodes" in case[1] else {}
+    return reverse(METHODS[method].inputs, case[0]), {**case[1], **episodes}
+
+
+def twice(method: str, case: Case) -> Case | None:
+    """Every row twice."""
+    if "episodes" in case[1]:
+        return None
+    return {name: np.concatenate([x, x]) for name, x in case[0].items()}, case[1]
+
+
+def once(method: str, case: Case, found: Arrays) -> Arrays:
+    """The same mean, and for each row the gradients of both copies."""
+    return {**found, "gradient": found["gradient"].reshape(2, *case[0]["mask"].shape).sum(0)}
+
+
+def split(ranks: list[int], method: str, case: Case) -> Case | None:
+    """One micro-batch for the first row, and one for all others."""
+    mask = case[0]["mask"]
+    # A micro-batch without a counted token has a case of its own among the vectors.
+    if not mask[0].any() or not mask[1:].any():
+        return None
+    return case[0], {**case[1], "micro_batches": [[0], list(range(1, len(mask)))], "ranks": ranks}
+
+
+SCALES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
+    "policy_loss": ({"advantages": 1}, {"loss": 1, "gradient": 1}),
+    "value_loss": ({"values": 1, "old_values": 1, "returns": 1, "value_clip": 1}, {"loss": 2, "gradient": 1}),
+    "kl_loss": ({"coef": 1}, {"loss": 1, "gradient": 1}),
+    "shaped_rewards": ({"scores": 1, "coef": 1}, {"rewards": 1}),
+    "gae": ({"rewards": 1, "values": 1, "last_values": 1}, {"advantages": 1, "returns": 1}),
+    "whiten": ({"values": 1}, {}),
+    "group_advantages": ({"scores": 1}, {"advantages": 1}),
+}
+"""By method: powers of the unit by which inputs and settings are multiplied, and the results."""
+
+
+def times(powers: dict[str, int], sign: int, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Numbers times powers of 4, which is exact."""
+    return {n: x if x is None or n not in powers else x * 4.0 ** (sign * powers[n]) for n, x in numbers.items()}
+
+
+def scale(method: str, case: Case) -> Case | None:
+    """Everything in a smaller unit."""
+    if case[1].get("whitening") == "std_only":  # (x − μ)/σ + μ has a part without a unit
+        return None
+    inputs, settings = (times(SCALES[method][0], 1, part) for part in case)
+    return inputs, settings
+
+
+def unscale(method: str, case: Case, found: Arrays) -> Arrays:
+    """The results in the old unit; what is divided by its deviation has none."""
+    is_free = case[1].get("gae_whitening", "no") != "no" or case[1].get("baseline") in ("grpo", "reinforce++")
+    return times({**SCALES[method][1], **({"advantages": 0} if is_free else {})}, -1, found)
+
+
+def shift(method: str, case: Case) -> Case:
+    """A number added to all logits, or to all scores."""
+    first = next(iter(case[0]))
+    return {**case[0], first: case[0][first] + 8.0}, case[1]
+
+
+def renumber(method: str, case: Case) -> Case:
+    """Other numbers for the groups, in another order."""
+    return {**case[0], "groups": 100 - 7 * case[0]["groups"]}, case[1]
+
+
+def divide(method: str, case: Case) -> Case:
+    """Logits that are divided by the temperature, at temperature 1."""
+    return {**case[0], "logits": case[0]["logits"] / case[1]["temperature"]}, {**case[1], "temperature": 1.0}
+
+
+def divide_gradient(method: str, case: Case, found: Arrays) -> Arrays:
+    """The gradient with respect to the logits themselves."""
+    return {**found, "gradient": found["gradient"] / case[1]["temperature"]}
+
+
+def padding(name: str, purpose: str, at: int, count: int, **needs: str) -> Relation:
+    """Masked columns change nothing."""
+    return Relation(("padding", name), purpose, MASKED, partial(insert, at, count), partial(delete, at, count), needs)
+
+
+RELATIONS = [
+    padding("right", "more padding after the rows changes nothing", -1, 3),
+    padding("left", "padding before the rows changes nothing", 0, 2, left_padding="yes"),
+    padding("tool", "a tool's token within the rows changes nothing", 1, 1, tools="yes"),
+    Relation(("padding", "rubbish"), "what masked positions hold changes nothing", MASKED, other_rubbish),
+    Relation(("rows", "order"), "the order of the rows changes nothing but the order of the results", BY_ROW,
+             reversed_rows, lambda method, case, found: reverse(METHODS[method].outputs, found)),
+    Relation(("rows", "twice"), "a batch in which every row is twice has the same loss", LOSSES, twice, once),
+    Relation(("rows", "groups"), "other numbers for the groups change nothing", ["group_advantages"], renumber),
+    Relation(("micro_batches", "split"), "the split changes nothing", LOSSES, partial(split, [0, 0]),
+             needs={"micro_batches": "yes"}),
+    Relation(("micro_batches", "ranks"), "a split over two ranks changes nothing", LOSSES, partial(split, [0, 1]),
+             needs={"ranks": "yes"}),
+    Relation(("scale", "unit"), "the unit of the numbers is that of the results", list(SCALES), scale, unscale,
+             min_rows=1),
+    Relation(("scale", "shift"), "a constant changes nothing",
+             ["log_probs", "entropy", "group_advantages", "reward_loss"], shift, min_rows=1),
+    Relation(("temperature", "divided"), "τ divides the logits, and the gradient", ["log_probs", "entropy"], divide,
+             divide_gradient, min_rows=1),
+]  # fmt: skip
+
+
+def checks() -> list[Check]:
+    """A check per relation and method, and per option of a method."""
+    found = [
+        Check(f"metamorphic/{each.name[0]}", f"{method}_{each.name[1]}", each.purpose, partial(hold, each, method))
+        for each in RELATIONS
+        for method in each.methods
+    ]
+    purpose = "two values of the option give two results where they should"
+    for method in vectors.topics():
+        options = dict.fromkeys(name for case in vectors.read(method)["cases"] for name in case.get("vary", {}))
+        found += [
+            Check("metamorphic/option_has_effect", f"{method}_{name}", purpose, partial(has_effect, method, name))
+            for name in options
+        ]
+    return found
+
+
+def answer(method: str, case: Case, adapter: Any) -> Arrays:
+    """The results for a case; NaN where masked positions are not compared; gradients are 0 there.
+
+    Raises:
+        Deviation: something else is not finite.
+    """
+    found = call(adapter, method, *case)
+    masks = [] if method == "reward_loss" else [name for name in ("mask", "valid") if name in case[0]]
+    for name, axes in METHODS[method].outputs.items():
+        mask = [case[0][each] == 1 for each in masks if METHODS[method].inputs[each] == axes and name != "gradient"]
+        counts = mask[0] if mask else np.ones(found[name].shape, bool)
+        if not np.isfinite(found[name][counts]).all():
+            raise Deviation(f"{name} of {method} is not finite")
+        found[name] = np.where(counts, found[name], np.nan)
+    return found
+
+
+def hold(relation: Relation, method: str, adapter: Any) -> float:
+    """Check a relation on every case, under each convention that the profile claims; return the largest error."""
+    require(adapter, relation.needs)
+    topic, errors = vectors.read(method), []
+    for case in topic["cases"]:
+        if "micro_batches" in case["settings"] or case.get("kink") or case.get("may_refuse"):
+            continue
+        inputs = {name: table(x) for name, x in case["inputs"].items()}
+        if len(next(iter(inputs.values()))) < relation.min_rows:
+            continue
+        for _, settings in alternatives(adapter, case, relation.needs):
+            original = inputs, settings
+            changed = relation.change(method, original)
+            # Where there is a slot after the last token depends on the padding.
+            if changed is None or settings.get("score_at") == "after_last":
+                continue
+            try:
+                before = answer(method, original, adapter)
+            except Deviation:
+                raise
+            except Exception:  # what fails already without the change, the vectors report
+                continue
+            try:
+                after = relation.back(method, original, call(adapter, method, *changed))
+            except NotOffered:
+                continue
+            errors.append(compare(before, after, tolerance_of(adapter, topic), f"in case {case['name']}"))
+    if not errors:
+        raise NotOffered(f"{method} is not offered in a case of this kind")
+    return max(errors)
+
+
+def has_effect(method: str, name: str, adapter: Any) -> None:
+    """Check that every two values of an option that the profile claims give two results, where the oracle's differ."""
+    tried = False
+    for case in vectors.read(method)["cases"]:
+        inputs = {each: table(x) for each, x in case["inputs"].items()}
+        for one, other in itertools.combinations(alternatives(adapter, case), 2):
+            changed = [key for key, value in one[0]["choices"].items() if value != other[0]["choices"][key]]
+            expected = [{key: table(each[key]) for key in METHODS[method].outputs} for each, _ in (one, other)]
+            if changed != [name] or not differ(*expected) or case.get("may_refuse"):
+                continue
+            try:
+                results = [answer(method, (inputs, settings), adapter) for _, settings in (one, other)]
+            except NotOffered:
+                continue
+            tried = True
+            if not differ(*results):
+                values = f"{one[1][name]} and {other[1][name]}"
+                raise Deviation(f"{name}: {values} give the same result in case {case['name']}")
+    if not tried:
+        claimed = f"; the profile claims {' '.join(offered(adapter, name))}" if name in METHODS[method].choices else ""
+        raise NotOffered(f"no two values of {name} are offered{claimed}")
+
+
+def differ(one: Arrays, other: Arrays) -> bool:
+    """True if some number differs by more than any rounding."""
+    return any(bool((np.abs(x - other[name]) > 1e-3 * np.maximum(np.abs(x), 1e-3)).any()) for name, x in one.items())

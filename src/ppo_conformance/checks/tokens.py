@@ -1,0 +1,271 @@
+"""What was sampled is what is trained on: conversations of one and two turns over the forms of public chat templates.
+
+The policy is scripted, and remembers what it read before each of its turns. In what is trained, exactly the tokens of
+its turns count, each turn after exactly what the policy had read.
+
+A case has
+
+    tokenizer          a tokenizer of the package `tokenizers`, as JSON
+    chat_template, bos, eos, pad, stop_ids
+    messages           the conversation before the policy's first turn
+    replies            the messages that follow each turn but the last
+    limits             the longest each turn may be, in tokens
+    stop_strings       strings that end a turn; the policy then stops at the token that completes one
+    policy             called with the tokens that are read before a turn; returns those of the turn
+
+An adapter returns {"rows": [{"tokens": […], "trained": […]}, …]}: what a trainer reads, in one row or in several, and
+which tokens count in the loss of the policy; with "valued" too, if the loss of a critic counts others.
+
+A later turn may be appended to the tokens so far or read a conversation that is rendered again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from ppo_conformance.checks import Check
+from ppo_conformance.protocol import Adapter, Deviation, NotOffered
+
+QUESTION, ANSWER, REPLY, SECOND = "How deep is it?", "Nine fathoms.", "And now?", "Ten fathoms."
+THOUGHT = "<think>\nThe lead says nine.\n</think>\n\n"
+SENTINEL = "SENTINEL"
+WORDS = ("How", "deep", "is", "it", "Nine", "Ten", "fathoms", "And", "now", "lead", "says", "nine", "user", "think")
+"""Words that are one token, with a space before them or without; all other texts are spelled in characters."""
+
+TRAPS = {
+    "ordinary": "two answers, each with its end",
+    "retokenized": "an answer that the tokenizer would divide otherwise",
+    "cut": "the last answer is cut at the limit",
+    "empty": "the first answer is only its end",
+    "bos_twice": "template and tokenizer both add BOS",
+    "eos_is_pad": "the token that ends an answer is the padding",
+    "stop_string": "a stop string over two tokens, which ends within the second",
+    "thought": "an answer with a thought, which some templates drop later",
+}
+
+
+@cache
+def templates() -> dict[str, dict[str, Any]]:
+    """The chat templates by name, and what their tokenizers have."""
+    found = json.loads(Path(__file__).with_name("templates.json").read_text("utf-8"))
+    return {each["name"]: each for each in found}
+
+
+def cases() -> Iterator[tuple[str, str, int]]:
+    """The names of all cases: the trap, the template, and the number of turns."""
+    for trap in TRAPS:
+        for name, form in templates().items():
+            if trap != "bos_twice" or "bos_token" in form["template"]:
+                yield from ((trap, name, turns) for turns in ((1,) if trap == "stop_string" else (1, 2)))
+
+
+@cache
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise NotOffered(f"these checks need the package {name.partition('.')[0]}") from error
+
+
+@cache
+def _compiled(template: str) -> Any:
+    return (
+        _library("jinja2.sandbox")
+        .ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        .from_string(template)
+    )
+
+
+def tokenizer_json(form: dict[str, Any], *, adds_bos: bool) -> str:
+    """Make a tokenizer: byte-level like GPT-2's, or of words that begin with a space like Llama's."""
+    library = _library("tokenizers")
+    space, bytewise = ("Ġ", True) if form["pieces"] == "bytes" else ("▁", False)
+    alphabet = sorted(library.pre_tokenizers.ByteLevel.alphabet()) if bytewise else [space, *map(chr, range(33, 127))]
+    vocab = {piece: index for index, piece in enumerate([*form["specials"], *alphabet])}
+    if not bytewise:
+        vocab |= {f"<0x{value:02X}>": len(vocab) + value for value in range(256)}
+    merges: list[tuple[str, str]] = []
+    for word in WORDS:
+        for pair in [*((word[:end], word[end]) for end in range(1, len(word))), (space, word)]:
+            if pair not in merges:
+                merges.append(pair)
+                vocab.setdefault("".join(pair), len(vocab))
+    model = library.models.BPE(
+        vocab=vocab, merges=merges, byte_fallback=not bytewise, unk_token=None if bytewise else "<unk>"
+    )
+    made = library.Tokenizer(model)
+    if bytewise:
+        made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = library.decoders.ByteLevel()
+    else:
+        normalizers, decoders = library.normalizers, library.decoders
+        made.normalizer = normalizers.Sequence([normalizers.Prepend(space), normalizers.Replace(" ", space)])
+        made.decoder = decoders.Sequence(
+            [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+    made.add_special_tokens(form["specials"])
+    if adds_bos:
+        bos = form["bos"]
+        made.post_processor = library.processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, vocab[bos])]
+        )
+    return made.to_str()
+
+
+class Policy:
+    """Says given turns, and remembers what it read before each.
+
+    Args:
+        turns: The tokens of each turn.
+    """
+
+    def __init__(self, turns: Sequence[Sequence[int]]) -> None:
+        self.turns = [[*turn] for turn in turns]
+        self.read: list[list[int]] = []
+
+    def __call__(self, tokens: Sequence[int]) -> list[int]:
+        """Say the next turn."""
+        if len(self.read) == len(self.turns):
+            raise Deviation(f"the policy is asked for a turn more than the conversation has, {len(self.turns)}")
+        self.read.append([*map(int, tokens)])
+        return self.turns[len(self.read) - 1]
+
+
+class Conversation:
+    """A case, and what is expected of it.
+
+    Args:
+        trap: One of `TRAPS`.
+        name: Of the template.
+        turns: 1 or 2.
+    """
+
+    def __init__(self, trap: str, name: str, turns: int) -> None:
+        form = templates()[name]
+        self._form = form
+        written = tokenizer_json(form, adds_bos=trap == "bos_twice")
+        self._tokenizer = _library("tokenizers").Tokenizer.from_str(written)
+        self._specials = [self._tokenizer.token_to_id(each) for each in form["specials"]]
+        self._end = self._tokenizer.token_to_id(form["end"])
+        said = [ANSWER, SECOND][:turns]
+        said[0] = {"thought": THOUGHT + ANSWER, "empty": ""}.get(trap, said[0])
+        sampled = [self.encode(text) for text in said]
+        if trap == "retokenized":
+            sampled[0] = [each for token in sampled[0] for each in self._spelled(token)]
+        for place, turn in enumerate(sampled):
+            if trap != "stop_string" and not (trap == "cut" and place == turns - 1):
+                turn.append(self._end)
+        stops = ["ine fath"] if trap == "stop_string" else []
+        if stops:
+            ends = (count for count in range(len(sampled[0])) if stops[0] in self.decode(sampled[0][:count]))
+            sampled[0] = sampled[0][: next(ends)]
+        self.policy = Policy(sampled)
+        self.messages = [{"role": "user", "content": QUESTION}]
+        self.replies = [[{"role": "user", "content": REPLY}]] * (turns - 1)
+        self.case = {
+            "tokenizer": written,
+            "chat_template": form["template"],
+            "bos": form["bos"],
+            "eos": form["end"],
+            "pad": form["end"] if trap == "eos_is_pad" else form["pad"],
+            "stop_ids": [self._tokenizer.token_to_id(each) for each in form["stops"]],
+            "messages": self.messages,
+            "replies": self.replies,
+            "limits": [len(turn) if trap == "cut" else len(turn) + 8 for turn in sampled],
+            "stop_strings": stops,
+            "policy": self.policy,
+        }
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, without adding any for the beginning."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        return self._tokenizer.decode([*ids], skip_special_tokens=False)
+
+    def _spelled(self, token: int) -> list[int]:
+        """A token as its single characters, which decode to the same text."""
+        return [self._tokenizer.token_to_id(each) for each in self._tokenizer.id_to_token(token)]
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        """The text that the template gives, up to the policy's next turn."""
+        form = self._form
+        known = {"bos_token": form["bos"], "eos_token": form["end"], "add_generation_prompt": True}
+        return _compiled(form["template"]).render(messages=messages, **known)
+
+    def continuations(self) -> Iterator[tuple[str, list[int]]]:
+        """What may be read before the second turn: its text, and the special tokens in it."""
+        [read, *_], [said, *_] = self.policy.read, self.policy.turns
+        asked, [reply, *_] = self.messages, self.replies
+        rest = self.render([*asked, {"role": "assistant", "content": SENTINEL}, *reply]).rpartition(SENTINEL)[2]
+        if said[-1] == self._end:
+            rest = rest.partition(self._form["end"])[2]
+        whole = self.decode([*read, *said]) + rest
+        yield whole, [each for each in [*read, *said, *self.encode(rest)] if each in self._specials]
+        answer = self.decode(said[:-1] if said[-1] == self._end else said)
+        again = self.render([*asked, {"role": "assistant", "content": answer}, *reply])
+        yield again, [each for each in self.encode(again) if each in self._specials]
+
+    def check_read(self) -> None:
+        """Check what the policy read before each turn."""
+        read, said = self.policy.read, self.policy.turns
+        if len(read) < len(said):
+            raise Deviation(f"the policy was asked for {len(read)} turns of {len(said)}")
+        first = self.encode(self.render(self.messages))
+        if read[0] != first:
+            message = "the first turn does not follow the tokens of the rendered prompt"
+            raise Deviation(message, "context", self.decode(first), self.decode(read[0]))
+        if len(said) > 1:
+            allowed = [(_squeezed(text), ids) for text, ids in self.continuations()]
+            got = self.decode(read[1])
+            if (_squeezed(got), [each for each in read[1] if each in self._specials]) not in allowed:
+                message = "before the second turn, the policy reads another text than the template writes"
+                raise Deviation(message, "context", next(self.continuations())[0], got)
+
+    def check_trained(self, rows: Sequence[dict[str, Any]], kind: str) -> None:
+        """Check that the sampled tokens count, each after what the policy had read, and no others."""
+        turns = zip(self.policy.read, self.policy.turns, strict=True)
+        expected = [((*read, *said[:place]), token) for read, said in turns for place, token in enumerate(said)]
+        found = [
+            (tuple(map(int, row["tokens"][:place])), int(row["tokens"][place]))
+            for row in rows for place, counts in enumerate(row[kind]) if counts
+        ]  # fmt: skip
+        for message, some, others in (
+            (f"a token that was sampled is not {kind}", expected, found),
+            (f"a token is {kind} that was not sampled there", found, expected),
+        ):
+            left = [*others]
+            for context, token in some:
+                if (context, token) not in left:
+                    shown = (self.decode([token]), self.decode(context))
+                    here = f"{kind} token {token}"
+                    raise Deviation(message, here, *(shown if some is expected else (None, shown)))
+                left.remove((context, token))
+
+
+def _squeezed(text: str) -> str:
+    """A text without white space, which tokenizers of words add at the beginning of a piece."""
+    return "".join(text.split())
+
+
+def _check(trap: str, name: str, turns: int, adapter: Adapter) -> None:
+    conversation = Conversation(trap, name, turns)
+    rows = adapter.trained_tokens(conversation.case)["rows"]
+    conversation.check_read()
+    for kind in ("trained", "valued"):
+        if all(kind in row for row in rows):
+            conversation.check_trained(rows, kind)
+
+
+def checks() -> list[Check]:
+    """The checks, one for each trap, with a case for each template and number of turns."""
+    return [
+        Check(f"tokens/{trap}", f"{name}-{turns}", TRAPS[trap], partial(_check, trap, name, turns))
+        for trap, name, turns in cases()
+    ]

@@ -1,0 +1,65 @@
+"""Fills in what the cases of `vectors/` expect, or checks it."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import sys
+from typing import Any
+
+from ppo_conformance import vectors
+from ppo_conformance.oracle.expect import expect
+
+
+def filled(topic: str) -> dict[str, Any]:
+    """Return a topic with new expectations."""
+    found = vectors.read(topic)
+
+    def with_expected(case: dict[str, Any]) -> dict[str, Any]:
+        varied = case.get("vary", {})
+        every = [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
+        expected = [{"choices": each, **expect(found["method"], case, {**case["settings"], **each})} for each in every]
+        return {**case, "expected": expected}
+
+    return {**found, "cases": list(map(with_expected, found["cases"]))}
+
+
+def same(one: Any, other: Any) -> bool:
+    """True for equal data, up to the rounding in which machines differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-10, abs_tol=1e-14)
+    return one == other
+
+
+def text_of(value: Any, indent: str = "") -> str:
+    """JSON with one line per row of a table."""
+    inner = indent + "  "
+    if isinstance(value, dict) and value:
+        lines = [f"{inner}{json.dumps(name)}: {text_of(entry, inner)}" for name, entry in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(entry, (list, dict)) for entry in value):
+        return "[\n" + ",\n".join(inner + text_of(entry, inner) for entry in value) + f"\n{indent}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def main() -> int:
+    """Write the vectors, or with `--check` return 1 and name the files that differ."""
+    parser = argparse.ArgumentParser(prog="python -m ppo_conformance.oracle", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file differs")
+    check = parser.parse_args().check
+    behind = {topic: new for topic in vectors.topics() if not same(new := filled(topic), vectors.read(topic))}
+    for topic, new in behind.items():
+        if not check:
+            (vectors.FOLDER / f"{topic}.json").write_text(text_of(new) + "\n", "utf-8")
+    print(f"{'differ' if check else 'written'}: {', '.join(behind) or 'none'}")
+    return int(check and bool(behind))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""The pytest plugin: `pytest --pyargs ppo_conformance --adapter NAME` has a test per check and case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ppo_conformance.checks import Check
+from ppo_conformance.results import UserError, load_adapter, run_check, select
+
+ADAPTER = pytest.StashKey[Any]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--adapter`."""
+    parser.addoption("--adapter", help="ppo-conformance: an adapter's name, or a Python file with a class Adapter")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the adapter, so that a mistake in its name is one line instead of an error per test."""
+    if place := config.getoption("--adapter"):
+        try:
+            config.stash[ADAPTER] = load_adapter(place)
+        except UserError as mistake:
+            raise pytest.UsageError(str(mistake)) from mistake
+
+
+@pytest.fixture(scope="session")
+def conformance_adapter(request: pytest.FixtureRequest) -> Any:
+    """The adapter that `--adapter` names."""
+    if ADAPTER not in request.config.stash:
+        pytest.skip("ppo-conformance needs --adapter")
+    return request.config.stash[ADAPTER]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test with an argument `conformance_check` every check."""
+    if "conformance_check" in metafunc.fixturenames:
+        checks = select([])
+        metafunc.parametrize("conformance_check", checks, ids=[check.name for check in checks])
+
+
+def assert_conforms(check: Check, adapter: Any, place: str) -> None:
+    """Fail with what deviates and the line that repeats it; skip what is not offered."""
+    result = run_check(check, adapter, place)
+    if result.status == "not offered":
+        pytest.skip(result.message or "not offered")
+    if result.status != "passed":
+        pytest.fail(f"{result.message}\n{result.reproduce}", pytrace=False)

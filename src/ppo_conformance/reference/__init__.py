@@ -1,0 +1,1 @@
+"""The reference trainer: numpy float64, for reading."""

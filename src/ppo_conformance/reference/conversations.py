@@ -1,0 +1,50 @@
+"""What the reference trainer reads and trains of a conversation. Needs the packages `tokenizers` and `jinja2`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ppo_conformance.protocol import Adapter, NotOffered
+
+
+class Conversations(Adapter):
+    """A row per turn: what the policy read, and its own tokens as they were sampled, which are trained."""
+
+    def trained_tokens(self, case: Mapping[str, Any]) -> dict[str, Any]:
+        """Play a case of `checks/tokens.py`. Before a later turn, the whole conversation is rendered again."""
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as missing:
+            raise NotOffered(str(missing)) from missing
+        tokenizer, messages, rows = Tokenizer.from_str(case["tokenizer"]), [*case["messages"]], list[Any]()
+        for reply in [*case["replies"], []]:
+            read = self.encode(tokenizer, self.render(case, messages))
+            sampled = case["policy"](read)
+            said = self.kept(tokenizer, sampled)
+            rows.append({"tokens": [*read, *said], "trained": [False] * len(read) + [True] * len(said)})
+            text = tokenizer.decode(
+                [each for each in sampled if each not in case["stop_ids"]], skip_special_tokens=False
+            )
+            messages += [{"role": "assistant", "content": text}, *reply]
+        return {"rows": rows}
+
+    def render(self, case: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> str:
+        """The text that the policy reads before its next turn, in which the template writes the special tokens."""
+        try:
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError as missing:
+            raise NotOffered(str(missing)) from missing
+        template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
+            case["chat_template"]
+        )
+        names = {"bos_token": case["bos"], "eos_token": case["eos"], "add_generation_prompt": True}
+        return template.render(messages=messages, **names)
+
+    def encode(self, tokenizer: Any, text: str) -> list[int]:
+        """Encode a text that has its special tokens."""
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    def kept(self, tokenizer: Any, sampled: list[int]) -> list[int]:
+        """The tokens of a turn that are trained: those that were sampled."""
+        return sampled

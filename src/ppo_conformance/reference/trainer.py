@@ -1,0 +1,282 @@
+"""The reference trainer: whole updates of the tiny model, written for reading.
+
+    experience ─▶ for each epoch and minibatch: gradients of all ranks' micro-batches ─▶ clip ─▶ Adam
+
+Tokens and scores are given by the case (see `ppo_conformance.checks.update`), so that nothing is drawn at random.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ppo_conformance.protocol import Array, Mask, Settings
+from ppo_conformance.reference.formulas import Formulas
+from ppo_conformance.reference.layouts import Layout, padded_width
+from ppo_conformance.reference.model import Ints, Llama, Weights, initial_weights, merged
+
+Case = Mapping[str, Any]
+Batch = Mapping[str, Any]
+
+
+@dataclass
+class State:
+    """What an update changes and a checkpoint holds: weights by name, Adam's moments by name, and its steps."""
+
+    weights: Weights
+    first: Weights
+    second: Weights
+    steps: int = 0
+
+
+@dataclass
+class Reading:
+    """What the model says about responses, [responses, slots].
+
+    Slot t is the state before token t; the last slot is the state after the response.
+    """
+
+    logits: Array
+    values: Array
+    backward: Any = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What an update freezes before its epochs, per token of the responses."""
+
+    mask: Mask
+    old_log_probs: Array
+    reference: Array
+    values: Array
+    advantages: Array
+    returns: Array
+
+
+class Trainer(Formulas):
+    """Makes the updates of a case."""
+
+    def update(self, case: Case) -> Weights:
+        """Return the weights after all batches of a case."""
+        weights = initial_weights(case["model"])
+        zeros = {name: np.zeros_like(weight) for name, weight in weights.items()}
+        state = State(weights, zeros, copy.deepcopy(zeros))
+        for number, batch in enumerate(case["batches"]):
+            if number == case["execution"].get("resume_at"):
+                state = self.load(case, self.save(state))
+            self.learn(state, case, batch)
+        return state.weights
+
+    def save(self, state: State) -> dict[str, Any]:
+        """A checkpoint."""
+        return copy.deepcopy(vars(state))
+
+    def load(self, case: Case, checkpoint: dict[str, Any]) -> State:
+        """The state of a checkpoint."""
+        return State(**checkpoint)
+
+    def learn(self, state: State, case: Case, batch: Batch) -> None:
+        """Train on a batch: for each epoch, a step for each minibatch of the given order."""
+        experience = self.experience(state.weights, case, batch) if "scores" in batch else None
+        for epoch in batch["orders"]:
+            for rows in epoch:
+                self.step(state, case, batch, experience, rows)
+
+    # --- reading
+
+    def read(self, weights: Weights, case: Case, batch: Batch, rows: Sequence[int]) -> Reading:
+        """Read the responses of some rows."""
+        texts = [(batch["prompts"][row], batch["responses"][row]) for row in rows]
+        layout = Layout.of(texts, case["execution"], case["settings"]["pad"])
+        whole, trained = merged(weights, case["model"])
+        model = Llama(whole, case["model"]["heads"])
+        hidden, hidden_backward = model.hidden(layout.ids, layout.positions, layout.visible)
+        states = hidden[tuple(layout.states)]
+        logits, logits_backward = model.output(states)
+        head = case["model"]["head"]
+        values, values_backward = model.output(states, head) if head else (np.zeros((*states.shape[:2], 1)), None)
+
+        def backward(logit_gradient: Array, value_gradient: Array) -> Weights:
+            gradient = logits_backward(logit_gradient)
+            if values_backward:
+                gradient = gradient + values_backward(value_gradient[..., None])
+            spread = np.zeros_like(hidden)
+            np.add.at(spread, tuple(layout.states), gradient * layout.slots[..., None])
+            hidden_backward(spread)
+            return trained(model.gradients)
+
+        return Reading(logits, values[..., 0], backward)
+
+    def tokens(self, case: Case, batch: Batch, rows: Sequence[int]) -> tuple[Ints, Mask]:
+        """The responses as a padded array, and which of their tokens the policy chose and is trained on."""
+        responses = [batch["responses"][row] for row in rows]
+        width = padded_width(responses, case["execution"])
+        tokens = np.array([[*each, *[case["settings"]["pad"]] * (width - len(each))] for each in responses])
+        mask = np.arange(width) < np.array([[len(each)] for each in responses])
+        for place, row in enumerate(rows):
+            mask[place, batch.get("tools", {}).get(str(row), [])] = False
+            mask[place] &= batch.get("valid", {row: True})[row]
+        return tokens, mask
+
+    # --- experience
+
+    def experience(self, weights: Weights, case: Case, batch: Batch) -> Experience:
+        """Compute log probabilities, rewards, advantages and returns; nothing of it changes during the epochs."""
+        settings = case["settings"]
+        rows = range(len(batch["responses"]))
+        tokens, mask = self.tokens(case, batch, rows)
+        reading = self.read(weights, case, batch, rows)
+        base = {**case, "model": {**case["model"], "lora": None}}
+        reference = self.read(initial_weights(base["model"]), base, batch, rows)
+        old, frozen = (self.log_probs(each.logits[:, :-1], tokens, settings)[0] for each in (reading, reference))
+        values, scores = self.values(reading, settings), np.array(batch["scores"], dtype=float)
+        if case["kind"] == "ppo":
+            shaping = {**settings, "coef": settings["kl_in_reward"]}
+            rewards = self.shaped_rewards(scores, old, frozen, mask, shaping)
+            last = self.last_values(values, batch, mask)
+            advantages, returns = self.gae(rewards, values[:, :-1], mask, last, settings)
+        else:
+            groups = self.groups(batch)
+            compared = self.group_advantages(scores, groups, self.valid(batch), settings)
+            advantages = returns = mask * compared[:, None]
+        if settings["whiten"]:
+            advantages = self.whiten_of_ranks(advantages, mask, case)
+        return Experience(mask, old, frozen, values[:, :-1], advantages, returns)
+
+    def values(self, reading: Reading, settings: Settings) -> Array:
+        """The critic's values."""
+        return reading.values
+
+    def last_values(self, values: Array, batch: Batch, mask: Mask) -> Array:
+        """The value after each response: 0 where the episode ended, the critic's where it was cut off."""
+        lengths = [len(response) for response in batch["responses"]]
+        return np.where(batch["ended"], 0.0, values[np.arange(len(values)), lengths])
+
+    def groups(self, batch: Batch) -> Ints:
+        """The number of each response's prompt."""
+        return np.array(batch["groups"])
+
+    def valid(self, batch: Batch) -> Mask:
+        """False for responses that were rejected, whose scores say nothing."""
+        return np.array(batch.get("valid", [True] * len(batch["groups"])))
+
+    def whiten_of_ranks(self, advantages: Array, mask: Mask, case: Case) -> Array:
+        """Whiten over the responses of all ranks."""
+        return self.whiten(advantages, mask, case["settings"])
+
+    # --- steps
+
+    def step(self, state: State, case: Case, batch: Batch, experience: Experience | None, rows: list[int]) -> None:
+        """An optimizer step on the rows of a minibatch, which the ranks share."""
+        parts = self.parts(case, len(rows))
+        settings = {**case["settings"], **parts}
+        loss = self.reward_model_loss if case["kind"] == "reward_model" else self.policy_and_value_loss
+        readings = [
+            self.read(state.weights, case, batch, [rows[each] for each in part]) for part in parts["micro_batches"]
+        ]
+        slopes = loss(readings, case, batch, experience, rows, settings)
+        gradients = [
+            reading.backward(*(slope[part][:, : reading.logits.shape[1]] for slope in slopes))
+            for reading, part in zip(readings, parts["micro_batches"], strict=True)
+        ]
+        self.apply(state, self.clip(self.accumulated(gradients), settings), settings)
+
+    def parts(self, case: Case, number: int) -> dict[str, Any]:
+        """The rows of each micro-batch, and its rank."""
+        unit = 2 if case["kind"] == "reward_model" else 1
+        ranks = case["execution"].get("ranks", 1)
+        size = unit * case["execution"].get("micro_batch", number)
+        shares = [[row for row in range(number) if row // unit % ranks == rank] for rank in range(ranks)]
+        found = [
+            (share[start : start + size], rank)
+            for rank, share in enumerate(shares)
+            for start in range(0, len(share), size)
+        ]
+        return {"micro_batches": [rows for rows, _ in found], "ranks": [rank for _, rank in found]}
+
+    def policy_and_value_loss(
+        self,
+        readings: Sequence[Reading],
+        case: Case,
+        batch: Batch,
+        experience: Experience | None,
+        rows: list[int],
+        settings: Settings,
+    ) -> tuple[Array, Array]:
+        """The gradients of the loss with respect to logits and values.
+
+        policy loss + c_v·value loss + β·KL − c_e·entropy of PPO and its relatives; of fine-tuning, −Σ w·log π
+        """
+        tokens, mask = self.tokens(case, batch, rows)
+        logits, values = self.joined(readings, settings)
+        policy, value = np.zeros_like(logits), np.zeros_like(values)
+        width = tokens.shape[1]
+        log_probs, slopes = self.log_probs(logits[:, :width], tokens, settings)
+        if experience is None:
+            policy[:, :width] = -self.token_weights(mask, settings)[..., None] * slopes
+            return policy, value
+        mask, old, frozen, old_values, advantages, returns = (each[rows, :width] for each in vars(experience).values())
+        _, gradient = self.policy_loss(log_probs, old, advantages, mask, settings)
+        gradient = gradient + self.kl_loss(log_probs, frozen, mask, {**settings, "coef": settings["kl_in_loss"]})[1]
+        entropy = self.entropy(logits[:, :width], settings)[1]
+        weights = settings["entropy_coef"] * self.token_weights(mask, settings)
+        policy[:, :width] = gradient[..., None] * slopes - weights[..., None] * entropy
+        if settings["value_coef"]:
+            _, found = self.value_loss(values[:, :width], old_values, returns, mask, settings)
+            value[:, :width] = settings["value_coef"] * found
+        return policy, value
+
+    def joined(self, readings: Sequence[Reading], settings: Settings) -> tuple[Array, Array]:
+        """Logits and values of a minibatch's rows in their order, from its micro-batches."""
+        width = max(each.logits.shape[1] for each in readings)
+        rows = sum(map(len, settings["micro_batches"]))
+        logits, values = np.zeros((rows, width, readings[0].logits.shape[2])), np.zeros((rows, width))
+        for reading, part in zip(readings, settings["micro_batches"], strict=True):
+            logits[part, : reading.logits.shape[1]] = reading.logits
+            values[part, : reading.logits.shape[1]] = self.values(reading, settings)
+        return logits, values
+
+    def reward_model_loss(
+        self,
+        readings: Sequence[Reading],
+        case: Case,
+        batch: Batch,
+        experience: Experience | None,
+        rows: list[int],
+        settings: Settings,
+    ) -> tuple[Array, Array]:
+        """The same gradients for pairs of a chosen and a rejected response, in turn: scored at their last tokens."""
+        logits, values = self.joined(readings, settings)
+        lengths = np.array([len(batch["responses"][row]) for row in rows])
+        place = np.arange(len(rows)), self.score_slots(lengths)
+        pairs = values[place].reshape(-1, 2)
+        _, gradient = self.reward_loss(pairs, np.ones(pairs.shape, dtype=bool), settings)
+        value = np.zeros_like(values)
+        value[place] = gradient.ravel()
+        return np.zeros_like(logits), value
+
+    def score_slots(self, lengths: Ints) -> Ints:
+        """The slot in which a reward model reads the score: the state after the last token."""
+        return lengths
+
+    def accumulated(self, gradients: Sequence[Weights]) -> Weights:
+        """The sum over micro-batches and ranks."""
+        return {name: np.sum([each[name] for each in gradients], 0) for name in gradients[0]}
+
+    def clip(self, gradient: Weights, settings: Settings) -> Weights:
+        """Scale the gradient to a norm of at most `max_grad_norm`; 10⁻⁶ is torch's."""
+        norm = np.sqrt(sum((each**2).sum() for each in gradient.values()))
+        scale = min(1.0, settings["max_grad_norm"] / (norm + 1e-6))
+        return {name: scale * each for name, each in gradient.items()}
+
+    def apply(self, state: State, gradient: Weights, settings: Settings) -> None:
+        """A step of the optimizer."""
+        state.steps += 1
+        for name, each in gradient.items():
+            moments = state.first[name], state.second[name]
+            found = self.adam(state.weights[name], each, *moments, state.steps, settings)
+            state.weights[name], state.first[name], state.second[name] = found

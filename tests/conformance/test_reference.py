@@ -1,0 +1,73 @@
+"""The reference trainer: its model against finite differences and transformers, its updates against committed ones."""
+
+import numpy as np
+import pytest
+
+from ppo_conformance.adapters.reference import Adapter
+from ppo_conformance.checks import update
+from ppo_conformance.reference.model import Llama, Weights, initial_weights
+from ppo_conformance.reference.trainer import Trainer
+from tests.float64 import in_float64
+
+MODEL = {"vocabulary": 24, "width": 16, "layers": 2, "heads": 2, "hidden": 24, "tied": False, "head": "value_head"}
+IDS = np.arange(14).reshape(2, 7) * 5 % 24
+POSITIONS = np.tile(np.arange(7), (2, 1))
+VISIBLE = np.tile(np.tri(7, dtype=bool), (2, 1, 1))
+
+
+def loss_of(weights: Weights, slopes: tuple[np.ndarray, np.ndarray]) -> tuple[float, Weights]:
+    """A weighted sum of logits and values, and its gradient."""
+    model = Llama(weights, MODEL["heads"])
+    hidden, backward = model.hidden(IDS, POSITIONS, VISIBLE)
+    outputs = [model.output(hidden, layer) for layer in ("lm_head", "value_head")]
+    backward(sum(undo(slope) for (_, undo), slope in zip(outputs, slopes, strict=True)))
+    return float(sum((out * slope).sum() for (out, _), slope in zip(outputs, slopes, strict=True))), model.gradients
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_gradient_of_every_weight_is_that_of_central_differences(tied):
+    draw = np.random.default_rng(0)
+    weights, slopes = (
+        initial_weights({**MODEL, "tied": tied}),
+        (draw.normal(size=(2, 7, 24)), draw.normal(size=(2, 7, 1))),
+    )
+    _, gradients = loss_of(weights, slopes)
+    for name, weight in weights.items():
+        step = 1e-6 * draw.normal(size=weight.shape)
+        above, below = (loss_of({**weights, name: weight + sign * step}, slopes)[0] for sign in (1, -1))
+        assert (above - below) / 2 == pytest.approx((gradients[name] * step).sum(), rel=1e-6), name
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_logits_are_those_of_transformers(tied, monkeypatch):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    weights = initial_weights({**MODEL, "tied": tied, "head": None})
+    sizes = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24, "rms_norm_eps": 1e-6}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": tied}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, attn_implementation="eager"))
+    in_float64(model, monkeypatch)
+    found = model.load_state_dict({name: torch.from_numpy(each) for name, each in weights.items()}, strict=not tied)
+    assert found.missing_keys == (["lm_head.weight"] if tied else [])
+    ours = Llama(weights, MODEL["heads"])
+    logits, _ = ours.output(ours.hidden(IDS, POSITIONS, VISIBLE)[0])
+    # transformers computes the frequencies of the rotation in float32.
+    np.testing.assert_allclose(model(torch.from_numpy(IDS)).logits.detach().numpy(), logits, atol=2e-6)
+
+
+def test_the_committed_weights_are_those_of_the_reference_trainer(capsys):
+    assert update.main(["--check"]) == 0
+    assert capsys.readouterr().out == "differ: none\n"
+
+
+def test_whole_updates_move_every_tensor():
+    """A tensor without a gradient would be compared with itself."""
+    for name in update.CASES:
+        case = update.chosen(update.load(name), Adapter())
+        after, before = Trainer().update(case), initial_weights(case["model"])
+        trained = [each for each in before if not case["model"].get("lora") or "lora" in each or "value_head" in each]
+        assert [each for each in before if np.abs(after[each] - before[each]).max() > 1e-4] == trained, name
+
+
+@pytest.mark.parametrize("check", update.checks(), ids=lambda check: check.name)
+def test_the_reference_passes_the_checks_of_updates(check):
+    assert check.run(Adapter()) < 1e-10
