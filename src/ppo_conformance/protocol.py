@@ -1,17 +1,20 @@
 """What an adapter offers: the methods that checks call, and the choices that its profile names.
 
 Every method gets arrays first and then `settings`, a dict with the numbers of the case and one value for every choice
-that concerns it. Arrays are numpy float64, masks are bool with True = counts, rows are B × T. A masked position within
-a row is a token that the policy did not choose, such as a tool's output; those before and after a row are padding.
-Masked positions hold finite rubbish that must have no effect, and results there are not compared.
+that concerns it. Arrays are numpy float64; ids, groups and masks are int64 and bool, with True = counts. Their axes are
+B rows, T positions, V words, K responses of a ranking, n parameters, S steps. A masked position within a row is a token
+that the policy did not choose, such as a tool's output; those before and after a row are padding. Masked positions hold
+finite rubbish that must have no effect, and results there are not compared.
 
 Gradients are those of the library's own automatic differentiation, so that stop-gradients show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -147,47 +150,33 @@ class Method:
     choices: tuple[str, ...] = ()
 
 
-_AVERAGING = ("aggregation", "empty_rows")
-METHODS: dict[str, Method] = {
-    "log_probs": Method({"logits": "BTV", "tokens": "BT"}, {"values": "BT", "gradient": "BTV"}),
-    "entropy": Method({"logits": "BTV"}, {"values": "BT", "gradient": "BTV"}),
-    "kl": Method({"log_probs": "BT", "reference": "BT"}, {"values": "BT", "gradient": "BT"}, ("kl",)),
-    "kl_loss": Method(
-        {"log_probs": "BT", "reference": "BT", "mask": "BT"}, {"loss": "", "gradient": "BT"}, ("kl_loss", *_AVERAGING)
-    ),
-    "shaped_rewards": Method(
-        {"scores": "B", "log_probs": "BT", "reference": "BT", "mask": "BT"}, {"rewards": "BT"}, ("kl", "score_at")
-    ),
-    "gae": Method(
-        {"rewards": "BT", "values": "BT", "mask": "BT", "last_values": "B"},
-        {"advantages": "BT", "returns": "BT"},
-        ("gae_whitening",),
-    ),
-    "whiten": Method({"values": "BT", "mask": "BT"}, {"values": "BT"}, ("whitening", "whitening_bessel")),
-    "policy_loss": Method(
-        {"log_probs": "BT", "old_log_probs": "BT", "advantages": "BT", "mask": "BT"},
-        {"loss": "", "gradient": "BT"},
-        ("ratio", "sequence_gradient", *_AVERAGING),
-    ),
-    "value_loss": Method(
-        {"values": "BT", "old_values": "BT", "returns": "BT", "mask": "BT"},
-        {"loss": "", "gradient": "BT"},
-        ("value_loss_scale", "value_clip_form", *_AVERAGING),
-    ),
-    "group_advantages": Method(
-        {"scores": "B", "groups": "B", "valid": "B"},
-        {"advantages": "B"},
-        ("baseline", "group_bessel", "single_response"),
-    ),
-    "off_policy_weights": Method(
-        {"train_log_probs": "BT", "sample_log_probs": "BT", "mask": "BT"}, {"weights": "BT"}, ("off_policy",)
-    ),
-    "reward_loss": Method(
-        {"scores": "BK", "mask": "BK"}, {"loss": "", "gradient": "BK"}, ("reward_loss", "ranking_weight")
-    ),
-    "optimizer_steps": Method({"parameters": "n", "gradients": "Sn"}, {"parameters": "n"}, ("adam_eps",)),
-}
-"""Methods whose arguments are arrays."""
+METHODS: dict[str, Method] = {}
+"""Methods of adapters whose arguments are arrays; `method` adds them."""
+
+
+def method(inputs: str, outputs: Mapping[str, str], *choices: str) -> Callable[[Callable[..., Any]], Any]:
+    """Describe a method of adapters, which raises `NotOffered` unless an adapter overrides it.
+
+    Args:
+        inputs: axes of its arguments, without the last one, the settings.
+        outputs: see `Method`.
+        choices: see `Method`.
+    """
+
+    def described(function: Callable[..., Any]) -> Any:
+        names = list(signature(function).parameters)[1:-1]
+        METHODS[function.__name__] = Method(dict(zip(names, inputs.split(), strict=True)), outputs, choices)
+
+        @wraps(function)
+        def not_offered(*_: Any) -> Any:
+            raise NotOffered
+
+        return not_offered
+
+    return described
+
+
+AVERAGING = ("aggregation", "empty_rows")
 
 
 class Adapter:
@@ -206,62 +195,57 @@ class Adapter:
         """Return the version of the library."""
         return "unknown"
 
-    def log_probs(self, logits: Array, tokens: NDArray[np.int64], settings: Settings) -> tuple[Array, Array]:
-        """Log probabilities [B,T] of tokens [B,T] under logits [B,T,V], and the gradient of their sum w.r.t. logits.
+    @method("BTV BT", {"values": "BT", "gradient": "BTV"})
+    def log_probs(self, logits, tokens, settings):
+        """Log probabilities of tokens under the logits, and the gradient of their sum w.r.t. logits.
 
         Settings: `temperature`.
         """
-        raise NotOffered
 
-    def entropy(self, logits: Array, settings: Settings) -> tuple[Array, Array]:
-        """Entropies [B,T] in nats of softmax(logits / τ), and the gradient of their sum w.r.t. logits.
+    @method("BTV", {"values": "BT", "gradient": "BTV"})
+    def entropy(self, logits, settings):
+        """Entropies in nats of softmax(logits / τ), and the gradient of their sum w.r.t. logits.
 
         Settings: `temperature`.
         """
-        raise NotOffered
 
-    def kl(self, log_probs: Array, reference: Array, settings: Settings) -> tuple[Array, Array]:
-        """KL estimates [B,T] as used in a loss, and the gradient of their sum w.r.t. log_probs.
+    @method("BT BT", {"values": "BT", "gradient": "BT"}, "kl")
+    def kl(self, log_probs, reference, settings):
+        """KL estimates as used in a loss, and the gradient of their sum w.r.t. log_probs; every position counts.
 
-        Settings: `kl`. Without masks: every position counts.
+        Settings: `kl`.
         """
-        raise NotOffered
 
-    def kl_loss(self, log_probs: Array, reference: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
+    @method("BT BT BT", {"loss": "", "gradient": "BT"}, "kl_loss", *AVERAGING)
+    def kl_loss(self, log_probs, reference, mask, settings):
         """The KL term as it is added to the loss that is minimized, and its gradient w.r.t. log_probs.
 
         Settings: `kl_loss`, `coef`, `aggregation` and what belongs to it (see `policy_loss`).
         """
-        raise NotOffered
 
-    def shaped_rewards(
-        self, scores: Array, log_probs: Array, reference: Array, mask: Mask, settings: Settings
-    ) -> Array:
-        """Rewards [B,T]: the scores [B] at their slots minus `coef`·KL of each counted token.
+    @method("B BT BT BT", {"rewards": "BT"}, "kl", "score_at")
+    def shaped_rewards(self, scores, log_probs, reference, mask, settings):
+        """Rewards: the scores at their slots minus `coef`·KL of each counted token.
 
         Settings: `coef`, `kl`, `score_at`.
         """
-        raise NotOffered
 
-    def gae(
-        self, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
-    ) -> tuple[Array, Array]:
-        """Advantages and returns [B,T]; `last_values` [B] is V after each row's last token, 0 where the episode ended.
+    @method("BT BT BT B", {"advantages": "BT", "returns": "BT"}, "gae_whitening")
+    def gae(self, rewards, values, mask, last_values, settings):
+        """Advantages and returns; `last_values` is V after each row's last token, 0 where the episode ended.
 
         Settings: `gamma`, `lam`, `gae_whitening`. The returns are those before whitening.
         """
-        raise NotOffered
 
-    def whiten(self, values: Array, mask: Mask, settings: Settings) -> Array:
+    @method("BT BT", {"values": "BT"}, "whitening", "whitening_bessel")
+    def whiten(self, values, mask, settings):
         """The counted entries scaled to unit variance; see the choices for what happens to the mean.
 
         Settings: `whitening`, `whitening_bessel`. An ε of up to 1e-4 is within the bounds.
         """
-        raise NotOffered
 
-    def policy_loss(
-        self, log_probs: Array, old_log_probs: Array, advantages: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
+    @method("BT BT BT BT", {"loss": "", "gradient": "BT"}, "ratio", "sequence_gradient", *AVERAGING)
+    def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
         """The loss to minimize, and its gradient w.r.t. log_probs.
 
         Settings:
@@ -273,47 +257,42 @@ class Adapter:
             ranks: the rank of each micro-batch. What is returned is what an optimizer sees: the sum over ranks of
                 their shares, or the mean, as the library reduces them. The loss is likewise.
         """
-        raise NotOffered
 
-    def value_loss(
-        self, values: Array, old_values: Array, returns: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
+    @method("BT BT BT BT", {"loss": "", "gradient": "BT"}, "value_loss_scale", "value_clip_form", *AVERAGING)
+    def value_loss(self, values, old_values, returns, mask, settings):
         """The critic's loss without its coefficient, and its gradient w.r.t. values.
 
         Settings: `value_clip` (ε, or None), `value_loss_scale`, `value_clip_form`, and those of aggregation.
         """
-        raise NotOffered
 
-    def group_advantages(self, scores: Array, groups: NDArray[np.int64], valid: Mask, settings: Settings) -> Array:
-        """One advantage per response [N]; those of responses that are not valid are not compared.
+    @method("B B B", {"advantages": "B"}, "baseline", "group_bessel", "single_response")
+    def group_advantages(self, scores, groups, valid, settings):
+        """One advantage per response; those of responses that are not valid are not compared.
 
         `groups` has the number of each response's prompt, in any order. Equal scores in a group give 0.
         Settings: `baseline`, `group_bessel`, `single_response`. An ε of up to 1e-4 is within the bounds.
         """
-        raise NotOffered
 
-    def off_policy_weights(
-        self, train_log_probs: Array, sample_log_probs: Array, mask: Mask, settings: Settings
-    ) -> Array:
-        """Weights [B,T] that correct for a sampler whose probabilities differ from the trainer's.
+    @method("BT BT BT", {"weights": "BT"}, "off_policy")
+    def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
+        """Weights that correct for a sampler whose probabilities differ from the trainer's.
 
         Settings: `off_policy`; `cap` to truncate, `low` and `high` to mask.
         """
-        raise NotOffered
 
-    def reward_loss(self, scores: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
-        """A reward model's loss and its gradient w.r.t. scores [N,K], each row from the best response to the worst.
+    @method("BK BK", {"loss": "", "gradient": "BK"}, "reward_loss", "ranking_weight")
+    def reward_loss(self, scores, mask, settings):
+        """A reward model's loss and its gradient w.r.t. scores, each row from the best response to the worst.
 
         Settings: `reward_loss` (pairwise has K = 2), `ranking_weight`. Masked entries are missing responses.
         """
-        raise NotOffered
 
-    def optimizer_steps(self, parameters: Array, gradients: Array, settings: Settings) -> Array:
-        """Parameters [n] after AdamW's steps with the gradients [S,n], from moments of 0.
+    @method("n Sn", {"parameters": "n"}, "adam_eps")
+    def optimizer_steps(self, parameters, gradients, settings):
+        """Parameters after AdamW's S steps with the gradients, from moments of 0.
 
         Settings: `lr`, `betas`, `eps`, `weight_decay` (decoupled), `adam_eps`.
         """
-        raise NotOffered
 
     def update(self, case: Mapping[str, Any]) -> dict[str, Array]:
         """The weights of the tiny model after one whole update of a case of `checks/update.py`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from ppo_conformance import vectors
@@ -117,6 +118,17 @@ def test_an_option_without_effect_deviates(tmp_path: Path, capsys: pytest.Captur
     place = adapter(tmp_path, claims_both)
     assert main(["run", "--adapter", place, "--only", "metamorphic/option_has_effect"]) == 1
     assert "whitening_bessel: no and yes give the same result in case padded" in capsys.readouterr().out
+
+
+def test_a_number_that_is_not_finite_deviates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, report = adapter(tmp_path, RIGHT.replace("/ (std + 1e-8)", "/ (std - std)")), tmp_path / "report.json"
+    with np.errstate(all="ignore"):
+        assert main(["run", "--adapter", place, "--only", "*whiten*", "--json", str(report)]) == 1
+    found = json.loads(report.read_text("utf-8"), parse_constant=pytest.fail)
+    statuses = {(each["check"], each["status"]) for each in found["results"]}
+    assert {("vector/whiten", "deviates"), ("metamorphic/rows", "deviates")} <= statuses
+    assert not {status for check, status in statuses if check == "metamorphic/padding"} - {"deviates", "not offered"}
+    assert "values of whiten is not finite" in capsys.readouterr().out
 
 
 def test_an_exception_of_a_library_is_an_error_with_its_line(

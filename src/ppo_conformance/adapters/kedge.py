@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -17,7 +15,7 @@ from kedge.training.objective import Objective
 from kedge.training.optimizer import BETAS, build_optimizer
 from ppo_conformance import protocol
 from ppo_conformance.adapters.torch_tools import micro_batches, tensors, value_and_gradient
-from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
+from ppo_conformance.protocol import NotOffered
 
 AGGREGATIONS: Any = {"token": "token", "response": "sequence", "response_sum": "constant", "fixed_length": "constant"}
 BASELINES = {
@@ -29,10 +27,10 @@ BASELINES = {
 
 
 class Adapter(protocol.Adapter):
-    """See `protocol.Adapter`."""
+    """All of the protocol."""
 
     name = "kedge"
-    profile = {  # noqa: RUF012
+    profile = {
         "kl": "k1 k2 k3",
         "kl_loss": "k2 k3",
         "score_at": "last after_last",
@@ -49,158 +47,119 @@ class Adapter(protocol.Adapter):
         **dict.fromkeys(("tools", "truncation", "left_padding", "rejection", "micro_batches", "ranks"), "yes"),
     }
 
-    def version(self) -> str:
-        """See `protocol.Adapter`."""
+    def version(self):
         return __version__
 
-    def log_probs(self, logits: Array, tokens: Any, settings: Settings) -> tuple[Array, Array]:
-        """See `protocol.Adapter`."""
-        of = {"tokens": torch.tensor(tokens), "temperature": settings["temperature"]}
-        return value_and_gradient(lambda x: algorithm.token_logprobs_and_entropy(x, **of)[0], logits)
+    def log_probs(self, logits, tokens, settings):
+        ids = torch.tensor(tokens)
+        return value_and_gradient(lambda x: algorithm.token_logprobs_and_entropy(x, ids, **settings)[0], logits)
 
-    def entropy(self, logits: Array, settings: Settings) -> tuple[Array, Array]:
-        """See `protocol.Adapter`."""
-        of: Any = {"tokens": torch.zeros(logits.shape[:2], dtype=torch.long), "entropy_gradient": True, **settings}
-        return value_and_gradient(lambda x: algorithm.token_logprobs_and_entropy(x, **of)[1], logits)
+    def entropy(self, logits, settings):
+        ids, both = torch.zeros(logits.shape[:2], dtype=torch.long), algorithm.token_logprobs_and_entropy
+        return value_and_gradient(lambda x: both(x, ids, entropy_gradient=True, **settings)[1], logits)
 
-    def kl(self, log_probs: Array, reference: Array, settings: Settings) -> tuple[Array, Array]:
-        """See `protocol.Adapter`."""
-        (ref,), kind = tensors(reference), settings["kl"]
-        return value_and_gradient(lambda x: algorithm.kl_estimate(x, ref, estimator=kind), log_probs)
+    def kl(self, log_probs, reference, settings):
+        ref = torch.tensor(reference)
+        return value_and_gradient(lambda x: algorithm.kl_estimate(x, ref, estimator=settings["kl"]), log_probs)
 
-    def kl_loss(self, log_probs: Array, reference: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
-        """See `protocol.Adapter`; the surrogate's part is 0, because the advantages are."""
-        free = {"old_logprobs": log_probs, "advantages": np.zeros_like(log_probs), "ref_logprobs": reference}
-        coef = {"kl_coef": settings["coef"], "kl_estimator": settings["kl_loss"]}
-        return self._objective(log_probs, mask, {"clip_low": 0.2, "clip_high": 0.2, **settings}, free, **coef)
+    def kl_loss(self, log_probs, reference, mask, settings):
+        """The surrogate's part is 0, because the advantages are."""
+        frozen = {"old_logprobs": log_probs, "advantages": 0 * log_probs, "ref_logprobs": reference}
+        options = {"kl_coef": settings["coef"], "kl_estimator": settings["kl_loss"]}
+        return objective(log_probs, mask, settings, frozen, **options)
 
-    def shaped_rewards(
-        self, scores: Array, log_probs: Array, reference: Array, mask: Mask, settings: Settings
-    ) -> Array:
-        """See `protocol.Adapter`."""
-        options: Any = {"kl_coef": settings["coef"], "kl_estimator": settings["kl"], "score_at": settings["score_at"]}
+    def shaped_rewards(self, scores, log_probs, reference, mask, settings):
+        options = {"kl_coef": settings["coef"], "kl_estimator": settings["kl"], "score_at": settings["score_at"]}
         return algorithm.shape_rewards(*tensors(scores, log_probs, reference, mask), **options).rewards.numpy()
 
-    def gae(
-        self, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
-    ) -> tuple[Array, Array]:
-        """See `protocol.Adapter`."""
-        numbers: Any = {"gamma": settings["gamma"], "gae_lambda": settings["lam"]}
-        after = torch.tensor(last_values)
-        found = algorithm.generalized_advantages(*tensors(rewards, values, mask), **numbers, bootstrap_values=after)
+    def gae(self, rewards, values, mask, last_values, settings):
+        *inputs, after = tensors(rewards, values, mask, last_values)
+        numbers = {"gamma": settings["gamma"], "gae_lambda": settings["lam"], "bootstrap_values": after}
+        found = algorithm.generalized_advantages(*inputs, **numbers)
         return found.advantages.numpy(), found.returns.numpy()
 
-    def whiten(self, values: Array, mask: Mask, settings: Settings) -> Array:
-        """See `protocol.Adapter`."""
-        shift = settings["whitening"] == "mean_and_std"
-        correction = int(settings["whitening_bessel"] == "yes")
-        return algorithm.masked_whiten(*tensors(values, mask), shift_mean=shift, correction=correction).numpy()
+    def whiten(self, values, mask, settings):
+        shift, bessel = settings["whitening"] == "mean_and_std", settings["whitening_bessel"] == "yes"
+        return algorithm.masked_whiten(*tensors(values, mask), shift_mean=shift, correction=int(bessel)).numpy()
 
-    def policy_loss(
-        self, log_probs: Array, old_log_probs: Array, advantages: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
-        """See `protocol.Adapter`."""
-        if settings["ratio"] == "sequence" and settings["sequence_gradient"] != "token_form":
-            raise NotOffered
-        return self._objective(log_probs, mask, settings, {"old_logprobs": old_log_probs, "advantages": advantages})
+    def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
+        return objective(log_probs, mask, settings, {"old_logprobs": old_log_probs, "advantages": advantages})
 
-    def value_loss(
-        self, values: Array, old_values: Array, returns: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
-        """See `protocol.Adapter`."""
-        return self._objective(values, mask, settings, {"values": old_values, "returns": returns})
+    def value_loss(self, values, old_values, returns, mask, settings):
+        return objective(values, mask, settings, {"values": old_values, "returns": returns})
 
-    def _objective(
-        self, array: Array, mask: Mask, settings: Settings, frozen: dict[str, Array], **more: Any
-    ) -> tuple[float, Array]:
-        """The sum of the objective's terms over micro-batches, with the divisors of the minibatch of all ranks."""
-        aggregation = settings["aggregation"]
-        clip = (settings.get("clip_low", 0.2), settings.get("clip_high", 0.2))
-        objective = Objective(
-            surrogate=named_surrogate("clipped", clip=clip, dual_clip=settings.get("dual_clip")),
-            ratio=settings.get("ratio", "token"),
-            value_clip_range=settings.get("value_clip"),
-            value_coef=1.0,
-            aggregation=AGGREGATIONS[aggregation],
-            constant_length=1 if aggregation == "response_sum" else settings.get("length"),
-            **more,
-        )
-        given = {name: torch.tensor(x) for name, x in {"action_mask": mask, "reward_mask": mask, **frozen}.items()}
-
-        def batch(rows: list[int]) -> Any:
-            nothing = dict.fromkeys(("importance_weights", "positive", "rollout"))
-            return SimpleNamespace(**nothing, **{name: x[rows] for name, x in given.items()})
-
-        divisors = objective.divisors(batch(list(range(len(array)))))
-
-        def total(x: torch.Tensor) -> torch.Tensor:
-            terms = []
-            for rows in micro_batches(settings, len(array)):
-                part = x[rows]
-                if "returns" in frozen:
-                    terms.append(objective.critic_terms(CriticOutputs(values=part), batch(rows), divisors))
-                else:
-                    outputs = PolicyOutputs(logprobs=part, entropy=torch.zeros_like(part), values=None)
-                    terms.append(objective(outputs, batch(rows), divisors))
-            return torch.stack([each.loss for each in terms]).sum()
-
-        return value_and_gradient(total, array)
-
-    def group_advantages(self, scores: Array, groups: Any, valid: Mask, settings: Settings) -> Array:
-        """See `protocol.Adapter`; a response is one step."""
+    def group_advantages(self, scores, groups, valid, settings):
+        """A response is one step."""
         kind, correction = settings["baseline"], int(settings["group_bessel"] == "yes")
         if kind == "grpo" and not correction:
             raise NotOffered("GRPO's deviation has Bessel's correction")
-        rewards, mask = (x.unsqueeze(-1) for x in tensors(scores, valid))
-        found = BASELINES[kind](rewards, mask, group=torch.tensor(groups)).advantages
+        rewards, mask, group = tensors(scores[:, None], valid[:, None], groups)
+        found = BASELINES[kind](rewards, mask, group=group).advantages
         if kind == "reinforce++":
             found = algorithm.masked_whiten(found, mask, correction=correction)
         return found[:, 0].numpy()
 
-    def off_policy_weights(
-        self, train_log_probs: Array, sample_log_probs: Array, mask: Mask, settings: Settings
-    ) -> Array:
-        """See `protocol.Adapter`."""
-        kind, inputs = settings["off_policy"], tensors(train_log_probs, sample_log_probs, mask)
-        cap = settings["cap"] if kind == "token_truncate" else settings["high"]
+    def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
+        inputs = tensors(train_log_probs, sample_log_probs, mask)
+        of: Any
+        of, _, how = settings["off_policy"].partition("_")
+        cap = settings["cap"] if how == "truncate" else settings["high"]
         weights = algorithm.truncated_importance_weights(*inputs, cap=cap)
-        if kind == "token_truncate":
+        if how == "truncate":
             return weights.numpy()
-        of: Any = kind.removesuffix("_mask")
-        kept = algorithm.within_ratio_band(*inputs, of=of, low=settings["low"], high=settings["high"])
-        return (weights * kept if of == "token" else kept).double().numpy()
+        kept = algorithm.within_ratio_band(*inputs, of=of, low=settings["low"], high=settings["high"]).double()
+        return (weights * kept if of == "token" else kept).numpy()
 
-    def reward_loss(self, scores: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
-        """See `protocol.Adapter`."""
-        ranks = torch.arange(scores.shape[1]).expand(scores.shape).double()
-        return value_and_gradient(lambda x: algorithm.ranking_loss(x, ranks, mask=torch.tensor(mask)), scores)
+    def reward_loss(self, scores, mask, settings):
+        present, ranks = torch.tensor(mask), torch.arange(scores.shape[1]).expand(scores.shape).double()
+        return value_and_gradient(lambda x: algorithm.ranking_loss(x, ranks, mask=present), scores)
 
-    def optimizer_steps(self, parameters: Array, gradients: Array, settings: Settings) -> Array:
-        """See `protocol.Adapter`; a matrix, because others are not decayed."""
+    def optimizer_steps(self, parameters, gradients, settings):
+        """As a matrix, because nothing else is decayed."""
         if tuple(settings["betas"]) != BETAS:
             raise NotOffered(f"the betas are {BETAS}")
-        weight = nn.Parameter(torch.tensor(parameters).unsqueeze(0))
-        mode: Any = {"after_debiasing": "torch", "before_debiasing": "tf1"}[settings["adam_eps"]]
-        optimizer = build_optimizer(
-            [weight],
-            learning_rate=settings["lr"],
-            adam_eps=settings["eps"],
-            adam_eps_mode=mode,
-            weight_decay=settings["weight_decay"],
-        )
+        weight = nn.Parameter(torch.tensor(parameters[None]))
+        mode = {"after_debiasing": "torch", "before_debiasing": "tf1"}[settings["adam_eps"]]
+        options = {"adam_eps": settings["eps"], "adam_eps_mode": mode, "weight_decay": settings["weight_decay"]}
+        optimizer = build_optimizer([weight], learning_rate=settings["lr"], **options)
         for gradient in tensors(*gradients):
-            weight.grad = gradient.unsqueeze(0)
+            weight.grad = gradient[None]
             optimizer.step()
         return weight.detach()[0].numpy()
 
-    def update(self, case: Mapping[str, Any]) -> dict[str, Array]:
-        """See `protocol.Adapter`."""
+    def update(self, case):
         from ppo_conformance.adapters import kedge_update  # imports all of kedge
 
         return kedge_update.update(case)
 
-    def trained_tokens(self, case: Any) -> dict[str, Any]:
-        """See `protocol.Adapter`."""
+    def trained_tokens(self, case):
         from ppo_conformance.adapters import kedge_tokens  # which imports transformers
 
         return kedge_tokens.trained_tokens(case)
+
+
+def objective(array, mask, settings, frozen, **options):
+    """The sum of the objective's terms over micro-batches, with the divisors of the minibatch of all ranks."""
+    aggregation = settings["aggregation"]
+    clip = (settings.get("clip_low", 0.2), settings.get("clip_high", 0.2))
+    total: Any = Objective(
+        surrogate=named_surrogate("clipped", clip=clip, dual_clip=settings.get("dual_clip")),
+        ratio=settings.get("ratio", "token"),
+        value_clip_range=settings.get("value_clip"),
+        value_coef=1.0,
+        aggregation=AGGREGATIONS[aggregation],
+        constant_length=1 if aggregation == "response_sum" else settings.get("length"),
+        **options,
+    )
+    given = {name: torch.tensor(x) for name, x in {"action_mask": mask, "reward_mask": mask, **frozen}.items()}
+    nothing = dict.fromkeys(("importance_weights", "positive", "rollout"))
+    divisors = total.divisors(SimpleNamespace(**nothing, **given))
+
+    def term(x, rows):
+        batch = SimpleNamespace(**nothing, **{name: every[rows] for name, every in given.items()})
+        if "returns" in frozen:
+            return total.critic_terms(CriticOutputs(values=x), batch, divisors).loss
+        return total(PolicyOutputs(logprobs=x, entropy=torch.zeros_like(x), values=None), batch, divisors).loss
+
+    parts = micro_batches(settings, len(array))
+    return value_and_gradient(lambda x: torch.stack([term(x[rows], rows) for rows in parts]).sum(), array)
