@@ -145,7 +145,7 @@ def test_an_exception_of_a_library_is_an_error_with_its_line(
 @pytest.mark.parametrize(
     ("arguments", "text", "message"),
     [
-        (["--adapter", "nobody"], None, "no adapter is named 'nobody'; there are kedge"),
+        (["--adapter", "nobody"], None, "no adapter is named 'nobody'; there are "),
         (["--adapter", "missing.py"], None, "there is no file missing.py"),
         ([], "x = 1\n", "has no class Adapter(ppo_conformance.Adapter); see ppo_conformance.protocol"),
         ([], "class Adapter:\n    name = 'other'\n", "has no class Adapter(ppo_conformance.Adapter)"),

@@ -7,14 +7,14 @@ from functools import partial
 
 import pytest
 
-from ppo_conformance.adapters import kedge_tokens
+from ppo_conformance.adapters.transformers_tokens import tokenizer_of
 from ppo_conformance.checks import tokens
 from ppo_conformance.protocol import Adapter, Deviation
 
 
 def plain(case, *, bug=None):
     """A trainer in one page: turns are appended, or with `rendered` every turn reads a new text."""
-    tokenizer = kedge_tokens.tokenizer_of(case)
+    tokenizer = tokenizer_of(case)
 
     def rendered(messages):
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import LlamaConfig
 
 from kedge.algorithm.experience import Rollout
 from kedge.data import Prompt, encode_prompt
@@ -18,16 +17,9 @@ from kedge.data.chat import render_prompt
 from kedge.models.tokenizers import load_tokenizer
 from kedge.rollout import Sampler
 from kedge.rollout.player import Limits, Player
+from ppo_conformance.adapters.transformers_tokens import tokenizer_of
 
 LIMIT = 999
-
-
-def tokenizer_of(case: Mapping[str, Any]) -> PreTrainedTokenizerFast:
-    """The case's tokenizer, as transformers has it."""
-    names = {f"{name}_token": case[name] or None for name in ("bos", "eos", "pad")}
-    made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(case["tokenizer"]), **names)
-    made.chat_template = case["chat_template"]
-    return made
 
 
 def trained_tokens(case: Mapping[str, Any]) -> dict[str, Any]:

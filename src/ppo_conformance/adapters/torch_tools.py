@@ -33,3 +33,16 @@ def value_and_gradient(function: Callable[[torch.Tensor], torch.Tensor], array: 
 def micro_batches(settings: Any, num_rows: int) -> list[list[int]]:
     """The rows of each micro-batch; all in one if the case has none."""
     return settings.get("micro_batches") or [list(range(num_rows))]
+
+
+def sum_over_batches(
+    term: Callable[[torch.Tensor, list[int]], torch.Tensor], array: Array, settings: Any
+) -> tuple[Any, Array]:
+    """Return the sum of a term over micro-batches, and its gradient; the term gets a part of the array and its rows."""
+    parts = micro_batches(settings, len(array))
+    return value_and_gradient(lambda x: torch.stack([term(x[rows], rows) for rows in parts]).sum(), array)
+
+
+def num_ranks(settings: Any) -> int:
+    """The number of ranks that share the micro-batches."""
+    return len({*settings.get("ranks", [0])})

@@ -244,6 +244,11 @@ def hold(relation: Relation, method: str, adapter: Any) -> float:
                 continue
             try:
                 before = answer(method, original, adapter)
+            except Deviation:
+                raise
+            except Exception:  # what fails already without the change, the vectors report
+                continue
+            try:
                 after = relation.back(method, original, call(adapter, method, *changed))
             except NotOffered:
                 continue

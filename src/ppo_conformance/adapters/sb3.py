@@ -1,0 +1,47 @@
+"""Stable-Baselines3: GAE of its rollout buffer, for control. Rows are environments, and end with their step."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from stable_baselines3.common.buffers import RolloutBuffer
+
+from ppo_conformance import protocol
+from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
+
+
+class Adapter(protocol.Adapter):
+    """See `protocol.Adapter`."""
+
+    name = "Stable-Baselines3"
+    profile = {"precision": "float32", "truncation": "yes"}  # noqa: RUF012
+
+    def version(self) -> str:
+        """See `protocol.Adapter`."""
+        return version("stable-baselines3")
+
+    def gae(
+        self, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
+    ) -> tuple[Array, Array]:
+        """See `protocol.Adapter`; each row alone, without its padding."""
+        found = np.zeros((2, *rewards.shape))
+        for row, counts in enumerate(mask):
+            steps = int(counts.sum())
+            if not counts[:steps].all():
+                raise NotOffered("every step of an environment counts")
+            if not steps:
+                continue
+            space, options = Box(-1.0, 1.0, (1,)), {"gamma": settings["gamma"], "gae_lambda": settings["lam"]}
+            buffer = RolloutBuffer(steps, space, space, device="cpu", **options)
+            for step in range(steps):
+                value = torch.tensor([values[row, step]])
+                buffer.add(np.zeros(1), np.zeros(1), rewards[row, step], np.zeros(1), value, torch.zeros(1))
+            # A value of 0 after the last step is the end of an episode.
+            buffer.compute_returns_and_advantage(torch.tensor([last_values[row]]), np.array([last_values[row] == 0]))
+            found[:, row, :steps] = buffer.advantages[:, 0], buffer.returns[:, 0]
+        return found[0], found[1]

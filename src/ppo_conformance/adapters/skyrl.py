@@ -1,0 +1,166 @@
+"""SkyRL: `ppo_utils`, and the trainer's normalization of advantages. Rows are laid out as SkyRL does, padded before."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import typing
+from importlib.metadata import version
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import typing_extensions
+
+from ppo_conformance import protocol
+from ppo_conformance.adapters.stand_ins import stand_in
+from ppo_conformance.adapters.torch_tools import num_ranks, sum_over_batches, tensors, value_and_gradient
+from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
+
+typing.TypedDict = typing_extensions.TypedDict  # type: ignore  # pydantic needs it before Python 3.12
+stand_in(
+    "vllm", "httpx", "vllm_router", "flash_attn", without=["flash_attn.ops", "flash_attn.ops.triton.cross_entropy"]
+)
+
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch  # noqa: E402
+from skyrl.backends.skyrl_train.utils import off_policy_correction_utils as off_policy  # noqa: E402
+from skyrl.backends.skyrl_train.utils import ppo_utils, torch_utils  # noqa: E402
+from skyrl.train.config.config import AlgorithmConfig  # noqa: E402
+from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
+
+AGGREGATIONS = {"token": "token_mean", "response": "sequence_mean", "fixed_length": "seq_mean_token_sum_norm"}
+BASELINES = {"dr_grpo": "grpo"}
+
+
+class Adapter(protocol.Adapter):
+    """See `protocol.Adapter`."""
+
+    name = "SkyRL"
+    profile = {  # noqa: RUF012
+        "kl": "k3 k1 k2",
+        "gae_whitening": "bessel",
+        "aggregation": " ".join(AGGREGATIONS),
+        "empty_rows": "counted",
+        "ratio": "token sequence",
+        "baseline": "grpo dr_grpo rloo",
+        "single_response": "score zero",
+        "off_policy": "token_truncate sequence_truncate",
+        "precision": "float32",
+        **dict.fromkeys(("tools", "left_padding", "micro_batches", "ranks"), "yes"),
+    }
+
+    def version(self) -> str:
+        """See `protocol.Adapter`."""
+        return version("skyrl")
+
+    def log_probs(self, logits: Array, tokens: Any, settings: Settings) -> tuple[Array, Array]:
+        """See `protocol.Adapter`."""
+        if settings["temperature"] != 1:
+            raise NotOffered("the temperature is a part of the model")
+        return value_and_gradient(lambda x: torch_utils.logprobs_from_logits(x, torch.tensor(tokens)), logits)
+
+    def entropy(self, logits: Array, settings: Settings) -> tuple[Array, Array]:
+        """See `protocol.Adapter`."""
+        if settings["temperature"] != 1:
+            raise NotOffered("the temperature is a part of the model")
+        return value_and_gradient(lambda x: torch_utils.chunked_entropy_from_logits(x, requires_grad=True), logits)
+
+    def kl(self, log_probs: Array, reference: Array, settings: Settings) -> tuple[Array, Array]:
+        """See `protocol.Adapter`."""
+        (ref,), kind = tensors(reference), settings["kl"]
+        return value_and_gradient(lambda x: ppo_utils.compute_approx_kl(x, ref, kl_estimator_type=kind), log_probs)
+
+    def gae(
+        self, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
+    ) -> tuple[Array, Array]:
+        """See `protocol.Adapter`; what the trainer passes as mask counts tools' tokens."""
+        if _has_holes(mask):
+            raise NotOffered("GAE runs over tools' tokens, which have values")
+        ends = [int(np.flatnonzero(row)[-1]) + 1 if row.any() else 0 for row in mask]
+        places = np.array([np.roll(np.arange(mask.shape[1]), -end) for end in ends])
+        given = tensors(*(np.take_along_axis(x, places, 1) for x in (rewards, values, mask.astype(float))))
+        found = ppo_utils.compute_gae_advantage_return(*given, gamma=settings["gamma"], lambd=settings["lam"])
+        back = np.argsort(places, axis=1)
+        advantages, returns = (np.take_along_axis(x.numpy(), back, 1) for x in found)
+        return advantages, returns
+
+    def whiten(self, values: Array, mask: Mask, settings: Settings) -> Array:
+        """See `protocol.Adapter`; `advantage_batch_normalize`, with advantages of 0 in the padding."""
+        if _has_holes(mask):
+            raise NotOffered("the trainer counts tools' tokens")
+        counts = torch.tensor(mask)
+        batch = TrainingInputBatch({"advantages": torch.tensor(values * mask), "response_mask": counts})
+        batch["loss_mask"] = counts
+        options = {"advantage_batch_normalize": True, "loss_reduction": AGGREGATIONS["fixed_length"], "max_seq_len": 1}
+        trainer = SimpleNamespace(algorithm=SimpleNamespace(**options), micro_train_batch_size_per_gpu=len(values))
+        stub = SimpleNamespace(cfg=SimpleNamespace(trainer=trainer))
+        found = RayPPOTrainer._normalize_advantages(stub, batch, [(0, len(values))])
+        return found["advantages"].numpy() * len(values)
+
+    def policy_loss(
+        self, log_probs: Array, old_log_probs: Array, advantages: Array, mask: Mask, settings: Settings
+    ) -> tuple[float, Array]:
+        """See `protocol.Adapter`; the advantages have the divisors of the minibatch, and losses are sums."""
+        sequence, dual = settings["ratio"] == "sequence", settings["dual_clip"]
+        if sequence and dual:
+            raise NotOffered("GSPO has no dual clip")
+        config = AlgorithmConfig(
+            policy_loss_type="gspo" if sequence else "dual_clip" if dual else "regular",
+            eps_clip_low=settings["clip_low"],
+            eps_clip_high=settings["clip_high"],
+            clip_ratio_c=dual or 3.0,
+            loss_reduction=AGGREGATIONS[settings["aggregation"]],
+        )
+        old, gains, counts = tensors(old_log_probs, advantages, mask)
+        gains = ppo_utils.apply_loss_reduction_to_advantages_minibatch(
+            gains, counts, config.loss_reduction, len(mask), settings.get("length") or 1
+        )
+        function = ppo_utils.PolicyLossRegistry.get(config.policy_loss_type)
+
+        def term(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
+            return function(x, old[rows], gains[rows], config, counts[rows])[0]
+
+        return sum_over_batches(term, log_probs, settings)
+
+    def value_loss(
+        self, values: Array, old_values: Array, returns: Array, mask: Mask, settings: Settings
+    ) -> tuple[float, Array]:
+        """See `protocol.Adapter`; micro-batches have the weight of their rows, as with token-based ones."""
+        if settings["aggregation"] != "response" or num_ranks(settings) > 1:
+            raise NotOffered("the critic's loss is a mean over responses, on ranks with as many rows")
+        old, targets, counts = tensors(old_values, returns, mask)
+        config = SimpleNamespace(value_clip=settings["value_clip"])
+
+        def term(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
+            found, _ = ppo_utils.ppo_critic_loss(x, old[rows], targets[rows], config, counts[rows])
+            return found * len(rows) / len(mask)
+
+        return sum_over_batches(term, values, settings)
+
+    def group_advantages(self, scores: Array, groups: Any, valid: Mask, settings: Settings) -> Array:
+        """See `protocol.Adapter`; a response is one token."""
+        kind = settings["baseline"]
+        if settings["single_response"] != ("zero" if kind == "rloo" else "score"):
+            raise NotOffered("RLOO gives 0 to a response that is alone, GRPO its score")
+        rewards = torch.tensor(scores).unsqueeze(-1)
+        estimate = ppo_utils.AdvantageEstimatorRegistry.get(BASELINES.get(kind, kind))
+        found, _ = estimate(
+            rewards, response_mask=torch.ones_like(rewards), index=groups, grpo_norm_by_std=kind == "grpo"
+        )
+        return found[:, 0].numpy()
+
+    def off_policy_weights(
+        self, train_log_probs: Array, sample_log_probs: Array, mask: Mask, settings: Settings
+    ) -> Array:
+        """See `protocol.Adapter`."""
+        level, _ = settings["off_policy"].split("_")
+        caps = SimpleNamespace(token_tis_ratio_clip_high=settings["cap"], sequence_tis_ratio_clip_high=settings["cap"])
+        given = tensors(train_log_probs, sample_log_probs, mask)
+        weights, _ = off_policy.compute_tis_ratio(*given, level, caps)
+        return weights.expand(mask.shape).numpy()
+
+
+def _has_holes(mask: Mask) -> bool:
+    """Whether some row has a masked token between two that count."""
+    return any(np.diff(np.flatnonzero(row)).max(initial=1) > 1 for row in mask)

@@ -1,0 +1,44 @@
+"""Stand-ins for packages that a library imports and that the functions under test do not use, where not installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class _StandIn(ModuleType):
+    """A module in which every name is an empty class, which returns the only argument of a call, as decorators do."""
+
+    __path__: Sequence[str] = ()  # pyright: ignore
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {"__new__": lambda _, *given, **__: given[0] if len(given) == 1 else None})
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds the packages, and all that is in them, after nothing else has."""
+
+    def __init__(self, names: Sequence[str], without: Sequence[str]) -> None:
+        self._names = names
+        self._without = without
+
+    def find_spec(self, fullname: str, *_: Any) -> ModuleSpec | None:
+        is_given = fullname.partition(".")[0] in self._names and fullname not in self._without
+        return ModuleSpec(fullname, self) if is_given else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def stand_in(*names: str, without: Sequence[str] = ()) -> None:
+    """Import stand-ins where one of some packages is not installed, except for modules that the library can lack."""
+    sys.meta_path.append(_Finder(names, without))

@@ -1,0 +1,244 @@
+"""TRL: the loss and the experience of GRPOTrainer, with a rollout function; RLOO's baseline; the fused LM head."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from collections import defaultdict
+from importlib.metadata import version
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import trl as library
+from torch import nn
+from trl.trainer.utils import add_fused_lm_head
+
+from ppo_conformance import protocol
+from ppo_conformance.adapters.torch_tools import micro_batches, num_ranks, sum_over_batches, value_and_gradient
+from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
+
+GRPOTrainer, RLOOTrainer, RewardTrainer = library.GRPOTrainer, library.RLOOTrainer, library.RewardTrainer
+LOSSES = {"token": "dapo", "response": "grpo", "response_sum": "luspo", "fixed_length": "dr_grpo"}
+SCALES = {"grpo": "group", "dr_grpo": "none", "rloo": None}
+
+
+class Adapter(protocol.Adapter):
+    """See `protocol.Adapter`."""
+
+    name = "TRL"
+    profile = {  # noqa: RUF012
+        "precision": "float32",
+        "kl": "k3",
+        "kl_loss": "k3",
+        "aggregation": " ".join(LOSSES),
+        "empty_rows": "counted",
+        "ratio": "token sequence",
+        "sequence_gradient": "through_ratio",
+        "baseline": "grpo dr_grpo rloo",
+        "off_policy": "token_truncate sequence_truncate token_mask",
+        **dict.fromkeys(("tools", "left_padding", "rejection", "micro_batches"), "yes"),
+    }
+
+    def version(self) -> str:
+        """See `protocol.Adapter`."""
+        return version("trl")
+
+    def log_probs(self, logits: Array, tokens: Any, settings: Settings) -> tuple[Array, Array]:
+        """See `protocol.Adapter`."""
+        return _fused("log_probs", logits, tokens, settings)
+
+    def entropy(self, logits: Array, settings: Settings) -> tuple[Array, Array]:
+        """See `protocol.Adapter`."""
+        return _fused("entropy", logits, np.zeros(logits.shape[:2], int), settings)
+
+    def kl(self, log_probs: Array, reference: Array, settings: Settings) -> tuple[Array, Array]:
+        """See `protocol.Adapter`; the loss of each token alone, without a surrogate."""
+        one, settings = np.ones((1, 1), bool), {"aggregation": "response_sum", "coef": 1.0}
+        found = [
+            self.kl_loss(np.array([[x]]), np.array([[ref]]), one, settings)
+            for x, ref in zip(log_probs.flat, reference.flat, strict=True)
+        ]
+        values, gradients = zip(*found, strict=True)
+        return np.reshape(values, log_probs.shape), np.reshape(gradients, log_probs.shape)
+
+    def kl_loss(self, log_probs: Array, reference: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
+        """See `protocol.Adapter`; the surrogate's part is 0, because the advantages are."""
+        settings = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "ratio": "token", **settings}
+        given = (log_probs, np.zeros_like(log_probs), mask, settings)
+        return self._loss(log_probs, *given, beta=settings["coef"], ref_per_token_logps=torch.tensor(reference))
+
+    def policy_loss(
+        self, log_probs: Array, old_log_probs: Array, advantages: Array, mask: Mask, settings: Settings
+    ) -> tuple[float, Array]:
+        """See `protocol.Adapter`."""
+        return self._loss(log_probs, old_log_probs, advantages, mask, settings)
+
+    def _loss(
+        self, log_probs: Array, old: Array, gains: Array, mask: Mask, settings: Settings, *, beta: float = 0.0,
+        **more: torch.Tensor,
+    ) -> tuple[float, Array]:  # fmt: skip
+        parts = micro_batches(settings, len(mask))
+        kind = settings["aggregation"]
+        if num_ranks(settings) > 1 or (kind != "token" and len({*map(len, parts)}) > 1):
+            raise NotOffered("ranks need processes, and other micro-batches than of tokens have one size")
+        trainer = _trainer(
+            loss_type=LOSSES[kind], beta=beta, importance_sampling_level=settings["ratio"],
+            epsilon_low=settings["clip_low"], epsilon_high=settings["clip_high"],
+            max_completion_length=settings.get("length"), current_gradient_accumulation_steps=len(parts),
+        )  # fmt: skip
+        trainer.args.delta, trainer.args.steps_per_generation = settings["dual_clip"], len(parts)
+        given = {"old_per_token_logps": torch.tensor(old), "advantages": torch.tensor(gains), **more}
+        given["completion_ids"] = given["prompt_ids"] = given["prompt_mask"] = torch.zeros(mask.shape, dtype=torch.long)
+        given["completion_mask"] = torch.tensor(mask).long()
+
+        def term(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
+            trainer._get_per_token_logps_and_entropies = lambda *_, **__: (x, x.detach(), None)
+            inputs = {name: each[rows] for name, each in given.items()}
+            inputs["num_items_in_batch"] = torch.tensor(float(mask.sum()))
+            return GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
+
+        return sum_over_batches(term, log_probs, settings)
+
+    def group_advantages(self, scores: Array, groups: Any, valid: Mask, settings: Settings) -> Array:
+        """See `protocol.Adapter`; groups are of one size, and in order. A score that is NaN is left out."""
+        sizes = set(np.unique(groups, return_counts=True)[1].tolist())
+        if len(sizes) > 1 or sizes == {1}:
+            raise NotOffered("groups have one size, above 1")
+        order = np.argsort(groups, kind="stable")
+        given = np.where(valid, scores, np.nan)[order]
+        kind = RLOOTrainer if settings["baseline"] == "rloo" else GRPOTrainer
+        found = np.empty_like(scores)
+        trainer = _trainer(kind, scale_rewards=SCALES[settings["baseline"]], num_generations=sizes.pop())
+        found[order] = _experience(trainer, np.ones((len(scores), 1), bool), given)["advantages"].numpy()
+        return found
+
+    def off_policy_weights(
+        self, train_log_probs: Array, sample_log_probs: Array, mask: Mask, settings: Settings
+    ) -> Array:
+        """See `protocol.Adapter`."""
+        caps = (None, settings["cap"]) if "truncate" in settings["off_policy"] else (settings["low"], settings["high"])
+        names = ("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max")
+        trainer = _trainer(
+            use_vllm=True, vllm_importance_sampling_mode=settings["off_policy"], **dict(zip(names, caps, strict=True))
+        )
+        trainer.score = lambda *_, **__: (torch.tensor(train_log_probs), None, None)
+        found = _experience(trainer, mask, np.zeros(len(mask)), sample_log_probs)["importance_sampling_ratio"]
+        return found.expand(mask.shape).numpy()
+
+    def reward_loss(self, scores: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
+        """See `protocol.Adapter`."""
+        trainer = _trainer(RewardTrainer)
+
+        def total(x: torch.Tensor) -> torch.Tensor:
+            model = lambda **_: SimpleNamespace(logits=torch.cat([x[:, 0], x[:, 1]]).unsqueeze(-1))  # noqa: E731
+            return RewardTrainer.compute_loss(trainer, model, {"attention_mask": torch.ones(2)})
+
+        return value_and_gradient(total, scores)
+
+    def trained_tokens(self, case: Any) -> dict[str, Any]:
+        """See `protocol.Adapter`; of single turns, since further ones are answers to calls of tools."""
+        from ppo_conformance.adapters.transformers_tokens import tokenizer_of
+
+        if case["replies"] or case["stop_strings"]:
+            raise NotOffered("further turns are answers to calls of tools")
+        trainer = _trainer(rollout_func=None, num_generations=1)
+        trainer._tokenizer = trainer.processing_class = tokenizer_of(case)
+        trainer._generate_single_turn = lambda prompts, *_: ([case["policy"](prompts[0])], None)
+        found = _experience(trainer, np.ones((1, 1), bool), np.zeros(1), messages=case["messages"])
+        tokens, reads = (
+            torch.cat([found[f"prompt_{name}"], found[f"completion_{name}"]], 1) for name in ("ids", "mask")
+        )
+        counts = torch.cat([torch.zeros_like(found["prompt_mask"]), found["completion_mask"]], 1)
+        kept = reads[0].bool()
+        return {"rows": [{"tokens": tokens[0][kept].tolist(), "trained": counts[0][kept].tolist()}]}
+
+
+OFF = (
+    "aux_loss_enabled _entropy_bonus_enabled use_vllm mask_truncated_completions _is_vlm _multi_environment "
+    "log_multimodal reward_clip_range normalize_advantages off_policy_mask_threshold environment_factories "
+    "environments tools pad_to_multiple_of chat_template"
+)
+ZERO = "beta _last_loaded_step _total_train_tokens"
+ONE = "top_entropy_quantile num_iterations num_generations _tp_size vllm_importance_sampling_correction"
+
+
+def _trainer(kind: Any = GRPOTrainer, **settings: Any) -> Any:
+    """A trainer without a model: what its methods read, with TRL's defaults."""
+    same = lambda x, **_: x  # noqa: E731
+    made = object.__new__(kind)
+    made.accelerator = SimpleNamespace(gather=same, reduce=same, gather_for_metrics=same, num_processes=1)
+    vars(made.accelerator).update(process_index=0, is_main_process=False, device=torch.device("cpu"))
+    made.model = SimpleNamespace(training=True, is_gradient_checkpointing=False)
+    made.args = SimpleNamespace(steps_per_generation=1, gradient_accumulation_steps=1, per_device_train_batch_size=1)
+    absent = (
+        "use_bias_correction_kl",
+        "delta",
+        "gradient_checkpointing_kwargs",
+        "center_rewards_coefficient",
+        "report_to",
+    )
+    vars(made.args).update(dict.fromkeys(absent))
+    made.state = SimpleNamespace(num_input_tokens_seen=0, global_step=0)
+    made.reward_weights, made.reward_funcs, made.reward_func_names = torch.ones(1), [0], ["score"]
+    made.eos_token_ids, made.chat_template_kwargs = [1], {}
+    made.scale_rewards, made.multi_objective_aggregation = "group", "sum_then_normalize"
+    made._pending_extra_logs, made._pending_metrics, made._metrics = {}, {}, {"train": defaultdict(list)}
+    made._logs = defaultdict(list, rewards=defaultdict(list), extra=defaultdict(list))
+    for names, value in ((OFF, None), (ZERO, 0), (ONE, 1)):
+        vars(made).update(dict.fromkeys(names.split(), value))
+    vars(made).update(settings)
+    return made
+
+
+def _experience(trainer: Any, mask: Mask, scores: Array, sampled: Array | None = None, messages: Any = None) -> Any:
+    """What a trainer makes of sampled rows, or of what its model says to a conversation."""
+    rows = mask.shape[0]
+    tokens = {"prompt_ids": [[0]] * rows, "completion_ids": [[1] * mask.shape[1]] * rows}
+    tokens |= {"env_mask": mask.astype(int).tolist(), "logprobs": None if sampled is None else sampled.tolist()}
+    if not hasattr(trainer, "_tokenizer"):
+        trainer.rollout_func = lambda *_: tokens
+        trainer._generate_single_turn = lambda *_: tokens["completion_ids"]
+        trainer._tokenizer = trainer.processing_class = _Words()
+        trainer._get_per_token_logps_and_entropies = getattr(
+            trainer, "score", lambda *_, **__: (torch.zeros(mask.shape), None, None)
+        )
+    trainer._calculate_rewards = lambda *_: torch.tensor(scores).unsqueeze(-1)
+    return type(trainer)._generate_and_score_completions(trainer, [{"prompt": messages or ""}] * rows)
+
+
+def _fused(output: str, logits: Array, tokens: Any, settings: Settings) -> tuple[Array, Array]:
+    """An output of the fused LM head, whose matrix is the identity."""
+    labels, size = torch.tensor(tokens), logits.shape[-1]
+    head = nn.Linear(size, size, bias=False)
+    head.weight = nn.Parameter(torch.eye(size, dtype=torch.float64))
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        model: Any = _Model()
+        model.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(model_type=""))
+        model.base_model = lambda **_: SimpleNamespace(last_hidden_state=x)
+        model.get_output_embeddings = lambda: head
+        add_fused_lm_head(model, settings["temperature"], outputs=("log_probs", "entropy"))
+        return getattr(model.forward(fused_lm_head=True, shift_labels=labels), output)
+
+    return value_and_gradient(fused, logits)
+
+
+class _Words:
+    """The tokenizer of texts that do not matter."""
+
+    pad_token_id = 0
+
+    def __call__(self, text: list[str], **_: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[0] for _ in text]}
+
+    def batch_decode(self, ids: Any, **_: Any) -> list[str]:
+        return [""] * len(ids)
+
+
+class _Model:
+    """A model of which only the head is used."""
+
+    def forward(self) -> None:
+        """Stand for the forward pass that the head replaces."""

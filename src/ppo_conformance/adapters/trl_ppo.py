@@ -1,0 +1,37 @@
+"""The whitening of TRL's PPOTrainer, up to 1.12; what else it computes is a part of one long method."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+
+from ppo_conformance import protocol
+from ppo_conformance.adapters.torch_tools import tensors
+from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+from trl.experimental.ppo import ppo_trainer
+
+
+class Adapter(protocol.Adapter):
+    """See `protocol.Adapter`."""
+
+    name = "TRL PPO"
+    profile = {  # noqa: RUF012
+        "whitening": "mean_and_std std_only",
+        "whitening_bessel": "yes",
+        **dict.fromkeys(("tools", "left_padding"), "yes"),
+    }
+
+    def version(self) -> str:
+        """See `protocol.Adapter`."""
+        return version("trl")
+
+    def whiten(self, values: Array, mask: Mask, settings: Settings) -> Array:
+        """See `protocol.Adapter`."""
+        if mask.sum() < 2:
+            raise NotOffered("one value has no deviation")
+        return ppo_trainer.masked_whiten(*tensors(values, mask), settings["whitening"] == "mean_and_std").numpy()

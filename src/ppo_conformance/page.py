@@ -1,0 +1,83 @@
+"""Writes the page of results: a table of libraries and checks, and what differs, from reports of `run --json`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ppo_conformance.results import UserError
+
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+SHOWN = ("passed", "deviates", "error")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run `ppo-conformance page`."""
+    parser = argparse.ArgumentParser(prog="ppo-conformance page", description=__doc__)
+    parser.add_argument("reports", nargs="+", type=Path, help="reports of `run --json`, one for each library")
+    parser.add_argument("--notes", type=Path, help="JSON: what differs, by library and pattern of checks")
+    parser.add_argument("--into", type=Path, metavar="FILE", help=f"replace what stands between {BEGIN} and {END}")
+    options = parser.parse_args(arguments)
+    reports = [_read(path) for path in options.reports]
+    text = page(reports, _read(options.notes) if options.notes else {})
+    if not options.into:
+        print(text)
+        return 0
+    before, begin, rest = options.into.read_text("utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UserError(f"{options.into} has no {BEGIN} and {END}")
+    options.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", "utf-8")
+    return 0
+
+
+def page(reports: list[dict[str, Any]], notes: dict[str, list[dict[str, Any]]]) -> str:
+    """The table, the libraries with their profiles, and what differs, as Markdown."""
+    names = [report["adapter"] for report in reports]
+    ids = dict.fromkeys(each["check"] for report in reports for each in report["results"])
+    lines = ["| | " + " | ".join(f"{each['adapter']} {each['version']}" for each in reports) + " |"]
+    lines.append("|---" * (len(names) + 1) + "|")
+    lines += [f"| {name} | " + " | ".join(_cell(report, name) for report in reports) + " |" for name in ids]
+    lines += ["", "Profiles:", ""]
+    for report in reports:
+        chosen = ", ".join(f"{name}: {value}" for name, value in report["profile"].items())
+        lines.append(f"- **{report['adapter']} {report['version']}**, {report['seconds']:.0f} s: {chosen}")
+    lines += ["", "What differs:", ""]
+    for report in reports:
+        lines += _differences(report, notes.get(report["adapter"], []))
+    return "\n".join(lines)
+
+
+def _cell(report: dict[str, Any], check: str) -> str:
+    """The number of cases that passed of those that are offered."""
+    statuses = [each["status"] for each in report["results"] if each["check"] == check]
+    offered = [status for status in statuses if status in SHOWN]
+    passed = offered.count("passed")
+    return "–" if not offered else str(passed) if passed == len(offered) else f"**{passed} of {len(offered)}**"
+
+
+def _differences(report: dict[str, Any], notes: list[dict[str, Any]]) -> list[str]:
+    """A paragraph per note with the line that repeats it; then the message of each result without a note."""
+    left = [each for each in report["results"] if each["status"] in ("deviates", "error")]
+    lines = []
+    for note in notes:
+        found = [
+            each for each in left if any(fnmatchcase(f"{each['check']}:{each['case']}", p) for p in note["checks"])
+        ]
+        if found:
+            left = [each for each in left if each not in found]
+            cases = ", ".join(f"{each['check']}:{each['case']}" for each in found)
+            lines += [f"- **{report['adapter']}**: {note['text']} (`{cases}`)", f"  `{found[0]['reproduce']}`"]
+    for each in left:
+        lines += [f"- **{report['adapter']}**: {each['message']}", f"  `{each['reproduce']}`"]
+    return lines
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error

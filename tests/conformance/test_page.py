@@ -1,0 +1,68 @@
+"""The page of results."""
+
+from __future__ import annotations
+
+import json
+
+from ppo_conformance.__main__ import main
+from ppo_conformance.page import BEGIN, END
+
+
+def result(check, case, status, message=""):
+    return {"check": check, "case": case, "status": status, "message": message, "reproduce": f"run {check}:{case}"}
+
+
+def report(name, *results):
+    profile = {"kl": "k1 k3"}
+    return {"adapter": name, "version": "1.2", "profile": profile, "seconds": 3.4, "results": [*results]}
+
+
+def written(tmp_path, *reports):
+    paths = [tmp_path / f"{place}.json" for place, _ in enumerate(reports)]
+    for path, each in zip(paths, reports, strict=True):
+        path.write_text(json.dumps(each))
+    return [*map(str, paths)]
+
+
+def test_the_table_counts_what_is_offered(tmp_path, capsys):
+    one = report("one", result("vector/kl", "a", "passed"), result("vector/kl", "b", "passed"))
+    two = report("two", result("vector/kl", "a", "passed"), result("vector/kl", "b", "deviates", "at loss: 1, got 2"),
+                 result("vector/kl", "c", "not offered"), result("vector/gae", "a", "not offered"))  # fmt: skip
+    assert main(["page", *written(tmp_path, one, two)]) == 0
+    out = capsys.readouterr().out
+    assert "| | one 1.2 | two 1.2 |" in out
+    assert "| vector/kl | 2 | **1 of 2** |" in out
+    assert "| vector/gae | – | – |" in out
+    assert "**one 1.2**, 3 s: kl: k1 k3" in out
+    assert "- **two**: at loss: 1, got 2\n  `run vector/kl:b`" in out
+
+
+def test_a_note_replaces_the_messages_of_its_checks(tmp_path, capsys):
+    both = [result("vector/kl", case, "deviates", "at loss") for case in "ab"]
+    other = result("vector/gae", "a", "error", "ValueError: no")
+    notes = tmp_path / "notes.json"
+    notes.write_text(json.dumps({"one": [{"checks": ["vector/kl:*"], "text": "k3 is bounded"}]}))
+    assert main(["page", *written(tmp_path, report("one", *both, other)), "--notes", str(notes)]) == 0
+    out = capsys.readouterr().out
+    assert "- **one**: k3 is bounded (`vector/kl:a, vector/kl:b`)\n  `run vector/kl:a`" in out
+    assert "at loss" not in out
+    assert "- **one**: ValueError: no" in out
+
+
+def test_the_page_is_written_between_its_marks(tmp_path, capsys):
+    place = tmp_path / "page.md"
+    place.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    reports = written(tmp_path, report("one", result("vector/kl", "a", "passed")))
+    assert main(["page", *reports, "--into", str(place)]) == 0
+    text = place.read_text()
+    assert text.startswith(f"before\n{BEGIN}\n\n| | one 1.2 |")
+    assert text.endswith(f"\n\n{END}\nafter\n")
+    assert "old" not in text
+    place.write_text("no marks")
+    assert main(["page", *reports, "--into", str(place)]) == 2
+    assert "has no <!-- results -->" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_read_is_named(tmp_path, capsys):
+    assert main(["page", str(tmp_path / "none.json")]) == 2
+    assert "none.json cannot be read" in capsys.readouterr().err
