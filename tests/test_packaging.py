@@ -143,8 +143,8 @@ def test_a_package_that_stands_alone_declares_what_it_imports(name: str) -> None
     assert {name for name in foreign if not declared & {normalized(home) for home in homes.get(name, [name])}} == set()
 
 
-def test_the_conformance_suite_needs_numpy_and_for_its_plugin_pytest() -> None:
-    """An adapter imports the library that whoever runs it has; nothing else imports an adapter by name."""
+def test_the_conformance_suite_needs_numpy_and_otherwise_extras() -> None:
+    """An adapter imports the library that whoever runs it has."""
     project = table(ROOT / "distributions" / "conformance" / "pyproject.toml")["project"]
     declared = {re.split(r"[<>=]", entry)[0] for entry in project["dependencies"]}
     assert declared == {"numpy"}
@@ -155,7 +155,13 @@ def test_the_conformance_suite_needs_numpy_and_for_its_plugin_pytest() -> None:
         for names in [set(imported(ast.parse(path.read_text(encoding="utf-8")))) - {"ppo_conformance"}]
     }
     with_more = {path: names for path, names in needed.items() if names}
-    assert with_more == {"plugin.py": {"pytest"}, "test_conformance.py": {"pytest"}}
+    extras = {
+        name: {re.split(r"[<>=]", entry)[0] for entry in entries}
+        for name, entries in project["optional-dependencies"].items()
+    }
+    plugin = dict.fromkeys(("plugin.py", "test_conformance.py"), extras.pop("pytest"))
+    assert with_more == {**plugin, "reference/conversations.py": extras.pop("tokens")}
+    assert extras == {}
 
 
 def test_entry_points_are_the_same_wherever_a_package_is_installed_from() -> None:

@@ -96,6 +96,7 @@ def compare(expected: Mapping[str, Array], got: Mapping[str, Array], tolerance: 
         error = float(errors[place])
         if error > tolerance:
             where = f"{name}[{', '.join(map(str, place))}]" if place else name
-            raise Deviation(message, where, float(numbers[place]), float(got[name][place]), error)
+            largest_error = error if np.isfinite(error) else None  # JSON has no infinity
+            raise Deviation(message, where, float(numbers[place]), float(got[name][place]), largest_error)
         worst = max(worst, error)
     return worst

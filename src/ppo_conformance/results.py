@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import runpy
+import shlex
 import time
 import traceback
 from collections.abc import Iterable
@@ -148,7 +149,7 @@ def run_check(check: Check, adapter: Any, place: str) -> Result:
     except Exception as failure:
         last = traceback.extract_tb(failure.__traceback__)[-1]
         status, message = "error", f"{type(failure).__name__}: {failure} ({Path(last.filename).name}:{last.lineno})"
-    reproduce = f"ppo-conformance run --adapter {place} --only {check.name}"
+    reproduce = f"ppo-conformance run --adapter {shlex.quote(place)} --only {check.name}"
     return Result(check.id, check.case, status, message, error, reproduce)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from ppo_conformance import vectors
@@ -119,6 +120,17 @@ def test_an_option_without_effect_deviates(tmp_path: Path, capsys: pytest.Captur
     assert "whitening_bessel: no and yes give the same result in case padded" in capsys.readouterr().out
 
 
+def test_a_number_that_is_not_finite_deviates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, report = adapter(tmp_path, RIGHT.replace("/ (std + 1e-8)", "/ (std - std)")), tmp_path / "report.json"
+    with np.errstate(all="ignore"):
+        assert main(["run", "--adapter", place, "--only", "*whiten*", "--json", str(report)]) == 1
+    found = json.loads(report.read_text("utf-8"), parse_constant=pytest.fail)
+    statuses = {(each["check"], each["status"]) for each in found["results"]}
+    assert {("vector/whiten", "deviates"), ("metamorphic/rows", "deviates")} <= statuses
+    assert not {status for check, status in statuses if check == "metamorphic/padding"} - {"deviates", "not offered"}
+    assert "values of whiten is not finite" in capsys.readouterr().out
+
+
 def test_an_exception_of_a_library_is_an_error_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,7 +145,7 @@ def test_an_exception_of_a_library_is_an_error_with_its_line(
 @pytest.mark.parametrize(
     ("arguments", "text", "message"),
     [
-        (["--adapter", "nobody"], None, "no adapter is named 'nobody'; there are kedge"),
+        (["--adapter", "nobody"], None, "no adapter is named 'nobody'; there are "),
         (["--adapter", "missing.py"], None, "there is no file missing.py"),
         ([], "x = 1\n", "has no class Adapter(ppo_conformance.Adapter); see ppo_conformance.protocol"),
         ([], "class Adapter:\n    name = 'other'\n", "has no class Adapter(ppo_conformance.Adapter)"),

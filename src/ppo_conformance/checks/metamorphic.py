@@ -210,14 +210,20 @@ def checks() -> list[Check]:
 
 
 def answer(method: str, case: Case, adapter: Any) -> Arrays:
-    """The results for a case; NaN where masked positions are not compared; gradients are 0 there."""
+    """The results for a case; NaN where masked positions are not compared; gradients are 0 there.
+
+    Raises:
+        Deviation: something else is not finite.
+    """
     found = call(adapter, method, *case)
-    mask = case[0].get("mask", case[0].get("valid"))
-    if mask is None or method == "reward_loss":
-        return found
-    axes = METHODS[method].inputs["mask" if "mask" in case[0] else "valid"]
-    is_masked = [name for name, letters in METHODS[method].outputs.items() if letters == axes and name != "gradient"]
-    return {name: np.where(mask == 1, x, np.nan) if name in is_masked else x for name, x in found.items()}
+    masks = [] if method == "reward_loss" else [name for name in ("mask", "valid") if name in case[0]]
+    for name, axes in METHODS[method].outputs.items():
+        mask = [case[0][each] == 1 for each in masks if METHODS[method].inputs[each] == axes and name != "gradient"]
+        counts = mask[0] if mask else np.ones(found[name].shape, bool)
+        if not np.isfinite(found[name][counts]).all():
+            raise Deviation(f"{name} of {method} is not finite")
+        found[name] = np.where(counts, found[name], np.nan)
+    return found
 
 
 def hold(relation: Relation, method: str, adapter: Any) -> float:
@@ -238,6 +244,11 @@ def hold(relation: Relation, method: str, adapter: Any) -> float:
                 continue
             try:
                 before = answer(method, original, adapter)
+            except Deviation:
+                raise
+            except Exception:  # what fails already without the change, the vectors report
+                continue
+            try:
                 after = relation.back(method, original, call(adapter, method, *changed))
             except NotOffered:
                 continue
