@@ -28,7 +28,7 @@ run() { # RESULT ADAPTER FOLDER: the peer's folder comes first. Exit code 1 says
     PYTHONPATH="src:$PEERS/$3:$PEERS/$3/skyrl-gym:$PEERS/shared" OMP_NUM_THREADS=1 \
         "$PYTHON" -m ppo_conformance run --adapter "$2" --json "conformance/results/$1.json" > "$PEERS/log" 2>&1 ||
         [ $? -eq 1 ] || { cat "$PEERS/log"; exit 1; }
-    tail -n 1 "$PEERS/log"
+    grep "passed, " "$PEERS/log"
 }
 
 add shared $SHARED
