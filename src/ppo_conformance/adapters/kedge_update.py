@@ -13,7 +13,7 @@ import pickle
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models
+from torch.multiprocessing.spawn import start_processes
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 import kedge
@@ -34,12 +35,10 @@ from kedge.training import update as training
 from kedge.training.supervised.loop import TrainingSettings, train_supervised
 from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
 from ppo_conformance.protocol import Array, NotOffered
-from ppo_conformance.reference.model import ROTARY_BASE, initial_weights, shapes_of
+from ppo_conformance.reference.model import NORM_EPS, ROTARY_BASE, initial_weights, shapes_of
 
 Case = Mapping[str, Any]
 AGGREGATIONS = {"token": "token", "response": "sequence", "fixed_length": "constant"}
-LONGEST = 300.0
-"""Seconds after which a rank counts as hanging."""
 STOP = 1
 """The token that ends a response in all cases."""
 
@@ -58,20 +57,12 @@ def of_ranks(case: Case, folder: Path, count: int) -> dict[str, Array]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    ranks = [context.Process(target=_as_rank, args=(case, folder, count, port, number)) for number in range(count)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(LONGEST)
-        rank.kill()  # it waits for another that failed
-    if any(rank.exitcode for rank in ranks):
-        raise RuntimeError(f"ranks ended with {[rank.exitcode for rank in ranks]}")
+    multiprocessing.set_forkserver_preload([__name__])  # imported once for the ranks of all cases
+    start_processes(_as_rank, (case, folder, count, port), nprocs=count, start_method="forkserver")
     return pickle.loads((folder / "weights").read_bytes())
 
 
-def _as_rank(case: Case, folder: Path, count: int, port: int, number: int) -> None:
+def _as_rank(number: int, case: Case, folder: Path, count: int, port: int) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
@@ -99,26 +90,22 @@ def in_float64() -> Iterator[None]:
             return tensor
         return usual(tensor, *kind, **options)
 
-    with patch.object(torch.Tensor, "to", to), patch.object(torch.Tensor, "float", lambda x: to(x, torch.float32)):
+    with patch.multiple(torch.Tensor, to=to, float=lambda x: to(x, torch.float32)):
         yield
 
 
-@contextmanager
-def arranged(execution: Mapping[str, Any]) -> Iterator[None]:
+def arranged(execution: Mapping[str, Any]) -> AbstractContextManager[Any]:
     """Read the rows in a layout; kedge's own is packed, with prompts shared."""
     layout, error = execution.get("layout", "shared_prompts"), Trunk._error
 
     def no_packing(trunk: Trunk, way: str, *given: Any, **options: Any) -> float:
-        return float("inf") if way in ("packed", "shared") else error(trunk, way, *given, **options)
+        return float("inf") if way == "packed" else error(trunk, way, *given, **options)
 
-    with ExitStack() as changed:
-        if layout == "left":
-            raise NotOffered("kedge pads on the right, where it cannot pack")
-        if layout == "padded":
-            changed.enter_context(patch.object(Trunk, "_error", no_packing))
-        if layout == "packed":
-            changed.enter_context(patch.object(Trunk, "shares_up_to", 0))
-        yield
+    if layout == "left":
+        raise NotOffered("kedge pads on the right, where it cannot pack")
+    if layout == "padded":
+        return patch.object(Trunk, "_error", no_packing)
+    return patch.object(Trunk, "shares_up_to", 0) if layout == "packed" else nullcontext()
 
 
 def parts_of(case: Case) -> tuple[Any, PreTrainedTokenizerFast]:
@@ -127,11 +114,20 @@ def parts_of(case: Case) -> tuple[Any, PreTrainedTokenizerFast]:
     vocabulary = {f"t{token}": token for token in range(model["vocabulary"])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="t2"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=f"t{pad}", eos_token=f"t{STOP}")
-    sizes = {"vocab_size": model["vocabulary"], "hidden_size": model["width"], "intermediate_size": model["hidden"]}
-    heads = {"num_attention_heads": model["heads"], "num_key_value_heads": model["heads"]}
-    kind = {"num_hidden_layers": model["layers"], "tie_word_embeddings": model["tied"], "rms_norm_eps": 1e-6}
-    special = {"pad_token_id": pad, "eos_token_id": STOP, "bos_token_id": None, "max_position_embeddings": 64}
-    return LlamaConfig(**sizes, **heads, **kind, **special), tokenizer
+    config = LlamaConfig(
+        vocab_size=model["vocabulary"],
+        hidden_size=model["width"],
+        intermediate_size=model["hidden"],
+        num_hidden_layers=model["layers"],
+        num_attention_heads=model["heads"],
+        tie_word_embeddings=model["tied"],
+        rms_norm_eps=NORM_EPS,
+        pad_token_id=pad,
+        eos_token_id=STOP,
+        bos_token_id=None,
+        max_position_embeddings=64,
+    )
+    return config, tokenizer
 
 
 @torch.no_grad()
@@ -216,35 +212,30 @@ def config_of(case: Case) -> dict[str, Any]:
     place, kind = ("reward", "kl") if use["kl_in_reward"] else ("loss", "kl_loss")
     longest = max(len(response) for batch in case["batches"] for response in batch["responses"])
     return {
+        **{name: use[name] for name in ("temperature", "entropy_coef", "gamma", "value_coef", "ratio")},
+        **{f"optimization.{name}": use[name] for name in ("max_grad_norm", "weight_decay")},
         "num_updates": len(case["batches"]),
         "num_epochs": len(first["orders"]),
         "num_minibatches": len(first["orders"][0]),
         "num_prompts": len(set(first["groups"])),
         "num_responses": len(first["groups"]) // len(set(first["groups"])),
         "max_new_tokens": use["length"] if use["aggregation"] == "fixed_length" else longest,
-        "temperature": use["temperature"],
         "missing_eos_score": None,
         "ppo.learning_rate": use["lr"],
         "ppo.schedule": "constant",
         "ppo.clip_range": use["clip_low"],
         "ppo.clip_range_high": use["clip_high"],
         "ppo.policy_loss": {"dual_clip": use["dual_clip"]} if use["dual_clip"] else "clipped",
-        "ppo.ratio": use["ratio"],
         "ppo.aggregation": AGGREGATIONS[use["aggregation"]],
-        "ppo.entropy_coef": use["entropy_coef"],
         "ppo.kl_in": {place: use[kind]},
         "ppo.kl_coef": use[f"kl_in_{place}"],
         "ppo.advantage": use["baseline"] if case["kind"] != "ppo" else "gae",
-        "ppo.gamma": use["gamma"],
         "ppo.gae_lambda": use["lam"],
         "ppo.whiten_advantages": use["whiten"],
         "ppo.critic": "shared" if case["kind"] == "ppo" else "none",
-        "ppo.value_coef": use["value_coef"],
         "ppo.value_clip_range": use["value_clip"],
         "ppo.value_unit": "score",
         "ppo.value_head_rate": 1.0,
-        "optimization.max_grad_norm": use["max_grad_norm"],
-        "optimization.weight_decay": use["weight_decay"],
         "optimization.adam_eps": use["eps"] if use["adam_eps"] == "after_debiasing" else {"tf1": use["eps"]},
         "micro_batch_tokens": tokens_of(case),
         "device": "cpu",
