@@ -10,8 +10,9 @@ set -eu
 cd "$(dirname "$0")/.."
 PEERS=${1:-conformance/.peers}
 BASE="torch==2.13.0 transformers==5.24.0 accelerate==1.15.0 datasets==5.2.0 peft==0.21.2 trl==1.16.0"
-SHARED="ray tensordict pyvers omegaconf hydra-core antlr4-python3-runtime==4.9.3 codetiming loguru jaxtyping
- wadler-lindig cloudpickle torchdata gymnasium farama-notifications pandas matplotlib"
+SHARED="ray tensordict pyvers omegaconf hydra-core antlr4-python3-runtime==4.9.3 codetiming loguru jaxtyping lazy_loader
+ wadler-lindig cloudpickle importlib-metadata zipp msgpack orjson jsonschema jsonschema-specifications referencing
+ rpds-py torchdata gymnasium farama-notifications pandas matplotlib"
 mkdir -p "$PEERS"
 if [ -z "${PYTHON:-}" ]; then
     PYTHON=$PEERS/base/bin/python
@@ -23,10 +24,11 @@ add() { # FOLDER PACKAGES…
     [ -d "$folder" ] || "$PYTHON" -m pip install --quiet --no-deps --target "$folder" "$@"
 }
 
-# RESULT ADAPTER FOLDER: the peer's folder comes first; exit code 1 says that something deviates.
-run() {
+run() { # RESULT ADAPTER FOLDER: the peer's folder comes first. Exit code 1 says that something deviates.
     PYTHONPATH="src:$PEERS/$3:$PEERS/$3/skyrl-gym:$PEERS/shared" OMP_NUM_THREADS=1 \
-        "$PYTHON" -m ppo_conformance run --adapter "$2" --json "conformance/results/$1.json" | tail -n 1 || true
+        "$PYTHON" -m ppo_conformance run --adapter "$2" --json "conformance/results/$1.json" > "$PEERS/log" 2>&1 ||
+        [ $? -eq 1 ] || { cat "$PEERS/log"; exit 1; }
+    grep "passed, " "$PEERS/log"
 }
 
 add shared $SHARED

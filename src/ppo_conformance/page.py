@@ -12,6 +12,8 @@ from ppo_conformance.results import UserError
 
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 SHOWN = ("passed", "deviates", "error")
+MOST = 4
+"""Cases to name for a note."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 def page(reports: list[dict[str, Any]], notes: dict[str, list[dict[str, Any]]]) -> str:
     """The table, the libraries with their profiles, and what differs, as Markdown."""
     names = [report["adapter"] for report in reports]
-    ids = dict.fromkeys(each["check"] for report in reports for each in report["results"])
+    ids = sorted({each["check"] for report in reports for each in report["results"]})
     lines = ["| | " + " | ".join(f"{each['adapter']} {each['version']}" for each in reports) + " |"]
     lines.append("|---" * (len(names) + 1) + "|")
     lines += [f"| {name} | " + " | ".join(_cell(report, name) for report in reports) + " |" for name in ids]
@@ -69,7 +71,8 @@ def _differences(report: dict[str, Any], notes: list[dict[str, Any]]) -> list[st
         ]
         if found:
             left = [each for each in left if each not in found]
-            cases = ", ".join(f"{each['check']}:{each['case']}" for each in found)
+            cases = ", ".join(f"{each['check']}:{each['case']}" for each in found[:MOST])
+            cases += f", … {len(found)} in all" if len(found) > MOST else ""
             lines += [f"- **{report['adapter']}**: {note['text']} (`{cases}`)", f"  `{found[0]['reproduce']}`"]
     for each in left:
         lines += [f"- **{report['adapter']}**: {each['message']}", f"  `{each['reproduce']}`"]

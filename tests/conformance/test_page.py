@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatchcase
+from pathlib import Path
 
 from ppo_conformance.__main__ import main
-from ppo_conformance.page import BEGIN, END
+from ppo_conformance.page import BEGIN, END, page
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def result(check, case, status, message=""):
@@ -66,3 +70,17 @@ def test_the_page_is_written_between_its_marks(tmp_path, capsys):
 def test_a_report_that_cannot_be_read_is_named(tmp_path, capsys):
     assert main(["page", str(tmp_path / "none.json")]) == 2
     assert "none.json cannot be read" in capsys.readouterr().err
+
+
+def test_the_documentation_has_the_committed_results():
+    reports = [
+        json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "conformance" / "results").glob("*.json"))
+    ]
+    notes = json.loads((ROOT / "conformance" / "notes.json").read_text("utf-8"))
+    written = (ROOT / "docs" / "conformance.md").read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
+    assert written.strip() == page(reports, notes)
+    for report in reports:
+        patterns = [pattern for note in notes.get(report["adapter"], []) for pattern in note["checks"]]
+        different = [each for each in report["results"] if each["status"] in ("deviates", "error")]
+        names = [f"{each['check']}:{each['case']}" for each in different]
+        assert all(any(fnmatchcase(name, pattern) for pattern in patterns) for name in names), report["adapter"]

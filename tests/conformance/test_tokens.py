@@ -56,7 +56,7 @@ def plain(case, *, bug=None):
             continue
         after = rendered([*before, {"role": "assistant", "content": "SENTINEL"}, *reply]).rpartition("SENTINEL")[2]
         if bug != "doubles_the_end":
-            after = after.partition(tokenizer.eos_token)[2]
+            after = after.partition(tokenizer.decode(said[-1:]))[2]
         row = [*row, *encode(after)]
         trained += [False] * (len(row) - len(trained))
     return {"rows": [*rows, {"tokens": row, "trained": trained}]}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +22,10 @@ from ppo_conformance.adapters.torch_tools import (
     tensors,
     value_and_gradient,
 )
-from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
+from ppo_conformance.protocol import NotOffered
 
 stand_in(
-    *("dill", "fastrand", "flatten_dict", "google", "gymnasium", "h5py", "jax", "lazy_loader", "matplotlib", "minari"),
+    *("dill", "fastrand", "flatten_dict", "google", "gymnasium", "h5py", "jax", "matplotlib", "minari"),
     *("mpe2", "pandas", "pettingzoo", "pygame", "pymunk", "redis", "supersuit", "tabulate", "termcolor", "wandb"),
 )
 
@@ -42,7 +41,7 @@ class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "AgileRL"
-    profile = {  # noqa: RUF012
+    profile = {
         "precision": "float32",
         "kl": "k3 k1",
         "kl_loss": "k3",
@@ -55,51 +54,45 @@ class Adapter(protocol.Adapter):
         **dict.fromkeys(("tools", "left_padding", "micro_batches"), "yes"),
     }
 
-    def version(self) -> str:
+    def version(self):
         """See `protocol.Adapter`."""
         return version("agilerl")
 
-    def kl(self, log_probs: Array, reference: Array, settings: Settings) -> tuple[Array, Array]:
+    def kl(self, log_probs, reference, settings):
         """See `protocol.Adapter`; k1 is claimed for rewards without KL, where the kind does not matter."""
         if settings["kl"] != "k3":
             raise NotOffered("k3 alone")
         (ref,) = tensors(reference)
         return value_and_gradient(lambda x: llm_utils.calculate_k3_kl(ref, x), log_probs)
 
-    def kl_loss(self, log_probs: Array, reference: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
+    def kl_loss(self, log_probs, reference, mask, settings):
         """See `protocol.Adapter`; the surrogate's part is 0, because the advantages are."""
         if settings["aggregation"] != "token":
             raise NotOffered("a mean over tokens")
         given = (log_probs, reference, np.zeros_like(log_probs))
         return self._policy_loss(log_probs, mask, {"ratio": "token", **settings}, *given, beta=settings["coef"])
 
-    def gae(
-        self, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
-    ) -> tuple[Array, Array]:
+    def gae(self, rewards, values, mask, last_values, settings):
         """See `protocol.Adapter`; with advantage_granularity="token", without whitening."""
         ppo = SimpleNamespace(gamma=settings["gamma"], whiten_advantages=False)
         given = (*tensors(rewards, values, mask), settings["lam"])
         returns, advantages = PPO._compute_gae_returns_token(ppo, *given)
         return advantages.numpy(), returns.numpy()
 
-    def shaped_rewards(
-        self, scores: Array, log_probs: Array, reference: Array, mask: Mask, settings: Settings
-    ) -> Array:
+    def shaped_rewards(self, scores, log_probs, reference, mask, settings):
         """See `protocol.Adapter`; rewards without KL, which is a part of the loss."""
         if settings["coef"]:
             raise NotOffered("the KL is a part of the loss")
         turns = np.where(mask, 0, -1)
         return PPO._compute_token_rewards(None, *tensors(mask, scores[:, None], turns)).numpy()
 
-    def whiten(self, values: Array, mask: Mask, settings: Settings) -> Array:
+    def whiten(self, values, mask, settings):
         """See `protocol.Adapter`."""
         if mask.sum() < 2:
             raise NotOffered("a single value is left as it is")
         return llm_utils.masked_whiten(*tensors(values, mask)).numpy()
 
-    def policy_loss(
-        self, log_probs: Array, old_log_probs: Array, advantages: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
+    def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
         """See `protocol.Adapter`; one clip for both sides, and a mean over tokens or over responses with the ratio."""
         by_response = settings["ratio"] == "sequence"
         if settings["clip_low"] != settings["clip_high"] or settings["dual_clip"]:
@@ -110,9 +103,7 @@ class Adapter(protocol.Adapter):
             raise NotOffered("one advantage for a response")
         return self._policy_loss(log_probs, mask, settings, old_log_probs, log_probs, advantages)
 
-    def _policy_loss(
-        self, log_probs: Array, mask: Mask, settings: Settings, old: Array, ref: Array, gains: Array, *, beta: float = 0
-    ) -> tuple[float, Array]:
+    def _policy_loss(self, log_probs, mask, settings, old, ref, gains, *, beta=0):
         level = {"token": "token", "sequence": "trajectory"}[settings["ratio"]]
         ppo = SimpleNamespace(
             beta=beta,
@@ -129,9 +120,7 @@ class Adapter(protocol.Adapter):
 
         return self._over_batches(log_probs, settings, term)
 
-    def value_loss(
-        self, values: Array, old_values: Array, returns: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
+    def value_loss(self, values, old_values, returns, mask, settings):
         """See `protocol.Adapter`."""
         if settings["aggregation"] != "token":
             raise NotOffered("a mean over tokens")
@@ -143,14 +132,14 @@ class Adapter(protocol.Adapter):
 
         return self._over_batches(values, settings, term)
 
-    def _over_batches(self, array: Array, settings: Settings, term: Any) -> tuple[float, Array]:
+    def _over_batches(self, array, settings, term):
         """The mean of the losses of micro-batches, each of which is divided by their number."""
         if num_ranks(settings) > 1:
             raise NotOffered("ranks need processes")
         count = len(micro_batches(settings, len(array)))
         return sum_over_batches(lambda x, rows: term(x, rows) / count, array, settings)
 
-    def group_advantages(self, scores: Array, groups: Any, valid: Mask, settings: Settings) -> Array:
+    def group_advantages(self, scores, groups, valid, settings):
         """See `protocol.Adapter`; groups are of one size, and in order."""
         sizes = set(np.unique(groups, return_counts=True)[1].tolist())
         if len(sizes) > 1 or sizes == {1}:
@@ -162,9 +151,7 @@ class Adapter(protocol.Adapter):
         found[order] = GRPO._calculate_advantage(grpo, torch.tensor(scores[order]))[:, 0].numpy()
         return found
 
-    def off_policy_weights(
-        self, train_log_probs: Array, sample_log_probs: Array, mask: Mask, settings: Settings
-    ) -> Array:
+    def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
         """See `protocol.Adapter`; the weights are the derivatives of the loss by advantages, where the ratio is 1."""
         ppo = SimpleNamespace(beta=0.0, clip_coef=0.2, kl_clamp=None, turn_ratio_pooling="sum")
         ppo._resolve_is_level, ppo.vllm_importance_sampling_cap = lambda _: "token", settings["cap"]

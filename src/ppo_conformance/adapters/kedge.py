@@ -30,7 +30,7 @@ class Adapter(protocol.Adapter):
     """All of the protocol."""
 
     name = "kedge"
-    profile = {  # noqa: RUF012
+    profile = {
         "kl": "k1 k2 k3",
         "kl_loss": "k2 k3",
         "score_at": "last after_last",

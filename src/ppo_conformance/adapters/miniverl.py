@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from miniverl.losses import reduction
 
 from ppo_conformance import protocol
 from ppo_conformance.adapters.torch_tools import num_ranks, sum_over_batches, tensors, value_and_gradient
-from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
+from ppo_conformance.protocol import NotOffered
 
 AGGREGATIONS = {
     "token": "token-mean",
@@ -32,7 +31,7 @@ class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "miniverl"
-    profile = {  # noqa: RUF012
+    profile = {
         "precision": "float32",
         "kl": "k1 k2 k3",
         "gae_whitening": "bessel",
@@ -41,18 +40,16 @@ class Adapter(protocol.Adapter):
         **dict.fromkeys(("tools", "left_padding", "micro_batches"), "yes"),
     }
 
-    def version(self) -> str:
+    def version(self):
         """See `protocol.Adapter`."""
         return version("miniverl")
 
-    def kl(self, log_probs: Array, reference: Array, settings: Settings) -> tuple[Array, Array]:
+    def kl(self, log_probs, reference, settings):
         """See `protocol.Adapter`."""
         (ref,), kind = tensors(reference), KLS[settings["kl"]]
         return value_and_gradient(lambda x: kl.reference_kl_penalty(x, ref, penalty=kind), log_probs)
 
-    def gae(
-        self, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
-    ) -> tuple[Array, Array]:
+    def gae(self, rewards, values, mask, last_values, settings):
         """See `protocol.Adapter`."""
         if not mask.any(axis=1).all():
             raise NotOffered("refuses a response without tokens")
@@ -60,9 +57,7 @@ class Adapter(protocol.Adapter):
         found = estimators.gae_advantage_return(*given, gamma=settings["gamma"], lam=settings["lam"])
         return found.advantages.numpy(), found.returns.numpy()
 
-    def policy_loss(
-        self, log_probs: Array, old_log_probs: Array, advantages: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
+    def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
         """See `protocol.Adapter`; the losses of tokens, reduced over the minibatch."""
         old, gains, counts = tensors(old_log_probs, advantages, mask)
         clips = {"clip_ratio_low": settings["clip_low"], "clip_ratio_high": settings["clip_high"]}
@@ -79,9 +74,7 @@ class Adapter(protocol.Adapter):
 
         return self._over_batches(log_probs, mask, settings, losses)
 
-    def value_loss(
-        self, values: Array, old_values: Array, returns: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
+    def value_loss(self, values, old_values, returns, mask, settings):
         """See `protocol.Adapter`."""
         if settings["aggregation"] != "token":
             raise NotOffered("a mean over tokens")
@@ -94,7 +87,7 @@ class Adapter(protocol.Adapter):
 
         return self._over_batches(values, mask, settings, losses)
 
-    def _over_batches(self, array: Array, mask: Mask, settings: Settings, losses: Any) -> tuple[float, Array]:
+    def _over_batches(self, array, mask, settings, losses):
         """The sum over micro-batches, with the weights of the minibatch."""
         if num_ranks(settings) > 1:
             raise NotOffered("one GPU")
@@ -113,7 +106,7 @@ class Adapter(protocol.Adapter):
 
         return sum_over_batches(term, array, settings)
 
-    def group_advantages(self, scores: Array, groups: Any, valid: Mask, settings: Settings) -> Array:
+    def group_advantages(self, scores, groups, valid, settings):
         """See `protocol.Adapter`; a response is one token."""
         kind = settings["baseline"]
         if kind != "reinforce++" and np.unique(groups, return_counts=True)[1].min() < 2:

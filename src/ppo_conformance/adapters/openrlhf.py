@@ -46,7 +46,7 @@ class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "OpenRLHF"
-    profile = {  # noqa: RUF012
+    profile = {
         "precision": "float32",
         "kl": "k1 k2 k3",
         "kl_loss": "k3 k2 k1",
@@ -59,27 +59,27 @@ class Adapter(protocol.Adapter):
         **dict.fromkeys(("tools", "left_padding", "micro_batches"), "yes"),
     }
 
-    def version(self) -> str:
+    def version(self):
         """See `protocol.Adapter`."""
         return version("openrlhf")
 
-    def log_probs(self, logits: Array, tokens: Any, settings: Settings) -> tuple[Array, Array]:
+    def log_probs(self, logits, tokens, settings):
         """See `protocol.Adapter`; of a copy of the logits, which are divided in place."""
         labels, tau = torch.tensor(tokens), settings["temperature"]
         return value_and_gradient(lambda x: utils.log_probs_from_logits(x * 1, labels, tau), logits)
 
-    def entropy(self, logits: Array, settings: Settings) -> tuple[Array, Array]:
+    def entropy(self, logits, settings):
         """See `protocol.Adapter`."""
         if settings["temperature"] != 1:
             raise NotOffered("the temperature is a part of the model")
         return value_and_gradient(utils.compute_entropy, logits)
 
-    def kl(self, log_probs: Array, reference: Array, settings: Settings) -> tuple[Array, Array]:
+    def kl(self, log_probs, reference, settings):
         """See `protocol.Adapter`."""
         (ref,) = tensors(reference)
         return value_and_gradient(lambda x: utils.compute_approx_kl(x, ref, settings["kl"]), log_probs)
 
-    def kl_loss(self, log_probs: Array, reference: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
+    def kl_loss(self, log_probs, reference, mask, settings):
         """See `protocol.Adapter`; always a mean over tokens."""
         (ref,) = tensors(reference)
         if settings["aggregation"] != "token":
@@ -91,30 +91,24 @@ class Adapter(protocol.Adapter):
 
         return _over_batches(log_probs, mask, settings, term)
 
-    def shaped_rewards(
-        self, scores: Array, log_probs: Array, reference: Array, mask: Mask, settings: Settings
-    ) -> Array:
+    def shaped_rewards(self, scores, log_probs, reference, mask, settings):
         """See `protocol.Adapter`."""
         kls = utils.compute_approx_kl(*tensors(log_probs, reference), settings["kl"])
         return utils.compute_reward(torch.tensor(scores), settings["coef"], kls, torch.tensor(mask)).numpy()
 
-    def gae(
-        self, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
-    ) -> tuple[Array, Array]:
+    def gae(self, rewards, values, mask, last_values, settings):
         """See `protocol.Adapter`."""
         given = (*tensors(values, rewards, mask), settings["gamma"], settings["lam"])
         advantages, returns = RemoteExperienceMaker.get_advantages_and_returns(None, *given)
         return advantages.numpy(), returns.numpy()
 
-    def whiten(self, values: Array, mask: Mask, settings: Settings) -> Array:
+    def whiten(self, values, mask, settings):
         """See `protocol.Adapter`; the values are rewards, of which GAE with γ = 0 makes advantages."""
         rows = len(values)
         made = _advantages("gae", np.zeros(rows), np.arange(rows), mask, kl=torch.tensor(-values).float())
         return made.numpy()
 
-    def policy_loss(
-        self, log_probs: Array, old_log_probs: Array, advantages: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
+    def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
         """See `protocol.Adapter`; the trainer has a mean over responses with GSPO, and else over tokens."""
         old, gains = tensors(old_log_probs, advantages)
         kind = {"token": "ppo", "sequence": "gspo"}[settings["ratio"]]
@@ -128,9 +122,7 @@ class Adapter(protocol.Adapter):
 
         return _over_batches(log_probs, mask, settings, term)
 
-    def value_loss(
-        self, values: Array, old_values: Array, returns: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
+    def value_loss(self, values, old_values, returns, mask, settings):
         """See `protocol.Adapter`."""
         old, targets = tensors(old_values, returns)
         if settings["aggregation"] != "token":
@@ -142,7 +134,7 @@ class Adapter(protocol.Adapter):
 
         return _over_batches(values, mask, settings, term)
 
-    def group_advantages(self, scores: Array, groups: Any, valid: Mask, settings: Settings) -> Array:
+    def group_advantages(self, scores, groups, valid, settings):
         """See `protocol.Adapter`; groups are of one size, and rows know their place among all."""
         kind, sizes = settings["baseline"], set(np.unique(groups, return_counts=True)[1].tolist())
         if (settings["group_bessel"] == "yes") == (kind == "reinforce++"):
@@ -153,9 +145,7 @@ class Adapter(protocol.Adapter):
         one = np.ones((len(scores), 1), bool)
         return _advantages(BASELINES[kind], scores, places, one, size=sizes.pop())[:, 0].numpy()
 
-    def off_policy_weights(
-        self, train_log_probs: Array, sample_log_probs: Array, mask: Mask, settings: Settings
-    ) -> Array:
+    def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
         """See `protocol.Adapter`; the weights are the derivatives of the loss by advantages, where the ratio is 1."""
         kind = settings["off_policy"]
         bounds = [0.0, settings["cap"]] if kind == "token_truncate" else [settings["low"], settings["high"]]
@@ -165,11 +155,11 @@ class Adapter(protocol.Adapter):
         _, found = value_and_gradient(lambda x: made(train, train, x, counts, sample)[0], -np.ones_like(mask, float))
         return -found * mask.sum()
 
-    def reward_loss(self, scores: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
+    def reward_loss(self, scores, mask, settings):
         """See `protocol.Adapter`."""
         return value_and_gradient(lambda x: loss.PairWiseLoss()(x[:, 0], x[:, 1]), scores)
 
-    def trained_tokens(self, case: Any) -> dict[str, Any]:
+    def trained_tokens(self, case):
         """See `protocol.Adapter`; the text of further turns is written by the user's environment."""
         from ppo_conformance.adapters.transformers_tokens import tokenizer_of
 

@@ -12,22 +12,20 @@ from gymnasium.spaces import Box
 from stable_baselines3.common.buffers import RolloutBuffer
 
 from ppo_conformance import protocol
-from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
+from ppo_conformance.protocol import NotOffered
 
 
 class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "Stable-Baselines3"
-    profile = {"precision": "float32", "truncation": "yes"}  # noqa: RUF012
+    profile = {"precision": "float32", "truncation": "yes"}
 
-    def version(self) -> str:
+    def version(self):
         """See `protocol.Adapter`."""
         return version("stable-baselines3")
 
-    def gae(
-        self, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
-    ) -> tuple[Array, Array]:
+    def gae(self, rewards, values, mask, last_values, settings):
         """See `protocol.Adapter`; each row alone, without its padding."""
         found = np.zeros((2, *rewards.shape))
         for row, counts in enumerate(mask):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import typing
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -16,18 +17,40 @@ import typing_extensions
 from ppo_conformance import protocol
 from ppo_conformance.adapters.stand_ins import stand_in
 from ppo_conformance.adapters.torch_tools import num_ranks, sum_over_batches, tensors, value_and_gradient
-from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
+from ppo_conformance.protocol import Mask, NotOffered
 
 typing.TypedDict = typing_extensions.TypedDict  # type: ignore  # pydantic needs it before Python 3.12
 stand_in(
     "vllm", "httpx", "vllm_router", "flash_attn", without=["flash_attn.ops", "flash_attn.ops.triton.cross_entropy"]
 )
 
+import skyrl_gym  # noqa: E402
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch  # noqa: E402
 from skyrl.backends.skyrl_train.utils import off_policy_correction_utils as off_policy  # noqa: E402
 from skyrl.backends.skyrl_train.utils import ppo_utils, torch_utils  # noqa: E402
-from skyrl.train.config.config import AlgorithmConfig  # noqa: E402
+from skyrl.train.config.config import AlgorithmConfig, GeneratorConfig, SkyRLGymConfig  # noqa: E402
+from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator  # noqa: E402
 from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
+
+
+class Replies(skyrl_gym.Env):
+    """An environment that gives replies one after the other, and then ends."""
+
+    def __init__(self, env_config, extras):
+        self._replies = extras["replies"]
+
+    def init(self, chat):
+        return chat, {}
+
+    def step(self, _):
+        done = not self._replies
+        return {"observations": [] if done else self._replies.pop(0), "reward": 0.0, "done": done}
+
+    def get_metrics(self):
+        return {}
+
+
+skyrl_gym.register("replies", Replies)
 
 AGGREGATIONS = {"token": "token_mean", "response": "sequence_mean", "fixed_length": "seq_mean_token_sum_norm"}
 BASELINES = {"dr_grpo": "grpo"}
@@ -37,7 +60,7 @@ class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "SkyRL"
-    profile = {  # noqa: RUF012
+    profile = {
         "kl": "k3 k1 k2",
         "gae_whitening": "bessel",
         "aggregation": " ".join(AGGREGATIONS),
@@ -50,30 +73,28 @@ class Adapter(protocol.Adapter):
         **dict.fromkeys(("tools", "left_padding", "micro_batches", "ranks"), "yes"),
     }
 
-    def version(self) -> str:
+    def version(self):
         """See `protocol.Adapter`."""
         return version("skyrl")
 
-    def log_probs(self, logits: Array, tokens: Any, settings: Settings) -> tuple[Array, Array]:
+    def log_probs(self, logits, tokens, settings):
         """See `protocol.Adapter`."""
         if settings["temperature"] != 1:
             raise NotOffered("the temperature is a part of the model")
         return value_and_gradient(lambda x: torch_utils.logprobs_from_logits(x, torch.tensor(tokens)), logits)
 
-    def entropy(self, logits: Array, settings: Settings) -> tuple[Array, Array]:
+    def entropy(self, logits, settings):
         """See `protocol.Adapter`."""
         if settings["temperature"] != 1:
             raise NotOffered("the temperature is a part of the model")
         return value_and_gradient(lambda x: torch_utils.chunked_entropy_from_logits(x, requires_grad=True), logits)
 
-    def kl(self, log_probs: Array, reference: Array, settings: Settings) -> tuple[Array, Array]:
+    def kl(self, log_probs, reference, settings):
         """See `protocol.Adapter`."""
         (ref,), kind = tensors(reference), settings["kl"]
         return value_and_gradient(lambda x: ppo_utils.compute_approx_kl(x, ref, kl_estimator_type=kind), log_probs)
 
-    def gae(
-        self, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
-    ) -> tuple[Array, Array]:
+    def gae(self, rewards, values, mask, last_values, settings):
         """See `protocol.Adapter`; what the trainer passes as mask counts tools' tokens."""
         if _has_holes(mask):
             raise NotOffered("GAE runs over tools' tokens, which have values")
@@ -85,7 +106,7 @@ class Adapter(protocol.Adapter):
         advantages, returns = (np.take_along_axis(x.numpy(), back, 1) for x in found)
         return advantages, returns
 
-    def whiten(self, values: Array, mask: Mask, settings: Settings) -> Array:
+    def whiten(self, values, mask, settings):
         """See `protocol.Adapter`; `advantage_batch_normalize`, with advantages of 0 in the padding."""
         if _has_holes(mask):
             raise NotOffered("the trainer counts tools' tokens")
@@ -98,9 +119,7 @@ class Adapter(protocol.Adapter):
         found = RayPPOTrainer._normalize_advantages(stub, batch, [(0, len(values))])
         return found["advantages"].numpy() * len(values)
 
-    def policy_loss(
-        self, log_probs: Array, old_log_probs: Array, advantages: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
+    def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
         """See `protocol.Adapter`; the advantages have the divisors of the minibatch, and losses are sums."""
         sequence, dual = settings["ratio"] == "sequence", settings["dual_clip"]
         if sequence and dual:
@@ -123,9 +142,7 @@ class Adapter(protocol.Adapter):
 
         return sum_over_batches(term, log_probs, settings)
 
-    def value_loss(
-        self, values: Array, old_values: Array, returns: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
+    def value_loss(self, values, old_values, returns, mask, settings):
         """See `protocol.Adapter`; micro-batches have the weight of their rows, as with token-based ones."""
         if settings["aggregation"] != "response" or num_ranks(settings) > 1:
             raise NotOffered("the critic's loss is a mean over responses, on ranks with as many rows")
@@ -138,7 +155,7 @@ class Adapter(protocol.Adapter):
 
         return sum_over_batches(term, values, settings)
 
-    def group_advantages(self, scores: Array, groups: Any, valid: Mask, settings: Settings) -> Array:
+    def group_advantages(self, scores, groups, valid, settings):
         """See `protocol.Adapter`; a response is one token."""
         kind = settings["baseline"]
         if settings["single_response"] != ("zero" if kind == "rloo" else "score"):
@@ -150,15 +167,34 @@ class Adapter(protocol.Adapter):
         )
         return found[:, 0].numpy()
 
-    def off_policy_weights(
-        self, train_log_probs: Array, sample_log_probs: Array, mask: Mask, settings: Settings
-    ) -> Array:
+    def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
         """See `protocol.Adapter`."""
         level, _ = settings["off_policy"].split("_")
         caps = SimpleNamespace(token_tis_ratio_clip_high=settings["cap"], sequence_tis_ratio_clip_high=settings["cap"])
         given = tensors(train_log_probs, sample_log_probs, mask)
         weights, _ = off_policy.compute_tis_ratio(*given, level, caps)
         return weights.expand(mask.shape).numpy()
+
+    def trained_tokens(self, case):
+        """See `protocol.Adapter`; the generator's loop with an environment that gives the replies."""
+        from ppo_conformance.adapters.transformers_tokens import tokenizer_of
+
+        tokenizer = tokenizer_of(case)
+
+        async def generate(asked: Any, **_: Any) -> dict[str, Any]:
+            said = case["policy"](asked["prompt_token_ids"][0])
+            return {"responses": [tokenizer.decode(said)], "response_ids": [[*said]], "stop_reasons": ["stop"]}
+
+        async def finish(_: Any) -> None:
+            pass
+
+        engine = SimpleNamespace(generate=generate, finish_session=finish)
+        games, config = SkyRLGymConfig(max_env_workers=0), GeneratorConfig(max_turns=9)
+        generator = SkyRLGymGenerator(config, games, engine, tokenizer)
+        sampling, extras = {"stop": case["stop_strings"] or None}, {"replies": [*case["replies"]]}
+        found = asyncio.run(generator.agent_loop([*case["messages"]], "replies", extras, 99, 999, sampling))
+        trained = [False] * len(found.prompt_ids) + [bool(each) for each in found.loss_mask]
+        return {"rows": [{"tokens": [*found.prompt_ids, *found.response_ids], "trained": trained}]}
 
 
 def _has_holes(mask: Mask) -> bool:

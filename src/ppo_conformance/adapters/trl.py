@@ -28,7 +28,7 @@ class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "TRL"
-    profile = {  # noqa: RUF012
+    profile = {
         "precision": "float32",
         "kl": "k3",
         "kl_loss": "k3",
@@ -41,19 +41,19 @@ class Adapter(protocol.Adapter):
         **dict.fromkeys(("tools", "left_padding", "rejection", "micro_batches"), "yes"),
     }
 
-    def version(self) -> str:
+    def version(self):
         """See `protocol.Adapter`."""
         return version("trl")
 
-    def log_probs(self, logits: Array, tokens: Any, settings: Settings) -> tuple[Array, Array]:
+    def log_probs(self, logits, tokens, settings):
         """See `protocol.Adapter`."""
         return _fused("log_probs", logits, tokens, settings)
 
-    def entropy(self, logits: Array, settings: Settings) -> tuple[Array, Array]:
+    def entropy(self, logits, settings):
         """See `protocol.Adapter`."""
         return _fused("entropy", logits, np.zeros(logits.shape[:2], int), settings)
 
-    def kl(self, log_probs: Array, reference: Array, settings: Settings) -> tuple[Array, Array]:
+    def kl(self, log_probs, reference, settings):
         """See `protocol.Adapter`; the loss of each token alone, without a surrogate."""
         one, settings = np.ones((1, 1), bool), {"aggregation": "response_sum", "coef": 1.0}
         found = [
@@ -63,22 +63,17 @@ class Adapter(protocol.Adapter):
         values, gradients = zip(*found, strict=True)
         return np.reshape(values, log_probs.shape), np.reshape(gradients, log_probs.shape)
 
-    def kl_loss(self, log_probs: Array, reference: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
+    def kl_loss(self, log_probs, reference, mask, settings):
         """See `protocol.Adapter`; the surrogate's part is 0, because the advantages are."""
         settings = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "ratio": "token", **settings}
         given = (log_probs, np.zeros_like(log_probs), mask, settings)
         return self._loss(log_probs, *given, beta=settings["coef"], ref_per_token_logps=torch.tensor(reference))
 
-    def policy_loss(
-        self, log_probs: Array, old_log_probs: Array, advantages: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
+    def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
         """See `protocol.Adapter`."""
         return self._loss(log_probs, old_log_probs, advantages, mask, settings)
 
-    def _loss(
-        self, log_probs: Array, old: Array, gains: Array, mask: Mask, settings: Settings, *, beta: float = 0.0,
-        **more: torch.Tensor,
-    ) -> tuple[float, Array]:  # fmt: skip
+    def _loss(self, log_probs, old, gains, mask, settings, *, beta=0.0, **more):
         parts = micro_batches(settings, len(mask))
         kind = settings["aggregation"]
         if num_ranks(settings) > 1 or (kind != "token" and len({*map(len, parts)}) > 1):
@@ -101,7 +96,7 @@ class Adapter(protocol.Adapter):
 
         return sum_over_batches(term, log_probs, settings)
 
-    def group_advantages(self, scores: Array, groups: Any, valid: Mask, settings: Settings) -> Array:
+    def group_advantages(self, scores, groups, valid, settings):
         """See `protocol.Adapter`; groups are of one size, and in order. A score that is NaN is left out."""
         sizes = set(np.unique(groups, return_counts=True)[1].tolist())
         if len(sizes) > 1 or sizes == {1}:
@@ -114,9 +109,7 @@ class Adapter(protocol.Adapter):
         found[order] = _experience(trainer, np.ones((len(scores), 1), bool), given)["advantages"].numpy()
         return found
 
-    def off_policy_weights(
-        self, train_log_probs: Array, sample_log_probs: Array, mask: Mask, settings: Settings
-    ) -> Array:
+    def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
         """See `protocol.Adapter`."""
         caps = (None, settings["cap"]) if "truncate" in settings["off_policy"] else (settings["low"], settings["high"])
         names = ("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max")
@@ -127,7 +120,7 @@ class Adapter(protocol.Adapter):
         found = _experience(trainer, mask, np.zeros(len(mask)), sample_log_probs)["importance_sampling_ratio"]
         return found.expand(mask.shape).numpy()
 
-    def reward_loss(self, scores: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
+    def reward_loss(self, scores, mask, settings):
         """See `protocol.Adapter`."""
         trainer = _trainer(RewardTrainer)
 
@@ -137,7 +130,7 @@ class Adapter(protocol.Adapter):
 
         return value_and_gradient(total, scores)
 
-    def trained_tokens(self, case: Any) -> dict[str, Any]:
+    def trained_tokens(self, case):
         """See `protocol.Adapter`; of single turns, since further ones are answers to calls of tools."""
         from ppo_conformance.adapters.transformers_tokens import tokenizer_of
 
@@ -230,15 +223,15 @@ class _Words:
 
     pad_token_id = 0
 
-    def __call__(self, text: list[str], **_: Any) -> dict[str, list[list[int]]]:
+    def __call__(self, text, **_):
         return {"input_ids": [[0] for _ in text]}
 
-    def batch_decode(self, ids: Any, **_: Any) -> list[str]:
+    def batch_decode(self, ids, **_):
         return [""] * len(ids)
 
 
 class _Model:
     """A model of which only the head is used."""
 
-    def forward(self) -> None:
+    def forward(self):
         """Stand for the forward pass that the head replaces."""

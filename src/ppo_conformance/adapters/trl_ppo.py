@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from ppo_conformance import protocol
 from ppo_conformance.adapters.torch_tools import tensors
-from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
+from ppo_conformance.protocol import NotOffered
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
@@ -20,17 +20,17 @@ class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "TRL PPO"
-    profile = {  # noqa: RUF012
+    profile = {
         "whitening": "mean_and_std std_only",
         "whitening_bessel": "yes",
         **dict.fromkeys(("tools", "left_padding"), "yes"),
     }
 
-    def version(self) -> str:
+    def version(self):
         """See `protocol.Adapter`."""
         return version("trl")
 
-    def whiten(self, values: Array, mask: Mask, settings: Settings) -> Array:
+    def whiten(self, values, mask, settings):
         """See `protocol.Adapter`."""
         if mask.sum() < 2:
             raise NotOffered("one value has no deviation")

@@ -16,7 +16,7 @@ from verl.trainer.ppo import core_algos
 
 from ppo_conformance import protocol
 from ppo_conformance.adapters.torch_tools import num_ranks, sum_over_batches, tensors, value_and_gradient
-from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
+from ppo_conformance.protocol import NotOffered
 
 AGGREGATIONS = {
     "token": "token-mean",
@@ -34,7 +34,7 @@ class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "verl"
-    profile = {  # noqa: RUF012
+    profile = {
         "kl": "k1 k2 k3 k3_with_kl_gradient",
         "kl_loss": "k3 k2 k1 k3_with_kl_gradient",
         "whitening": "mean_and_std std_only",
@@ -49,28 +49,28 @@ class Adapter(protocol.Adapter):
         **dict.fromkeys(("tools", "left_padding", "micro_batches", "ranks"), "yes"),
     }
 
-    def version(self) -> str:
+    def version(self):
         """See `protocol.Adapter`."""
         return version("verl")
 
-    def log_probs(self, logits: Array, tokens: Any, settings: Settings) -> tuple[Array, Array]:
+    def log_probs(self, logits, tokens, settings):
         """See `protocol.Adapter`; the engine divides the logits by the temperature."""
         if settings["temperature"] != 1:
             raise NotOffered("the temperature is a part of the engine")
         return value_and_gradient(lambda x: functional.logprobs_from_logits(x, torch.tensor(tokens)), logits)
 
-    def entropy(self, logits: Array, settings: Settings) -> tuple[Array, Array]:
+    def entropy(self, logits, settings):
         """See `protocol.Adapter`."""
         if settings["temperature"] != 1:
             raise NotOffered("the temperature is a part of the engine")
         return value_and_gradient(functional.entropy_from_logits, logits)
 
-    def kl(self, log_probs: Array, reference: Array, settings: Settings) -> tuple[Array, Array]:
+    def kl(self, log_probs, reference, settings):
         """See `protocol.Adapter`."""
         (ref,), kind = tensors(reference), KLS.get(settings["kl"], settings["kl"])
         return value_and_gradient(lambda x: core_algos.kl_penalty(x, ref, kind), log_probs)
 
-    def kl_loss(self, log_probs: Array, reference: Array, mask: Mask, settings: Settings) -> tuple[float, Array]:
+    def kl_loss(self, log_probs, reference, mask, settings):
         """See `protocol.Adapter`."""
         (ref,), kind = tensors(reference), KLS.get(settings["kl_loss"], settings["kl_loss"])
 
@@ -80,22 +80,18 @@ class Adapter(protocol.Adapter):
 
         return self._over_batches(log_probs, mask, settings, term)
 
-    def gae(
-        self, rewards: Array, values: Array, mask: Mask, last_values: Array, settings: Settings
-    ) -> tuple[Array, Array]:
+    def gae(self, rewards, values, mask, last_values, settings):
         """See `protocol.Adapter`."""
         given = (*tensors(rewards, values, mask.astype(float)), settings["gamma"], settings["lam"])
         advantages, returns = core_algos.compute_gae_advantage_return(*given)
         return advantages.numpy(), returns.numpy()
 
-    def whiten(self, values: Array, mask: Mask, settings: Settings) -> Array:
+    def whiten(self, values, mask, settings):
         """See `protocol.Adapter`."""
         shift = settings["whitening"] == "mean_and_std"
         return functional.masked_whiten(*tensors(values, mask), shift_mean=shift).numpy()
 
-    def policy_loss(
-        self, log_probs: Array, old_log_probs: Array, advantages: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
+    def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
         """See `protocol.Adapter`."""
         old, gains = tensors(old_log_probs, advantages)
         kind = "gspo" if settings["ratio"] == "sequence" else "vanilla"
@@ -118,9 +114,7 @@ class Adapter(protocol.Adapter):
 
         return self._over_batches(log_probs, mask, settings, term)
 
-    def value_loss(
-        self, values: Array, old_values: Array, returns: Array, mask: Mask, settings: Settings
-    ) -> tuple[float, Array]:
+    def value_loss(self, values, old_values, returns, mask, settings):
         """See `protocol.Adapter`."""
         old, targets = tensors(old_values, returns)
         clip = settings["value_clip"] or UNBOUNDED
@@ -130,14 +124,14 @@ class Adapter(protocol.Adapter):
 
         return self._over_batches(values, mask, settings, term)
 
-    def _over_batches(self, array: Array, mask: Mask, settings: Settings, term: Any) -> tuple[float, Array]:
+    def _over_batches(self, array, mask, settings, term):
         """The mean over ranks of the sums over their micro-batches, each with the divisors of the minibatch."""
         counts, mode, ranks = torch.tensor(mask), AGGREGATIONS[settings["aggregation"]], num_ranks(settings)
         batch = {"dp_size": ranks, "batch_num_tokens": int(counts.sum()), "global_batch_size": len(array)}
         batch |= {"loss_scale_factor": settings.get("length")}
         return sum_over_batches(lambda x, rows: term(x, rows, counts[rows], mode, batch) / ranks, array, settings)
 
-    def group_advantages(self, scores: Array, groups: Any, valid: Mask, settings: Settings) -> Array:
+    def group_advantages(self, scores, groups, valid, settings):
         """See `protocol.Adapter`; a response is one token."""
         from verl.trainer.config import AlgoConfig
 
@@ -148,9 +142,7 @@ class Adapter(protocol.Adapter):
         found, _ = estimate(rewards, response_mask=torch.ones_like(rewards), index=groups, **more)
         return found[:, 0].numpy()
 
-    def off_policy_weights(
-        self, train_log_probs: Array, sample_log_probs: Array, mask: Mask, settings: Settings
-    ) -> Array:
+    def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
         """See `protocol.Adapter`."""
         from verl.trainer.ppo import rollout_corr_helper
 

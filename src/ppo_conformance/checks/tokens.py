@@ -74,11 +74,13 @@ def _library(name: str) -> Any:
 
 @cache
 def _compiled(template: str) -> Any:
-    return (
-        _library("jinja2.sandbox")
-        .ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        .from_string(template)
-    )
+    environment = _library("jinja2.sandbox").ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _refuse
+    return environment.from_string(template)
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
 
 
 def tokenizer_json(form: dict[str, Any], *, adds_bos: bool) -> str:
@@ -171,7 +173,7 @@ class Conversation:
             "tokenizer": written,
             "chat_template": form["template"],
             "bos": form["bos"],
-            "eos": form["end"],
+            "eos": form["end"] if trap == "eos_is_pad" else form["eos"],
             "pad": form["end"] if trap == "eos_is_pad" else form["pad"],
             "stop_ids": [self._tokenizer.token_to_id(each) for each in form["stops"]],
             "messages": self.messages,
@@ -196,7 +198,7 @@ class Conversation:
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         """The text that the template gives, up to the policy's next turn."""
         form = self._form
-        known = {"bos_token": form["bos"], "eos_token": form["end"], "add_generation_prompt": True}
+        known = {"bos_token": form["bos"], "eos_token": self.case["eos"], "add_generation_prompt": True}
         return _compiled(form["template"]).render(messages=messages, **known)
 
     def continuations(self) -> Iterator[tuple[str, list[int]]]:
