@@ -43,6 +43,7 @@ from kedge_base.run_folder.record_format import (
     read_rows,
 )
 from kedge_base.term_names import distinct_names, source_name
+from kedge_inspect.abroad.trainers import Trainer
 
 QUIET_SECONDS = 60.0
 """Seconds without a write, and at least three updates' time, after which a run counts as stopped."""
@@ -87,6 +88,8 @@ class RunRecord:
         state: Whether the run finished, is running judging by its files, or stopped early.
         stops_at: When a running run counts as stopped unless it writes something, in seconds since the epoch; otherwise
             None.
+        trainer: The trainer of another library that wrote the run; None for kedge's own.
+        arguments: The run's settings under that library's names, as far as they are known.
     """
 
     folder: Path
@@ -107,6 +110,8 @@ class RunRecord:
     summary: Mapping[str, Any] = field(default_factory=dict)
     state: Literal["finished", "running", "stopped"] = "finished"
     stops_at: float | None = None
+    trainer: Trainer | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def stage(self) -> str:
