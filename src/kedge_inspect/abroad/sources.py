@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -118,9 +119,15 @@ def read_log(path: Path, settings: Path | None = None) -> Log:
 
 
 def merge_rows(rows: Sequence[Row]) -> list[Row]:
-    """Join the rows of each step; later values replace earlier ones. Rows without a step are numbered."""
+    """Join the rows of each step; later values replace earlier ones.
+
+    Rows are numbered if they have no step, or if it begins again, as in every call of Stable-Baselines3's `learn`.
+    """
     joined: dict[int, Row] = {}
     column = next((name for name in STEPS if any(_is_step(row.get(name)) for row in rows)), "")
+    steps = [row[column] for row in rows if column and _is_step(row.get(column))]
+    if any(after < before and after <= steps[0] for before, after in itertools.pairwise(steps)):
+        column = ""
     last = 0
     for number, row in enumerate(rows, start=1):
         given: Any = row.get(column) if column else number

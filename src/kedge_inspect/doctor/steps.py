@@ -107,7 +107,7 @@ def steps_skipped(run: RunRecord, steps: Series) -> Symptom | None:
     "Single batches have far larger gradients than the rest, or the gradients grow throughout: outlier scores, or "
     "weights that are diverging. Norm clipping limits the size of such a step, not its direction.",
     needs=("policy/grad_norm|grad_norm",),
-    also=(*NORMS, "group/constant"),
+    also=(*NORMS, "group/constant", "group/score_std"),
     updates=MIN_TREND,
     stages=TRAINED,
     of_policy=True,
@@ -141,6 +141,9 @@ def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
     constant = read(run, "group/constant", at_least=1)
     if name == "policy/grad_norm" and norm and constant and compares_groups(run):
         norm = combine(lambda each, share: each if share < 1 else None, norm, constant)
+    within = read(run, "group/score_std", at_least=1)
+    if name == "policy/grad_norm" and norm and within and compares_groups(run):
+        norm = combine(lambda each, std: each if std > 0 else None, norm, within)
     if norm is None or len(norm) < MIN_TREND:
         return None
     usual = [_usual(norm.values, index) for index in range(len(norm))]

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.abroad.cases import CASES as BENCH
 from kedge_inspect.abroad.runs import METRICS
 from kedge_inspect.abroad.trainers import TRAINERS
+from kedge_inspect.doctor import RULES
 
 ROOT = Path(__file__).resolve().parents[3]
 OF_TRANSFORMERS = {"loss", "eval_loss", "grad_norm", "learning_rate"}
@@ -61,3 +63,10 @@ def test_every_metric_is_documented() -> None:
 
 def test_every_trainer_has_rows_and_every_row_a_trainer() -> None:
     assert {row[0] for row in METRICS} == {trainer.key for trainer in TRAINERS}
+
+
+def test_every_case_of_the_bench_names_rules_that_exist() -> None:
+    known = {rule.name for rule in RULES}
+    for case in BENCH:
+        assert set(case.rules) <= known, case
+        assert case.is_healthy or case.is_visible or case.why.startswith("no: "), case

@@ -66,6 +66,13 @@ def test_rows_of_the_same_step_are_joined() -> None:
     assert merge_rows(rows) == [{"step": 1, "loss": 2.0, "eval_loss": 3.0}, {"step": 2, "loss": 1.0}]
 
 
+def test_steps_that_begin_again_are_numbered() -> None:
+    rows = [{"time/iterations": number, "rollout/ep_rew_mean": 1.0} for number in (1, 2, 3, 1, 2)]
+    assert [row["step"] for row in merge_rows(rows)] == [1, 2, 3, 4, 5]
+    resumed = [{"step": number, "loss": float(at)} for at, number in enumerate((1, 2, 3, 2, 3))]
+    assert merge_rows(resumed) == [{"step": 1, "loss": 0.0}, {"step": 2, "loss": 3.0}, {"step": 3, "loss": 4.0}]
+
+
 def test_tensorboard_events_are_read_without_the_library() -> None:
     data = events([{"critic/score/mean": 0.5, "actor/lr": 0.25}, {"critic/score/mean": 0.75}])
     tensor = message((1, "loss"), (8, message((1, 1), (5, b"\x00\x00\x80\x3f"))))
