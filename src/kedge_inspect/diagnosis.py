@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kedge_base.run_folder.output import INCIDENTS_FILE, ROLES_FILE, is_run
+from kedge_base.run_folder.output import INCIDENTS_FILE, ROLES_FILE
 from kedge_base.run_folder.record_format import (
     CRITIC_CHECKS_FILE,
     METRICS_FILE,
@@ -31,7 +31,7 @@ from kedge_inspect.doctor import (
 from kedge_inspect.doctor.rewards import groups_of_one, reward_flat
 from kedge_inspect.doctor.steps import NUM_FIRST, first_update_too_large
 from kedge_inspect.page.looks import LOOKS
-from kedge_inspect.record import RunRecord, read_run, readable
+from kedge_inspect.record import RunRecord, is_own, read_run, readable
 
 EVERY = 4
 """Updates between two diagnoses of a run in progress, or a tenth of the updates so far if that is more."""
@@ -74,7 +74,7 @@ def examine_run(folder: Path, *, advice: Advice = no_advice, origin: Origin = HE
     Raises:
         DataError: The folder is not a run, or a file is damaged.
     """
-    stages = [path for path in sorted(folder.glob("*")) if is_run(path)]
+    stages = [path for path in sorted(folder.glob("*")) if is_own(path)]
     with readable(folder):
         if not stages:
             return {str(folder): examine(read_any_run(folder, origin=origin), advice=advice)}

@@ -22,7 +22,7 @@ from kedge_inspect.page.data import ReportedRun, demo_frontier, demo_headlines, 
 from kedge_inspect.page.document import is_page, plain_verdict, render_page
 from kedge_inspect.page.looks import LOOKS
 from kedge_inspect.page.verdict import describe_run
-from kedge_inspect.record import RunRecord, read_run, readable
+from kedge_inspect.record import RunRecord, is_own, read_run, readable
 from kedge_inspect.sweeps import read_sweep
 
 MARKED_WITHIN = 4096
@@ -127,7 +127,7 @@ def report_as_html(folder: Path) -> str:
 
 def runs_in(folder: Path) -> list[Path]:
     """The runs of a chain's stages in order; of a single run, the run itself."""
-    stages = [path for path in folder.glob("*") if is_run(path)] if folder.is_dir() else []
+    stages = [path for path in folder.glob("*") if is_own(path)] if folder.is_dir() else []
     if not stages:
         return [folder]
     return sorted(stages, key=lambda path: (_place(path.name), len(path.name), path.name))

@@ -18,10 +18,10 @@ from kedge_base.machine.progress import say
 from kedge_base.run_folder.output import is_run
 from kedge_base.texts import read_table
 from kedge_inspect.abroad.settings import translate_settings
-from kedge_inspect.abroad.sources import Log, read_log
+from kedge_inspect.abroad.sources import Log, log_files, read_log
 from kedge_inspect.abroad.trainers import TRAINERS, Trainer
 from kedge_inspect.abroad.wire import Row
-from kedge_inspect.record import QUIET_SECONDS, RunRecord, read_run
+from kedge_inspect.record import QUIET_SECONDS, RunRecord, is_own, read_run
 
 METRICS = [[*row, "", ""][:6] for row in read_table(Path(__file__).with_name("metrics.tsv"))]
 """Rows of the table of metrics: trainer, versions, the library's name, kedge's, conversion and condition."""
@@ -74,7 +74,7 @@ def read_any_run(
         DataError: There is no run, it is damaged, or what wrote it cannot be told.
     """
     path = Path(path).expanduser()
-    if is_run(path):
+    if is_own(path) or (is_run(path) and not log_files(path)):
         return read_run(path, on_skipped=on_skipped)
     trainer, log = recognize(read_log(path, origin.settings), origin.library)
     return _record(path, trainer, log)

@@ -29,6 +29,7 @@ from kedge_inspect.doctor import (
 from kedge_inspect.doctor.rule import (
     DOCS,
     SCHEDULES,
+    TRAINED,
     Advice,
     Change,
     Direction,
@@ -214,7 +215,9 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
         record: The run so far.
         advice: Looks up the configuration's text about a field; see `diagnose`.
     """
-    symptoms = [(each, each.find(record)) for each in look_of(record.stage).rules or RULES]
+    # Control's rules are in another package, which may not be installed, and these would judge its logs wrongly.
+    general = RULES if record.trainer is None or record.stage in TRAINED else ()
+    symptoms = [(each, each.find(record)) for each in look_of(record.stage).rules or general]
     found = {rule.name: (rule, symptom) for rule, symptom in symptoms if symptom is not None}
     movers: _Movers = {}
     made = {name: _finding(record, *found[name], movers, advice) for name in sorted(found, key=_evidence(found))}

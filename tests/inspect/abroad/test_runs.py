@@ -151,6 +151,23 @@ def test_units_of_openrlhf_and_of_stable_baselines(tmp_path: Path) -> None:
     assert control.metrics[1]["policy/entropy"] == 0.6
 
 
+def test_without_its_rules_control_is_not_judged_by_those_for_language_models(tmp_path: Path) -> None:
+    run = read_any_run(lines(tmp_path, over(20, {**BASELINES, "train/clip_fraction": 0.5})))
+    examination = examine(replace(run, facts={"stage": "elsewhere"}))
+    assert (examination.findings, examination.num_checks) == ((), 0)
+
+
+def test_a_configuration_of_others_does_not_make_a_folder_a_run_of_kedge(tmp_path: Path) -> None:
+    write_state(tmp_path, over(9, GRPO))
+    for folder in (tmp_path, tmp_path / "files", tmp_path / ".hydra"):
+        folder.mkdir(exist_ok=True)
+        (folder / "config.yaml").write_text("learning_rate: 1\n")
+    [run] = examine_run(tmp_path)
+    assert run == str(tmp_path)
+    assert read_any_run(tmp_path).trainer is BY_KEY["trl-grpo"]
+    assert "TRL's GRPO" in write_report([tmp_path]).read_text(encoding="utf-8")
+
+
 def test_names_with_prefixes_of_transformers(tmp_path: Path) -> None:
     rows: list[Row] = [{"train/loss": 2.0, "train/mean_token_accuracy": 0.5, "eval/loss": 3.0}] * 9
     run = read_any_run(lines(tmp_path, rows))
