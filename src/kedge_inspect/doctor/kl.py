@@ -378,7 +378,7 @@ def _collapse_at_once(run: RunRecord) -> Symptom | None:
     "The policy is settling on one response per prompt. It stops exploring, and its responses differ too little to "
     "learn from.",
     needs=("policy/entropy|response/entropy", "response/length|response/entropy"),
-    also=("group/constant",),
+    also=("group/constant", "reward/score_mean"),
     early=_collapse_at_once,
     updates=MIN_TREND,
     of_reward=True,
@@ -392,7 +392,8 @@ def entropy_collapse(run: RunRecord) -> Symptom | None:
 
     Threshold: A fifth of its start; or half of it and below log 3 nats, three likely responses per prompt, unless the
     responses to most prompts score differently (`group/constant`). A warning; serious below a tenth, or at a fifth and
-    below log 3. Runs that learn well fall to about a third. Not with a
+    below log 3. In a log of another library, whose tasks often have a single right answer, a note while the score
+    rises. Runs that learn well fall to about a third. Not with a
     scheduled `rollout.temperature`, which the entropy follows.
     """
     entropy = _of_responses(run)
@@ -405,8 +406,9 @@ def entropy_collapse(run: RunRecord) -> Symptom | None:
     few = entropy.late < THREE_RESPONSES and not _groups_differ(run)
     if left > COLLAPSING and not (few and left < SETTLING):
         return None
+    converges = run.trainer is not None and rose(read(run, "reward/score_mean"))
     return Symptom(
-        "serious" if left < COLLAPSED or (few and left < COLLAPSING) else "warning",
+        "note" if converges else "serious" if left < COLLAPSED or (few and left < COLLAPSING) else "warning",
         f"the entropy of a response falls from {fmt(begun)} to {fmt(entropy.late)} nats ({entropy.late_span})"
         + (f": about {fmt(math.exp(entropy.late))} likely responses per prompt are left" if few else ""),
         _slow_down(run, left),

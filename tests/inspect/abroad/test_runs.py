@@ -236,6 +236,18 @@ def test_advice_has_the_values_of_the_run(tmp_path: Path) -> None:
     assert found.try_ == "lower learning_rate from 1e-05 to 3.3e-06; set entropy_coef=0.001; set epsilon_high=0.28"
 
 
+@pytest.mark.parametrize(("gain", "severity"), [(0.0, "serious"), (0.02, "note")])
+def test_an_entropy_that_falls_while_the_score_rises_is_a_note(gain: float, severity: str, tmp_path: Path) -> None:
+    rows = over(
+        20,
+        {**GRPO, "frac_reward_zero_std": 0.6},
+        entropy=lambda number: 0.5 if number < 4 else 0.01,
+        reward=lambda number: 0.5 + gain * number + 0.001 * (-1) ** number,
+    )
+    [found] = [each for each in diagnose_run(write_state(tmp_path, rows)) if each.rule == "entropy_collapse"]
+    assert found.severity == severity
+
+
 def test_a_number_in_another_unit_is_not_advised() -> None:
     settings = {"per_device_train_batch_size": 4, "learning_rate": 1e-5, "num_generations": 8, "epsilon": 0.2}
     config = translate_settings(BY_KEY["trl-grpo"], settings, {})
