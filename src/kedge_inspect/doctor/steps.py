@@ -258,12 +258,15 @@ LARGER = 3.0
 def larger_steps(run: RunRecord) -> tuple[Remedy, ...]:
     """Suggest a higher learning rate if the policy could move, has not, and larger steps would be safe.
 
-    The KL to the reference also reveals updates with a single step, which clip nothing.
+    The KL to the reference also reveals updates with a single step, which clip nothing. Without any KL, nothing is
+    suggested.
     """
     clipped = read(run, "policy/clip_fraction", of_policy=True)
     moved = read(run, "policy/approx_kl", of_policy=True)
     kl = read(run, "objective/kl", of_policy=True)
     length = read(run, "response/length")
+    if moved is None and kl is None:
+        return ()  # in a log of another library, where steps may be too large as well
     has_room = clipped is None or clips_sequences(run) or LARGER * clipped.peak <= FAR_CLIPPED
     is_short = moved is None or LARGER**2 * moved.peak <= FAR_MOVED
     is_near = kl is None or length is None or kl.late - kl.first <= FAR_MOVED * max(length.late, 1.0)

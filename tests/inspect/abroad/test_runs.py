@@ -236,6 +236,16 @@ def test_advice_has_the_values_of_the_run(tmp_path: Path) -> None:
     assert found.try_ == "lower learning_rate from 1e-05 to 3.3e-06; set entropy_coef=0.001; set epsilon_high=0.28"
 
 
+@pytest.mark.parametrize(("known", "expected"), [({}, True), ({"kl": None}, False)])
+def test_a_higher_rate_is_advised_only_where_the_log_shows_small_steps(
+    known: Row, expected: bool, tmp_path: Path
+) -> None:
+    state = write_state(tmp_path, over(20, {**GRPO, "kl": 1e-4, **known}))
+    write_args(tmp_path, learning_rate=1e-6, scale_rewards="group")
+    [found] = [each for each in diagnose_run(state) if each.rule == "reward_flat"]
+    assert ("raise learning_rate" in found.try_) == expected
+
+
 @pytest.mark.parametrize(("gain", "severity"), [(0.0, "serious"), (0.02, "note")])
 def test_an_entropy_that_falls_while_the_score_rises_is_a_note(gain: float, severity: str, tmp_path: Path) -> None:
     rows = over(
