@@ -111,6 +111,12 @@ bench-sampling: smollm2 $(NEWER_PEER)/bin/trl
 		$(if $(wildcard $(VLLM)/bin/python),--vllm $(VLLM)/bin/python)
 	$(BIN)/python -m bench --page
 
+# Runs of TRL with injected faults, and what the doctor says of them.
+abroad: $(VENV)/installed $(PEER)/bin/trl $(NEWER_PEER)/bin/trl
+	$(NEWER_PEER)/bin/python -m bench.abroad.make grpo rloo sft reward --out runs/abroad --seeds 1 2 3
+	$(PEER)/bin/python -m bench.abroad.make ppo --out runs/abroad --seeds 1 2 3
+	$(BIN)/python -m bench.abroad runs/abroad --write
+
 # Every fault that the doctor is to find, and healthy runs: half an hour and more.
 faults: $(VENV)/installed
 	$(BIN)/python -m bench.faults

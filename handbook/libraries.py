@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kedge.config.libraries import LIBRARIES
+from kedge_base.libraries import LIBRARIES
 
 TEXT = Path(__file__).with_name("other-libraries.md")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kedge_base.run_folder.output import Result, folder_of
+from kedge_inspect.abroad.runs import Origin
 from kedge_inspect.commands import field_advice
 from kedge_inspect.diagnosis import diagnose_run
 from kedge_inspect.doctor import Finding
@@ -15,16 +16,19 @@ from kedge_inspect.report import write_report as make_report
 StrPath: TypeAlias = "str | os.PathLike[str]"
 
 
-def doctor(run: StrPath | Result) -> list[Finding]:
+def doctor(run: StrPath | Result, *, library: str = "", settings: StrPath | None = None) -> list[Finding]:
     """List problems of a run, most serious first; see `kedge_inspect.diagnosis.diagnose_run`.
 
     Args:
-        run: The run's folder or result, or a folder with the runs of several stages.
+        run: The run's folder or result, or a folder with the runs of several stages; or a log of another library.
+        library: The library that wrote the log, if its content does not say: `trl-grpo`, `verl`, ….
+        settings: A YAML or JSON file with the settings of that library's run.
 
     Raises:
         DataError: The folder contains no run, or a file in it is damaged.
     """
-    return diagnose_run(folder_of(run), advice=field_advice())
+    origin = Origin(library, None if settings is None else folder_of(settings, "settings"))
+    return diagnose_run(folder_of(run), advice=field_advice(), origin=origin)
 
 
 def write_report(*runs: StrPath | Result, out: StrPath | None = None) -> Path:

@@ -37,7 +37,9 @@ RunFolder = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
-        help="The run's folder, or a folder with the runs of several stages or of a sweep.",
+        help="The run's folder, or a folder with the runs of several stages or of a sweep. Or a log of TRL, verl, "
+        "OpenRLHF or Stable-Baselines3: trainer_state.json or a folder with it, TensorBoard's or W&B's files, JSON "
+        "lines, CSV.",
         parser=_path,
     ),
 ]
@@ -46,7 +48,28 @@ RunFolders = Annotated[
     list[Path],
     typer.Argument(
         metavar="RUN",
-        help="The runs' folders, or folders with the runs of several stages or of a sweep.",
+        help="The runs' folders, or folders with the runs of several stages or of a sweep. Or logs of TRL, verl, "
+        "OpenRLHF or Stable-Baselines3.",
+        parser=_path,
+    ),
+]
+
+
+Library = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="The library that wrote a log, if its content does not say: trl-ppo, trl-grpo, trl-rloo, trl-sft, "
+        "trl-reward, verl, openrlhf, openrlhf-sft, openrlhf-reward, sb3-ppo.",
+    ),
+]
+
+Settings = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="The settings of another library's run, in YAML or JSON, such as .hydra/config.yaml of verl. They decide "
+        "what some metrics mean, and what to change.",
         parser=_path,
     ),
 ]
@@ -55,14 +78,17 @@ RunFolders = Annotated[
 def doctor(
     run: RunFolder,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    library: Library = "",
+    settings: Settings = None,
 ) -> None:
     """Find problems in a run and suggest fixes. Exits with 1 if a finding is serious."""
     from rich.console import Console
 
+    from kedge_inspect.abroad.runs import Origin
     from kedge_inspect.diagnosis import examine_run
     from kedge_inspect.doctor import merge, print_examinations
 
-    examined = examine_run(run, advice=field_advice())
+    examined = examine_run(run, advice=field_advice(), origin=Origin(library, settings))
     findings = merge(examined.values()).findings
     if as_json:
         typer.echo(json.dumps(merge(examined.values()).as_json(), ensure_ascii=False, indent=2))
@@ -76,11 +102,15 @@ def report(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Output file; RUN/report.html by default.", parser=_path)
     ] = None,
+    library: Library = "",
+    settings: Settings = None,
 ) -> None:
     """Write an HTML report of one run, or a comparison of several. Also works while they are running."""
+    from kedge_inspect.abroad.runs import Origin
     from kedge_inspect.report import write_report
 
-    typer.echo(printable(str(write_report(runs, out, advice=field_advice()))))
+    origin = Origin(library, settings)
+    typer.echo(printable(str(write_report(runs, out, advice=field_advice(), origin=origin))))
 
 
 def verify(
@@ -114,11 +144,14 @@ def verify(
 def watch(
     run: RunFolder,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Local port; a free one by default.")] = 0,
+    library: Library = "",
+    settings: Settings = None,
 ) -> None:
     """Follow a run in a browser on this machine: its report, kept up to date. Ctrl-C exits."""
     import time
     from contextlib import suppress
 
+    from kedge_inspect.abroad.runs import Origin
     from kedge_inspect.live import has_run, serve_run
 
     with suppress(KeyboardInterrupt):
@@ -126,6 +159,7 @@ def watch(
             typer.echo(printable(f"{run} has no run yet: waiting for one to start"), err=True)
             while not has_run(run):
                 time.sleep(1.0)
-        with serve_run(run, port=port, advice=field_advice()) as server:
+        origin = Origin(library, settings)
+        with serve_run(run, port=port, advice=field_advice(), origin=origin) as server:
             typer.echo(f"{server.url}\nOnly this machine can open it. Ctrl-C exits.")
             server.wait()

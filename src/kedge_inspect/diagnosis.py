@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kedge_base.run_folder.output import INCIDENTS_FILE, ROLES_FILE, is_run
+from kedge_base.run_folder.output import INCIDENTS_FILE, ROLES_FILE
 from kedge_base.run_folder.record_format import (
     CRITIC_CHECKS_FILE,
     METRICS_FILE,
@@ -16,6 +16,7 @@ from kedge_base.run_folder.record_format import (
     read_metrics,
     read_rows,
 )
+from kedge_inspect.abroad.runs import HERE, Origin, read_any_run
 from kedge_inspect.doctor import (
     Advice,
     Examination,
@@ -30,7 +31,7 @@ from kedge_inspect.doctor import (
 from kedge_inspect.doctor.rewards import groups_of_one, reward_flat
 from kedge_inspect.doctor.steps import NUM_FIRST, first_update_too_large
 from kedge_inspect.page.looks import LOOKS
-from kedge_inspect.record import RunRecord, read_run, readable
+from kedge_inspect.record import RunRecord, is_own, read_run, readable
 
 EVERY = 4
 """Updates between two diagnoses of a run in progress, or a tenth of the updates so far if that is more."""
@@ -43,38 +44,40 @@ LATEST = 450
 """Updates kept in memory for a run in progress: the first and the latest. A run may have no fixed end."""
 
 
-def diagnose_run(folder: Path, *, advice: Advice = no_advice) -> list[Finding]:
+def diagnose_run(folder: Path, *, advice: Advice = no_advice, origin: Origin = HERE) -> list[Finding]:
     """Findings on the run in a folder, most severe first; see `kedge_inspect.doctor`.
 
     In a folder with the runs of several stages, such as `kedge rlhf` and `kedge demo` write, every stage is
     diagnosed, and `seen` starts with the stage's name.
 
     Args:
-        folder: A run in progress, finished or dead, or a folder of runs.
+        folder: A run in progress, finished or dead, or a folder of runs; or the log of another library.
         advice: Looks up what the configuration documents about a field that is too high or too low.
+        origin: What is known about another library's log.
 
     Raises:
         DataError: The folder is not a run, or a file is damaged.
     """
-    examined = examine_run(folder, advice=advice).values()
+    examined = examine_run(folder, advice=advice, origin=origin).values()
     return sorted((finding for examination in examined for finding in examination.findings), key=severity_rank)
 
 
-def examine_run(folder: Path, *, advice: Advice = no_advice) -> dict[str, Examination]:
+def examine_run(folder: Path, *, advice: Advice = no_advice, origin: Origin = HERE) -> dict[str, Examination]:
     """Return the findings of `diagnose_run` and the checks that could not be made, by run: the folder itself, or its
     stages.
 
     Args:
         folder: As for `diagnose_run`.
         advice: As for `diagnose_run`.
+        origin: As for `diagnose_run`.
 
     Raises:
         DataError: The folder is not a run, or a file is damaged.
     """
-    stages = [path for path in sorted(folder.glob("*")) if is_run(path)]
+    stages = [path for path in sorted(folder.glob("*")) if is_own(path)]
     with readable(folder):
         if not stages:
-            return {str(folder): examine(read_run(folder), advice=advice)}
+            return {str(folder): examine(read_any_run(folder, origin=origin), advice=advice)}
         records = sorted((read_run(path) for path in stages), key=_stage_order)
         return {str(record.folder): _of_stage(record, examine(record, advice=advice)) for record in records}
 

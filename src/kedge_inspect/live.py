@@ -24,6 +24,8 @@ from kedge_base.run_folder.output import (
     is_sweep,
 )
 from kedge_base.run_folder.record_format import DETAILS_FILE, METRICS_FILE, SAMPLES_FILE
+from kedge_inspect.abroad.runs import HERE, Origin
+from kedge_inspect.abroad.sources import log_files
 from kedge_inspect.doctor import Advice, no_advice
 from kedge_inspect.page.document import render_page
 from kedge_inspect.record import RESULTS
@@ -39,37 +41,40 @@ WATCHED_FILES = (CONFIG_FILE, METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, INCIDENT
 
 
 def has_run(folder: Path) -> bool:
-    """True if a run has started in a folder, alone or as a stage of a chain or a run of a sweep.
+    """True if a run has started in a folder, alone or as a stage of a chain or a run of a sweep, or another library
+    has written a log.
 
     Raises:
-        DataError: The folder does not exist, or is a link to itself.
+        DataError: The folder does not exist, or is a link to itself; or it holds logs of several runs.
     """
-    if not folder.is_dir():
+    if not folder.is_dir() and not folder.is_file():
         raise DataError(f"{str(folder)!r} does not exist or is not a folder; expected a run's folder")
-    return is_sweep(folder) or any(map(is_run, runs_in(folder)))
+    return is_sweep(folder) or any(map(is_run, runs_in(folder))) or bool(log_files(folder))
 
 
-def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice) -> LocalServer:
+def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice, origin: Origin = HERE) -> LocalServer:
     """Serve the run's report, kept up to date; use it as a context.
 
     Args:
-        folder: The run's folder, a folder of several stages, or that of a sweep.
+        folder: The run's folder, a folder of several stages, or that of a sweep; or the log of another library.
         port: The local port; 0 picks a free one.
         advice: Looks up a field's documentation of values that are too high or too low.
+        origin: What is known about another library's log.
 
     Raises:
         DataError: The folder is not that of a run, or a file in it is damaged.
         ConfigError: The port cannot be used.
     """
-    collect_page([folder])
-    return LocalServer(_LiveReport(folder, advice).answer, port=port)
+    collect_page([folder], origin=origin)
+    return LocalServer(_LiveReport(folder, advice, origin).answer, port=port)
 
 
 class _LiveReport:
     """Answers requests for the report and its newest data."""
 
-    def __init__(self, folder: Path, advice: Advice) -> None:
+    def __init__(self, folder: Path, advice: Advice, origin: Origin) -> None:
         self._folder = folder
+        self._origin = origin
         self._advice = advice
         self._lock = threading.Lock()
         self._next_build = 0.0
@@ -100,7 +105,9 @@ class _LiveReport:
             is_new = files != self._files or time.time() >= self._stops_at
             if is_new and time.monotonic() >= self._next_build:
                 started = time.monotonic()
-                data = collect_page([self._folder], advice=self._advice, on_skipped=lambda line: None)
+                data = collect_page(
+                    [self._folder], advice=self._advice, origin=self._origin, on_skipped=lambda line: None
+                )
                 version = f'"{files}-{"".join(run["state"][0] for run in data["runs"])}"'
                 self._files = files
                 self._stops_at = min((run["stops_at"] for run in data["runs"] if run["stops_at"]), default=math.inf)
@@ -114,6 +121,6 @@ def _stamp(folder: Path) -> str:
     paths = [
         path for place in (folder, *folder.glob("*/")) for name in WATCHED_FILES if (path := place / name).is_file()
     ]
-    states = [path.stat() for path in paths]
+    states = [path.stat() for path in paths or log_files(folder)]
     newest = max((state.st_mtime for state in states), default=0.0)
     return f"{newest:.6f}-{sum(state.st_size for state in states)}"

@@ -29,6 +29,7 @@ from kedge_base.run_folder.output import (
     Result,
     best_checkpoint,
     folder_of,
+    is_run,
 )
 from kedge_base.run_folder.record_format import (
     CRITIC_CHECKS_FILE,
@@ -43,6 +44,7 @@ from kedge_base.run_folder.record_format import (
     read_rows,
 )
 from kedge_base.term_names import distinct_names, source_name
+from kedge_inspect.abroad.trainers import Trainer
 
 QUIET_SECONDS = 60.0
 """Seconds without a write, and at least three updates' time, after which a run counts as stopped."""
@@ -51,6 +53,9 @@ JUDGING_SECONDS = 600.0
 """The same while a judge reads all responses at once, when nothing is written."""
 
 LARGEST = 1e300
+FIRST_LINES = 20
+"""Lines of a configuration within which its header is."""
+
 PARAMETERS: Mapping[str, tuple[str, float | None]] = {
     "ppo.kl_controller.target": ("ppo.kl_target", 6.0),
     "ppo.value_warmup_updates.at_most": ("ppo.value_warmup_updates", 0),
@@ -87,6 +92,8 @@ class RunRecord:
         state: Whether the run finished, is running judging by its files, or stopped early.
         stops_at: When a running run counts as stopped unless it writes something, in seconds since the epoch; otherwise
             None.
+        trainer: The trainer of another library that wrote the run; None for kedge's own.
+        arguments: The run's settings under that library's names, as far as they are known.
     """
 
     folder: Path
@@ -107,6 +114,8 @@ class RunRecord:
     summary: Mapping[str, Any] = field(default_factory=dict)
     state: Literal["finished", "running", "stopped"] = "finished"
     stops_at: float | None = None
+    trainer: Trainer | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def stage(self) -> str:
@@ -192,6 +201,14 @@ def read_run(folder: str | os.PathLike[str] | Result, *, on_skipped: Callable[[s
         state="finished" if finished else "running" if is_running else "stopped",
         stops_at=stops_at if is_running else None,
     )
+
+
+def is_own(folder: Path) -> bool:
+    """True if kedge wrote a folder's `config.yaml`, which then begins with the stage; others have such files, too."""
+    if not is_run(folder):
+        return False
+    with (folder / CONFIG_FILE).open(encoding="utf-8", errors="replace") as file:
+        return any(line.startswith("# stage: ") for line in itertools.islice(file, FIRST_LINES))
 
 
 def _measured(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +16,13 @@ from kedge_base.machine.invocation import as_argument
 from kedge_base.machine.progress import say
 from kedge_base.run_folder.output import REPORT_FILE, SUMMARY_FILE, is_run, is_sweep, replace_file, writing
 from kedge_base.run_folder.record_format import read_json_object
+from kedge_inspect.abroad.runs import HERE, Origin, read_any_run
 from kedge_inspect.doctor import Advice, examine, no_advice
 from kedge_inspect.page.data import ReportedRun, demo_frontier, demo_headlines, page_data
 from kedge_inspect.page.document import is_page, plain_verdict, render_page
 from kedge_inspect.page.looks import LOOKS
 from kedge_inspect.page.verdict import describe_run
-from kedge_inspect.record import RunRecord, read_run, readable
+from kedge_inspect.record import RunRecord, is_own, read_run, readable
 from kedge_inspect.sweeps import read_sweep
 
 MARKED_WITHIN = 4096
@@ -30,7 +32,12 @@ Ending = Literal["finished", "stopped"]
 
 
 def write_report(
-    folders: Sequence[Path], out: Path | None = None, *, ending: Ending | None = None, advice: Advice = no_advice
+    folders: Sequence[Path],
+    out: Path | None = None,
+    *,
+    ending: Ending | None = None,
+    advice: Advice = no_advice,
+    origin: Origin = HERE,
 ) -> Path:
     """Write one page about runs, whether running, finished or stopped; return its path.
 
@@ -38,10 +45,11 @@ def write_report(
     about a single sweep overlays its settings: the mean over seeds of each, with an interval.
 
     Args:
-        folders: Folders of the runs. Runs of the same stage are overlaid.
+        folders: Folders of the runs, or logs of other libraries. Runs of the same stage are overlaid.
         out: The page; by default `report.html` in the folder of a single run, or in the current folder for several.
         ending: The state of unfinished runs, if the caller is about to end them.
         advice: Looks up a field's documentation of values that are too high or too low.
+        origin: What is known about another library's log.
 
     Raises:
         DataError: No folder is given, a folder is not a run's, or a file in it is damaged.
@@ -49,9 +57,10 @@ def write_report(
     """
     if not folders:
         raise DataError("no run folder given")
-    path = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
+    place = folders[0].parent if folders[0].is_file() else folders[0]
+    path = out or (place / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
     _check_replaceable(path)
-    replace_file(path, [render_page(collect_page(folders, ending=ending, advice=advice))])
+    replace_file(path, [render_page(collect_page(folders, ending=ending, advice=advice, origin=origin))])
     return path
 
 
@@ -71,6 +80,7 @@ def collect_page(
     *,
     ending: Ending | None = None,
     advice: Advice = no_advice,
+    origin: Origin = HERE,
     on_skipped: Callable[[str], None] = say,
 ) -> dict[str, Any]:
     """The data of the page about these runs; see `page_data`, and `read_run` for `on_skipped`.
@@ -85,7 +95,8 @@ def collect_page(
             named = _named([path for folder in folders for path in runs_in(folder)])
         else:
             named = {run.name: run.folder for run in sweep.runs if is_run(run.folder)}
-        runs = [_reported(name, path, ending, advice, on_skipped) for name, path in named.items()]
+        read = partial(read_any_run, origin=origin, on_skipped=on_skipped)
+        runs = [_reported(name, path, ending, advice, read) for name, path in named.items()]
         trained = {_real(run.record.folder) for run in runs}
         return page_data(
             [replace(run, reward_models=_reward_models(run.record, exclude=trained)) for run in runs],
@@ -100,7 +111,7 @@ def report_as_text(folder: Path) -> str:
     """The first sentence about the last run in a folder, for a prompt; an error line if the folder is damaged."""
     try:
         with readable(folder):
-            return describe_run(read_run(runs_in(folder)[-1], on_skipped=lambda line: None))[0]
+            return describe_run(read_any_run(runs_in(folder)[-1], on_skipped=lambda line: None))[0]
     except DataError as error:
         return str(error)
 
@@ -116,7 +127,7 @@ def report_as_html(folder: Path) -> str:
 
 def runs_in(folder: Path) -> list[Path]:
     """The runs of a chain's stages in order; of a single run, the run itself."""
-    stages = [path for path in folder.glob("*") if is_run(path)] if folder.is_dir() else []
+    stages = [path for path in folder.glob("*") if is_own(path)] if folder.is_dir() else []
     if not stages:
         return [folder]
     return sorted(stages, key=lambda path: (_place(path.name), len(path.name), path.name))
@@ -141,16 +152,15 @@ def _named(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def _reported(
-    name: str, path: Path, ending: Ending | None, advice: Advice, on_skipped: Callable[[str], None]
+    name: str, path: Path, ending: Ending | None, advice: Advice, read: Callable[[Path], RunRecord]
 ) -> ReportedRun:
-    record = read_run(path, on_skipped=on_skipped)
+    record = read(path)
     if ending is not None and record.state == "running":
         record = replace(record, state=ending, stops_at=None)
     examined = examine(record, advice=advice)
     verdict = examined.verdict if examined.num_checks or examined.unjudged else ""
-    return ReportedRun(
-        name, record, examined.findings, verdict, examined.is_clean, demo_frontier(_summary(path.parent), path.name)
-    )
+    curves = demo_frontier(_summary(path.parent), path.name) if record.trainer is None else []
+    return ReportedRun(name, record, examined.findings, verdict, examined.is_clean, curves)
 
 
 def _summary(folder: Path) -> Mapping[str, Any]:
@@ -162,7 +172,7 @@ def _summary(folder: Path) -> Mapping[str, Any]:
 def _reward_models(record: RunRecord, *, exclude: set[Path]) -> dict[str, RunRecord]:
     """The runs that trained the reward models of this one, if their folders still exist."""
     terms = [term for term in record.config.get("reward") or [] if isinstance(term, Mapping)]
-    folders = {_real(Path(str(term.get("source")))).parent for term in terms}
+    folders = {_real(Path(str(term["source"]))).parent for term in terms if term.get("source")}
     found = {}
     for folder in sorted(folder for folder in folders - exclude if is_run(folder)):
         try:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kedge_base.texts import printable
+from kedge_inspect.abroad.settings import in_words_of, without_own_words
 from kedge_inspect.doctor import (
     critic,
     episodes,
@@ -28,6 +29,7 @@ from kedge_inspect.doctor import (
 from kedge_inspect.doctor.rule import (
     DOCS,
     SCHEDULES,
+    TRAINED,
     Advice,
     Change,
     Direction,
@@ -53,12 +55,12 @@ RULES: tuple[Rule, ...] = (
     episodes.tools_unused,
     episodes.episodes_time_out,
     episodes.answers_changed,
+    kl.no_exploration,
     steps.steps_too_large,
     kl.entropy_rising,
     rewards.groups_of_one,
     rewards.groups_without_spread,
     rewards.reward_flat,
-    kl.no_exploration,
     responses.duplicated_prompts,
     rewards.responses_unscored,
     kl.beta_too_small,
@@ -213,7 +215,9 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
         record: The run so far.
         advice: Looks up the configuration's text about a field; see `diagnose`.
     """
-    symptoms = [(each, each.find(record)) for each in look_of(record.stage).rules or RULES]
+    # Control's rules are in another package, which may not be installed, and these would judge its logs wrongly.
+    general = RULES if record.trainer is None or record.stage in TRAINED else ()
+    symptoms = [(each, each.find(record)) for each in look_of(record.stage).rules or general]
     found = {rule.name: (rule, symptom) for rule, symptom in symptoms if symptom is not None}
     movers: _Movers = {}
     made = {name: _finding(record, *found[name], movers, advice) for name in sorted(found, key=_evidence(found))}
@@ -259,7 +263,8 @@ def _finding(run: RunRecord, rule: Rule, symptom: Symptom, movers: _Movers, advi
         movers: The changes of rules with better evidence; this rule's are added.
         advice: Looks up the configuration's text about a field; see `diagnose`.
     """
-    steps = [symptom.advice] if symptom.advice else []
+    said = without_own_words(symptom.advice) if run.trainer else symptom.advice
+    steps = [said] if said else []
     fields: list[str] = []
     changes: list[Change] = []
     against = ""
@@ -272,8 +277,11 @@ def _finding(run: RunRecord, rule: Rule, symptom: Symptom, movers: _Movers, advi
             if direction != each.direction:
                 against = against or mover
                 continue
-        why = advice(field, each.direction)
-        steps.append(f"{each.text} (if {each.direction.replace('_', ' ')}: {why})" if why else each.text)
+        text = in_words_of(run, each) if run.trainer else each.text
+        if not text:
+            continue
+        why = "" if run.trainer else advice(field, each.direction)
+        steps.append(f"{text} (if {each.direction.replace('_', ' ')}: {why})" if why else text)
         fields.append(field)
         changes.append(each)
     return Finding(
@@ -294,10 +302,12 @@ def gaps_in_words(run: RunRecord, gaps: Sequence[Gap]) -> str:
     (data.eval_fraction)`.
     """
     short = [gap.updates for gap in gaps if gap.updates]
-    reasons = dict.fromkeys(gap.reason for gap in gaps if not gap.updates)
+    lacking = [gap.needs for gap in gaps if gap.needs]
+    reasons = dict.fromkeys(gap.reason for gap in gaps if gap.reason)
     counts = {reason: sum(gap.reason == reason for gap in gaps) for reason in reasons}
     return "; ".join(
         ([_too_short(run, short)] if short else [])
+        + ([f"{len(lacking)} need {', '.join(dict.fromkeys(lacking))}"] if lacking else [])
         + [f"{count} because {reason}" if len(gaps) > 1 else reason for reason, count in counts.items()]
     )
 

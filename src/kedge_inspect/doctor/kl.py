@@ -182,12 +182,18 @@ def _hold_back(run: RunRecord, kl: Series, per_token: float) -> tuple[Remedy, ..
     return smaller_rate(moved=per_token if per_token > EXTREME * TOO_FAR_PER_TOKEN else 0.0), *stronger
 
 
+def _lacks_beta(run: RunRecord) -> str:
+    """A log of another library may lack the coefficient, and its settings."""
+    return "" if run.trainer is None or run.series("objective/kl_coef")[0] else "β is not known"
+
+
 @rule(
     "The KL penalty is negligible, so nothing keeps the policy near the reference: it drifts toward anything that the "
     "reward favors, regardless of the quality of the text.",
     needs=("reward/score_mean", "reward/score_std", "objective/kl"),
     also=("objective/kl_coef", "response/length"),
     updates=MIN_TREND,
+    lacks=_lacks_beta,
 )
 def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series) -> Symptom | None:
     """Seen: `objective/kl` keeps rising, and β times the KL is negligible compared with the gain in score.
@@ -237,7 +243,8 @@ def _is_controlled(run: RunRecord) -> bool:
     needs=("reward/score_mean", "reward/score_std"),
     also=("objective/kl_coef",),
     updates=MIN_TREND,
-    fits=lambda run: run.setting("ppo.kl_coef") != 0 and weighs_scores(run),
+    fits=lambda run: run.setting("ppo.kl_coef") != 0 and (weighs_scores(run) or run.trainer is not None),
+    lacks=_lacks_beta,
 )
 def beta_too_large(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
     """Seen: Β (`objective/kl_coef`) is large compared with `reward/score_std`, and the score barely rises.
@@ -247,24 +254,26 @@ def beta_too_large(run: RunRecord, score: Series, score_std: Series) -> Symptom 
 
     Threshold: Β above twice the standard deviation of the scores, and a gain below half of it; to first order the best
     policy gains the scores' variance divided by β. Serious. Not with the KL in the loss and whitened or GRPO's
-    advantages, whose size is not the scores'.
+    advantages, whose size is not the scores'; in a log of another library, these count as having a standard deviation
+    of 1.
     """
     beta = read(run, "objective/kl_coef")
     spread = score_std.start
     if beta is None or beta.late <= 0 or spread <= 0:
         return None
-    if spread > LITTLE_TO_GAIN * beta.late or score.late - score.first > LITTLE_TO_GAIN * spread:
+    weighed = spread if weighs_scores(run) else 1.0
+    if weighed > LITTLE_TO_GAIN * beta.late or score.late - score.first > LITTLE_TO_GAIN * spread:
         return None
     return Symptom(
         "serious",
         f"β is {fmt(beta.late)} and the scores' standard deviation {fmt(spread)}, so the best policy can gain "
-        f"only about {fmt(spread**2 / beta.late)}; the mean score went from {fmt(score.first)} to "
+        f"only about {fmt(spread * weighed / beta.late)}; the mean score went from {fmt(score.first)} to "
         f"{fmt(score.late)} ({score.late_span})",
         (
             scale("ppo.kl_controller.target", 3.0)
             if _is_controlled(run)
             # As in the demo, whose scores have a standard deviation of 1.
-            else set_to("ppo.kl_coef", float(f"{spread / 10:.2g}"), "too_high"),
+            else set_to("ppo.kl_coef", float(f"{weighed / 10:.2g}"), "too_high"),
         ),
     )
 
@@ -279,6 +288,9 @@ COLLAPSING = 0.2
 SETTLING = 0.5
 """Entropy relative to its start. It falls in every run that learns: to 0.4 in the demo, and to 0.36 in the most
 aggressive of the story runs that ended well."""
+
+FEW_CONSTANT = 0.5
+"""Share of prompts whose responses score alike below which most of them still teach something."""
 
 CLIP_HIGHER = 0.28
 """DAPO's ε for ratios above 1 of single tokens, where PPO's is 0.2 on both sides."""
@@ -295,29 +307,34 @@ RISEN_NATS = 0.1
 """Smallest rise, in nats per token: doubling a tiny KL is harmless."""
 
 
-def _of_responses(entropy: Series, length: Series) -> Series | None:
-    """Entropy of whole responses, in nats."""
-    return combine(lambda nats, tokens: nats * tokens, entropy, length)
+def _of_responses(run: RunRecord, at_least: int = MIN_TREND) -> Series | None:
+    """Entropy of whole responses, in nats: as other libraries record it, or that of a token times the length."""
+    recorded = read(run, "response/entropy", at_least=at_least)
+    nats = read(run, "policy/entropy", at_least=at_least)
+    length = read(run, "response/length", at_least=at_least)
+    if recorded is not None or nats is None or length is None:
+        return recorded
+    return combine(lambda each, tokens: each * tokens, nats, length)
 
 
 @rule(
     "All responses to a prompt are nearly identical. None scores better than another, so there is nothing to learn "
     "from.",
-    needs=("policy/entropy", "response/length"),
+    needs=("policy/entropy|response/entropy", "response/length|response/entropy"),
     also=("reward/score_mean",),
     updates=MIN_TREND,
     of_reward=True,
 )
-def no_exploration(run: RunRecord, nats: Series, length: Series) -> Symptom | None:
+def no_exploration(run: RunRecord) -> Symptom | None:
     """Seen: A response's entropy, `policy/entropy` × `response/length`, is low from the start, and the score does not
     rise.
 
     Try: Raise `rollout.temperature` to 1, or by 30% if it is there already; `ppo.entropy_coef=0.001`, or triple it.
 
-    Threshold: An early entropy below log 2 nats: fewer than two likely responses per prompt. Serious.
+    Threshold: An entropy below log 2 nats, first and early: fewer than two likely responses per prompt. Serious.
     """
-    entropy = _of_responses(nats, length)
-    if entropy is None or entropy.early >= TWO_RESPONSES or rose(read(run, "reward/score_mean")):
+    entropy = _of_responses(run)
+    if entropy is None or entropy.start >= TWO_RESPONSES or rose(read(run, "reward/score_mean")):
         return None  # answers of one token have little entropy, and may have enough
     return Symptom(
         "serious",
@@ -344,12 +361,8 @@ def _sampled_hotter_or_colder(run: RunRecord) -> str:
 
 def _collapse_at_once(run: RunRecord) -> Symptom | None:
     """Symptom of an entropy that the first updates have destroyed."""
-    nats = read(run, "policy/entropy", at_least=2)
-    length = read(run, "response/length", at_least=2)
-    if nats is None or length is None or _sampled_hotter_or_colder(run):
-        return None
-    entropy = _of_responses(nats, length)
-    if entropy is None:
+    entropy = _of_responses(run, at_least=2)
+    if entropy is None or _sampled_hotter_or_colder(run):
         return None
     last = entropy.values[-1]
     if entropy.first < TWO_RESPONSES or last > NOTHING * entropy.first:
@@ -364,35 +377,48 @@ def _collapse_at_once(run: RunRecord) -> Symptom | None:
 @rule(
     "The policy is settling on one response per prompt. It stops exploring, and its responses differ too little to "
     "learn from.",
-    needs=("policy/entropy", "response/length"),
+    needs=("policy/entropy|response/entropy", "response/length|response/entropy"),
+    also=("group/constant", "reward/score_mean"),
     early=_collapse_at_once,
     updates=MIN_TREND,
     of_reward=True,
     lacks=_sampled_hotter_or_colder,
 )
-def entropy_collapse(run: RunRecord, nats: Series, length: Series) -> Symptom | None:
+def entropy_collapse(run: RunRecord) -> Symptom | None:
     """Seen: A response's entropy falls to a fraction of its initial value.
 
     Try: Lower `ppo.learning_rate` to a third, or to a tenth if almost no entropy is left; `ppo.entropy_coef=0.001`, or
     triple it; `ppo.clip_range_high=0.28`, if PPO's clip of single tokens is narrower.
 
-    Threshold: A fifth of its start; or half of it and below log 3 nats, three likely responses per prompt. A warning;
-    serious below a tenth, or at a fifth and below log 3. Runs that learn well fall to about a third. Not with a
+    Threshold: A fifth of its start; or half of it and below log 3 nats, three likely responses per prompt, unless the
+    responses to most prompts score differently (`group/constant`). A warning; serious below a tenth, or at a fifth and
+    below log 3. In a log of another library, whose tasks often have a single right answer, a note while the score
+    rises. Runs that learn well fall to about a third. Not with a
     scheduled `rollout.temperature`, which the entropy follows.
     """
-    entropy = _of_responses(nats, length)
-    if entropy is None or entropy.early < TWO_RESPONSES:
+    entropy = _of_responses(run)
+    if entropy is None:
+        return _collapse_at_once(run)
+    if entropy.start < TWO_RESPONSES:
         return None
-    left = entropy.late / entropy.early
-    few = entropy.late < THREE_RESPONSES
+    begun = entropy.early if entropy.early >= TWO_RESPONSES else entropy.first
+    left = entropy.late / begun
+    few = entropy.late < THREE_RESPONSES and not _groups_differ(run)
     if left > COLLAPSING and not (few and left < SETTLING):
         return None
+    converges = run.trainer is not None and rose(read(run, "reward/score_mean"))
     return Symptom(
-        "serious" if left < COLLAPSED or (few and left < COLLAPSING) else "warning",
-        f"the entropy of a response falls from {fmt(entropy.early)} to {fmt(entropy.late)} nats ({entropy.late_span})"
+        "note" if converges else "serious" if left < COLLAPSED or (few and left < COLLAPSING) else "warning",
+        f"the entropy of a response falls from {fmt(begun)} to {fmt(entropy.late)} nats ({entropy.late_span})"
         + (f": about {fmt(math.exp(entropy.late))} likely responses per prompt are left" if few else ""),
         _slow_down(run, left),
     )
+
+
+def _groups_differ(run: RunRecord) -> bool:
+    """True if the responses to most prompts score differently, so that there is something to learn from."""
+    constant = read(run, "group/constant")
+    return constant is not None and constant.late < FEW_CONSTANT
 
 
 def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:

@@ -118,16 +118,18 @@ class Gap:
         rule: Its name.
         reason: Why not.
         updates: The number of updates that it needs, if there are too few; otherwise 0.
+        needs: The metric that it needs and the log of another library lacks; otherwise empty.
     """
 
     rule: str
     reason: str
     updates: int = 0
+    needs: str = ""
 
     @property
     def why(self) -> str:
         """The reason in words."""
-        return self.reason or f"it needs {self.updates} updates or steps"
+        return self.reason or (f"it needs {self.needs}" if self.needs else f"it needs {self.updates} updates or steps")
 
 
 @dataclass(frozen=True)
@@ -193,9 +195,11 @@ class Rule:
     def gap(self, run: RunRecord) -> Gap | None:
         """The reason why the rule cannot judge the run; None if it can."""
         if reason := self.lacks(run):
-            return Gap(self.name, reason)
+            return Gap(self.name, reason.partition(" (ppo.")[0] if run.trainer else reason)
         counts = {name: self._count(run, name.split("|")) for name in self.needs}
         missing = next((name for name, count in counts.items() if count == 0), None)
+        if missing is not None and run.metrics and run.trainer:
+            return Gap(self.name, "", needs=missing.replace("|", " or "))
         if missing is not None and run.metrics:
             return Gap(self.name, WHY_MISSING.get(missing, f"{missing.replace('|', ' or ')} was not recorded"))
         if min([len(run.metrics), *counts.values()]) < self.updates:

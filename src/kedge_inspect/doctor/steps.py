@@ -10,7 +10,7 @@ from typing import Any
 from kedge_inspect.doctor.critic import HARMFUL, relies_on_critic, train_critic_less, with_something_to_explain
 from kedge_inspect.doctor.responses import scores_are_constant
 from kedge_inspect.doctor.rule import SMALLER_STEPS, TRAINED, WHY_MISSING, Change, Remedy, Symptom, rule, scale, set_to
-from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, combine, fmt, read, rose, span
+from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, combine, fell, fmt, read, rose, span
 from kedge_inspect.record import RunRecord
 from kedge_inspect.resolved import compares_groups
 
@@ -107,7 +107,7 @@ def steps_skipped(run: RunRecord, steps: Series) -> Symptom | None:
     "Single batches have far larger gradients than the rest, or the gradients grow throughout: outlier scores, or "
     "weights that are diverging. Norm clipping limits the size of such a step, not its direction.",
     needs=("policy/grad_norm|grad_norm",),
-    also=(*NORMS, "group/constant"),
+    also=(*NORMS, "group/constant", "group/score_std"),
     updates=MIN_TREND,
     stages=TRAINED,
     of_policy=True,
@@ -119,7 +119,8 @@ def gradient_spikes(run: RunRecord) -> Symptom | None:
     learning rate, or `ppo.critic_learning_rate`, to a third.
 
     Threshold: A norm of 8 times the lower quartile of the eight updates before and of those after it, or a tenfold rise
-    from early to late; healthy runs stay within a factor of 3. A warning; a note if at most one update in a hundred
+    from early to late, unless the loss of supervised training falls: a new head starts with small gradients. Healthy
+    runs stay within a factor of 3. A warning; a note if at most one update in a hundred
     spikes. Of `policy/grad_norm`, updates in which only the critic is trained do not count, nor do those in which the
     responses to each prompt all score the same, with an advantage that compares them: these have no gradient.
     """
@@ -140,11 +141,14 @@ def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
     constant = read(run, "group/constant", at_least=1)
     if name == "policy/grad_norm" and norm and constant and compares_groups(run):
         norm = combine(lambda each, share: each if share < 1 else None, norm, constant)
+    within = read(run, "group/score_std", at_least=1)
+    if name == "policy/grad_norm" and norm and within and compares_groups(run):
+        norm = combine(lambda each, std: each if std > 0 else None, norm, within)
     if norm is None or len(norm) < MIN_TREND:
         return None
     usual = [_usual(norm.values, index) for index in range(len(norm))]
     spikes = [index for index in range(WINDOW, len(norm)) if norm.values[index] > SPIKE * usual[index] > 0]
-    climbed = norm.late > CLIMB * norm.early > 0
+    climbed = norm.late > CLIMB * norm.early > 0 and not fell(read(run, "loss"))
     if not spikes and not climbed:
         return None
     seen: list[str] = []
@@ -156,7 +160,8 @@ def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
         )
     if climbed:
         seen.append(f"{NORMS[name]} grows from {fmt(norm.early)} to {fmt(norm.late)} ({norm.late_span})")
-    return "; ".join(seen), climbed or len(spikes) > RARE * len(norm)
+    # Where few groups differ, as in logs of other libraries at a few prompts per step, one of them makes a spike.
+    return "; ".join(seen), climbed or len(spikes) > max(float(run.trainer is not None), RARE * len(norm))
 
 
 def _usual(norms: Sequence[float], index: int) -> float:
@@ -253,12 +258,15 @@ LARGER = 3.0
 def larger_steps(run: RunRecord) -> tuple[Remedy, ...]:
     """Suggest a higher learning rate if the policy could move, has not, and larger steps would be safe.
 
-    The KL to the reference also reveals updates with a single step, which clip nothing.
+    The KL to the reference also reveals updates with a single step, which clip nothing. Without any KL, nothing is
+    suggested.
     """
     clipped = read(run, "policy/clip_fraction", of_policy=True)
     moved = read(run, "policy/approx_kl", of_policy=True)
     kl = read(run, "objective/kl", of_policy=True)
     length = read(run, "response/length")
+    if moved is None and kl is None:
+        return ()  # in a log of another library, where steps may be too large as well
     has_room = clipped is None or clips_sequences(run) or LARGER * clipped.peak <= FAR_CLIPPED
     is_short = moved is None or LARGER**2 * moved.peak <= FAR_MOVED
     is_near = kl is None or length is None or kl.late - kl.first <= FAR_MOVED * max(length.late, 1.0)
@@ -284,12 +292,13 @@ def _extreme(run: RunRecord) -> Symptom | None:
 @rule(
     "Each update moves the policy further than its samples can support: beyond the clip range they describe a policy "
     "that no longer exists. If it continues, KL and entropy run away and the text falls apart.",
-    needs=("policy/clip_fraction", "policy/approx_kl"),
+    needs=("policy/clip_fraction|policy/approx_kl",),
+    also=("policy/clip_fraction", "policy/approx_kl"),
     early=_extreme,
     updates=MIN_LEVEL,
     of_policy=True,
 )
-def steps_too_large(run: RunRecord, clipped: Series, moved: Series) -> Symptom | None:
+def steps_too_large(run: RunRecord) -> Symptom | None:
     """Seen: `policy/clip_fraction` or `policy/approx_kl` is high over three consecutive updates.
 
     Try: `ppo.num_epochs=4` if there are more; the `ppo.learning_rate` that would bring the clip fraction, which grows
@@ -306,21 +315,27 @@ def steps_too_large(run: RunRecord, clipped: Series, moved: Series) -> Symptom |
     """
     if extreme := _extreme(run):
         return extreme
-    far = 0.0 if clips_sequences(run) else clipped.peak
-    if far <= FAR_CLIPPED and moved.peak <= FAR_MOVED:
+    clipped = read(run, "policy/clip_fraction", of_policy=True)
+    moved = read(run, "policy/approx_kl", of_policy=True)
+    share = clipped.peak if clipped else 0.0
+    distance = moved.peak if moved else 0.0
+    far = 0.0 if clips_sequences(run) else share
+    if far <= FAR_CLIPPED and distance <= FAR_MOVED:
         return None
-    worse = clipped if far / FAR_CLIPPED > moved.peak / FAR_MOVED else moved
+    worse = clipped if moved is None or (clipped and far / FAR_CLIPPED > distance / FAR_MOVED) else moved
+    assert worse is not None
+    seen = [f"up to {share:.0%} of the tokens are clipped"] if clipped else []
+    seen += [f"an update moves the policy by up to {fmt(distance)} nats per token"] if moved else []
     return Symptom(
-        "serious" if far > TOO_FAR_CLIPPED or moved.peak > TOO_FAR_MOVED else "warning",
-        f"up to {clipped.peak:.0%} of the tokens are clipped, and an update moves the policy by up to "
-        f"{fmt(moved.peak)} nats per token ({span(worse.peak_updates)}){_by_epoch(run)}",
-        tuple(_smaller_steps(run, clipped, moved, at_start=worse.values.index(max(worse.values)) < WINDOW)),
+        "serious" if far > TOO_FAR_CLIPPED or distance > TOO_FAR_MOVED else "warning",
+        f"{', and '.join(seen)} ({span(worse.peak_updates)}){_by_epoch(run)}",
+        tuple(_smaller_steps(run, share, distance, at_start=worse.values.index(max(worse.values)) < WINDOW)),
     )
 
 
-def _smaller_steps(run: RunRecord, clipped: Series, moved: Series, *, at_start: bool) -> Iterator[Remedy]:
+def _smaller_steps(run: RunRecord, clipped: float, moved: float, *, at_start: bool) -> Iterator[Remedy]:
     yield from _fewer_epochs(run)
-    yield smaller_rate(clipped=clipped.peak, moved=moved.peak)
+    yield smaller_rate(clipped=clipped, moved=moved)
     if at_start and isinstance(decay := run.setting("ppo.schedule"), str):
         yield set_to("ppo.schedule", {decay: 0.1}, "too_low")
     if run.setting("ppo.early_stop_kl") is None:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from kedge_inspect.doctor.rule import LARGEST_SHARE, Remedy, Symptom, rule, scale, set_to
-from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, SIGNIFICANT, WINDOW, Series, fmt, read
+from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, SIGNIFICANT, WINDOW, Series, fmt, read, span
 from kedge_inspect.doctor.steps import gradient_spikes
 from kedge_inspect.record import RunRecord
 
@@ -19,6 +19,11 @@ of it is noise. The demo's rises by 0.4% at most."""
 
 RISEN = 0.2
 """Relative rise of the training loss above the first batch's: batches differ by less."""
+
+DIVERGED = 2.0
+LEAST_LOSS = 0.1
+"""Multiple of the first batch's loss, or of 0.1 nats if that is more, that no healthy run reaches in three consecutive
+steps."""
 
 BARELY = 0.03
 """Accuracy above that of always preferring the longer response. Published reward models have 5 to 10 points (Stiennon:
@@ -84,8 +89,14 @@ def loss_rising(run: RunRecord, loss: Series) -> Symptom | None:
     Try: Lower the learning rate to a tenth; double the warm-up, or start with one.
 
     Threshold: 20% of the first batch's and three standard errors above that, or above the first three; batches differ
-    by less. Serious.
+    by less. Or twice the first batch's in three consecutive steps, even if it falls again. Serious.
     """
+    if loss.peak > DIVERGED * max(loss.first, LEAST_LOSS):
+        return Symptom(
+            "serious",
+            f"the training loss rises from {fmt(loss.first)} to {fmt(loss.peak)} ({span(loss.peak_updates)})",
+            (scale(f"{_section(run)}.learning_rate", 0.1), _longer_rise(run)),
+        )
     if all(move <= max(RISEN * loss.first, SIGNIFICANT * error) for move, error in map(loss.since, (1, WINDOW))):
         return None
     return Symptom(

@@ -114,7 +114,7 @@ def _run(run: ReportedRun, most_points: int, most_bytes: int) -> dict[str, Any]:
         "facts": dict(record.facts),
         "sentences": [*describe_run(record), *data_sentences(record)],
         "doctor": {"verdict": typographic(run.verdict), "clean": run.is_clean},
-        "incidents": len(record.incidents),
+        "incidents": 0 if record.trainer else len(record.incidents),
         "first_and_last": first_and_last(record),
         "curves": curves(record, most_points=most_points),
         "samples": shown_responses(record, most_bytes=most_bytes),

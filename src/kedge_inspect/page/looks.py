@@ -126,5 +126,5 @@ def look_of(stage: str) -> Look:
 
 
 def has_part(record: RunRecord, part: str) -> bool:
-    """True if the runs of a record's stage can fill a section of the page."""
-    return part in look_of(record.stage).parts
+    """True if the runs of a record's stage can fill a section of the page; logs of other libraries cannot."""
+    return record.trainer is None and part in look_of(record.stage).parts

@@ -62,18 +62,20 @@ def _judged(row: Row, ends: Ends) -> str:
 def _progress(record: RunRecord) -> str:
     """The run's progress: `PPO is at update 12 of 60`."""
     look = look_of(record.stage)
-    count = len(record.metrics)
+    title = record.trainer.title if record.trainer else look.title
+    # Other libraries may log every tenth step only.
+    count = record.metrics[-1]["update"] if record.trainer else len(record.metrics)
     total = look.total(record)
     of = "" if total is None else f" of {total:,}"
     if record.state == "running":
-        return f"{look.title} is at {look.unit} {count:,}{of}"
+        return f"{title} is at {look.unit} {count:,}{of}"
     if record.state == "stopped":
-        return f"{look.title} stopped after {look.unit} {count:,}{of}"
+        return f"{title} stopped after {look.unit} {count:,}{of}"
     each = look.items_per_update(record)
     items = f", {count * each:,} {look.items}" if each and look.items else ""
     seconds = sum(numbers_of(record.metrics, "time/update"))
     steps = f"{of} {look.unit}s" if record.ended_early and of else f" {look.unit}" if count == 1 else f" {look.unit}s"
-    return f"{look.title} ran {count:,}{steps} ({_duration(seconds)}{items})"
+    return f"{title} ran {count:,}{steps} ({_duration(seconds)}{items})"
 
 
 def _duration(seconds: float) -> str:

@@ -735,3 +735,43 @@ def record_of(settings: dict[str, Any]) -> RunRecord:
         section, _, key = name.partition(".")
         config.setdefault(section, {})[key] = value
     return replace(synthetic_run(), config=config)
+
+
+def found_in(metrics: dict[str, Any], updates: int = 20, **settings: Any) -> set[str]:
+    return {each.rule for each in diagnose(synthetic_run(updates, metrics=metrics, settings=settings))}
+
+
+def test_an_entropy_that_the_first_steps_destroy_is_not_one_that_was_low_from_the_start() -> None:
+    flat = {"reward/score_mean": 1.0, "reward/score_std": 1.0}
+    wrecked = {"policy/entropy": [0.4, 1e-4, 1e-5, *[1e-5] * 17], **flat}
+    assert {"entropy_collapse", "no_exploration"} & found_in(wrecked) == {"entropy_collapse"}
+    low = {"policy/entropy": 1e-4, **flat}
+    assert {"entropy_collapse", "no_exploration"} & found_in(low) == {"no_exploration"}
+
+
+@pytest.mark.parametrize(("constant", "expected"), [(0.4, False), (0.6, True)])
+def test_few_likely_responses_are_enough_while_most_groups_differ(constant: float, expected: bool) -> None:
+    groups = {"ppo.advantage": "grpo", "ppo.kl_in": "loss", "rollout.num_responses": 8}
+    metrics = {"policy/entropy": towards(0.15, 0.035), "group/constant": constant}
+    found = {each.rule for each in diagnose(synthetic_run(20, metrics=metrics, settings=groups))}
+    assert ("entropy_collapse" in found) == expected
+
+
+def test_steps_are_too_large_by_either_metric() -> None:
+    assert "steps_too_large" in found_in({"policy/clip_fraction": None, "policy/approx_kl": 0.3})
+    assert "steps_too_large" in found_in({"policy/clip_fraction": 0.4, "policy/approx_kl": None})
+    assert "steps_too_large" not in found_in({"policy/clip_fraction": None, "policy/approx_kl": None})
+
+
+@pytest.mark.parametrize(("peak", "expected"), [(3.9, False), (4.1, True)])
+def test_a_loss_that_doubles_has_diverged_even_if_it_falls_again(peak: float, expected: bool) -> None:
+    loss = [2.0, 2.0, peak, peak, peak, *[1.8] * 25]
+    run = run_with(30, {"loss": loss}, facts={"stage": "sft"})
+    assert ("loss_rising" in {each.rule for each in diagnose(run)}) == expected
+
+
+@pytest.mark.parametrize(("end", "expected"), [(0.1, False), (0.69, True)])
+def test_gradients_may_grow_while_a_loss_falls(end: float, expected: bool) -> None:
+    norms = lambda done: 0.05 * 100**done  # noqa: E731
+    run = run_with(40, {"loss": towards(0.69, end), "grad_norm": norms}, facts={"stage": "reward"})
+    assert ("gradient_spikes" in {each.rule for each in diagnose(run)}) == expected

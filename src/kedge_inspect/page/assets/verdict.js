@@ -35,7 +35,7 @@ const checked = run => (run.doctor?.verdict ? el("p", { class: "checked small" }
 
 const runRow = (data, run) => {
   const many = data.runs.length > 1;
-  const facts = [STAGES[run.stage] ?? run.stage, run.facts.device, run.facts.precision].filter(Boolean).join(" · ");
+  const facts = [run.facts.library ?? STAGES[run.stage] ?? run.stage, run.facts.device, run.facts.precision].filter(Boolean).join(" · ");
   return el("article", { class: "run" },
     el("div", { class: "run-title" }, many ? [swatch(run), el("h2", {}, run.name)] : null, el("span", { class: `badge ${run.state}` }, run.state), el("span", { class: "muted small" }, facts)),
     run.sentences.map(text => el("p", { class: "sentences" }, text)),
@@ -76,7 +76,7 @@ const verdict = data => {
     const stages = [...new Set(runs.map(run => run.stage))], [first, ...others] = stages.filter(stage => valuesOf(data, stage));
     const keys = (data.panels[first] ?? []).filter(panel => panel.key).slice(0, MOST_KEY_CHARTS);
     const findings = findingsCard(data), described = el("div", { class: `card runs${runs.length > 1 ? "" : " alone"}` }, runs.map(run => runRow(data, run)));
-    const versions = Object.entries(runs[0]?.facts ?? {}).filter(([name]) => !["stage", "device", "precision"].includes(name));
+    const versions = Object.entries(runs[0]?.facts ?? {}).filter(([name]) => !["stage", "device", "precision", "library"].includes(name));
     return [headlines.length ? el("div", { class: "card headlines" }, headlines) : null,
       el("div", { class: runs.length > 1 || !findings ? "stack" : "sides" }, described, findings),
       first ? el("div", { class: `sides figures${runs.filter(run => run.stage === first).length > 2 ? " crowded" : ""}` },

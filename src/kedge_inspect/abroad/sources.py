@@ -1,0 +1,246 @@
+"""Finds the log of a run in a file or folder, and reads its rows under the names that the library gave them."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kedge_base.errors import DataError
+from kedge_base.run_folder.record_format import UNLIKE_ANY_RUN
+from kedge_inspect.abroad.wire import Row, read_events, read_training_args, read_wandb
+
+STATE = "trainer_state.json"
+ARGS = "training_args.bin"
+CARD = "README.md"
+LARGEST_FILE = 1 << 30
+PATTERNS = ("progress.csv", "progress.json", "*.wandb", "events.out.tfevents*", "*.jsonl", "*.csv")
+"""Logs that a folder may hold besides TRL's, the most specific first."""
+
+DEPTHS = ("", "*/", "*/*/")
+STEPS = (
+    "time/iterations",
+    "step",
+    "global_step",
+    "train/global_step",
+    "trainer/global_step",
+    "Step",
+    "_step",
+    "time/total_timesteps",
+)
+"""Columns with the step, in the order in which they are looked for."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a library has written.
+
+    Attributes:
+        files: The log's files; several of TensorBoard's are one run that was resumed.
+        rows: Its rows, each with `step`; the values are numbers, or null.
+        settings: The run's settings under the library's names, dotted; empty if unknown.
+        trainer: What the model card calls the trainer: `GRPO`; empty without one.
+        total: The planned number of steps; None if unknown.
+    """
+
+    files: tuple[Path, ...]
+    rows: Sequence[Row]
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    trainer: str = ""
+    total: int | None = None
+
+
+def log_files(path: Path) -> tuple[Path, ...]:
+    """The files of the log in a file or folder; empty without one.
+
+    Raises:
+        DataError: A folder holds the logs of several runs.
+    """
+    if path.is_file():
+        return (path,)
+    if (path / STATE).is_file():
+        return (path / STATE,)
+    if checkpoints := list(path.glob(f"checkpoint-*/{STATE}")):
+        return (max(checkpoints, key=lambda file: int(re.sub(r"\D", "", file.parent.name) or 0)),)
+    for pattern in (STATE, *PATTERNS):
+        for depth in DEPTHS:
+            found = sorted({file.resolve(): file for file in path.glob(depth + pattern) if file.is_file()}.values())
+            if found:
+                return _one_run(path, found, by_folder=pattern.startswith("events"))
+    return ()
+
+
+def _one_run(path: Path, files: list[Path], *, by_folder: bool) -> tuple[Path, ...]:
+    runs = sorted({file.parent if by_folder else file for file in files})
+    if len(runs) > 1:
+        names = ", ".join(str(run.relative_to(path)) for run in runs[:4]) + (", …" if len(runs) > 4 else "")
+        raise DataError(f"{str(path)!r} holds {len(runs)} runs: {names}; name one of them")
+    return tuple(files)
+
+
+def read_log(path: Path, settings: Path | None = None) -> Log:
+    """Read the log in a file or folder.
+
+    Args:
+        path: The file or folder.
+        settings: A YAML or JSON file with the run's settings, under the library's names.
+
+    Raises:
+        DataError: There is none, it is damaged or empty, or there are several.
+    """
+    files = log_files(path)
+    if not files:
+        raise DataError(
+            f"{str(path)!r} is not the folder of a run: it has no config.yaml, nor a log of TRL, verl, OpenRLHF, "
+            "Stable-Baselines3, TensorBoard or W&B"
+        )
+    name = files[0].name
+    reader = next((read for mark, read in READERS.items() if mark in name), _read_rows)
+    try:
+        if any(file.stat().st_size > LARGEST_FILE for file in files):
+            raise ValueError("more than 1 GiB")
+        log = reader(files)
+    except DataError:
+        raise
+    except (OSError, *UNLIKE_ANY_RUN) as error:
+        raise DataError(f"{str(files[0])!r} cannot be read: {type(error).__name__}: {error}") from error
+    rows = merge_rows([row for row in log.rows if isinstance(row, dict)])
+    if not rows:
+        raise DataError(f"{str(files[0])!r} has no rows with numbers")
+    return replace(log, rows=rows, settings={**log.settings, **(_read_settings(settings) if settings else {})})
+
+
+def merge_rows(rows: Sequence[Row]) -> list[Row]:
+    """Join the rows of each step; later values replace earlier ones.
+
+    Rows are numbered if they have no step, or if it begins again, as in every call of Stable-Baselines3's `learn`.
+    """
+    joined: dict[int, Row] = {}
+    column = next((name for name in STEPS if any(_is_step(row.get(name)) for row in rows)), "")
+    steps = [row[column] for row in rows if column and _is_step(row.get(column))]
+    if any(after < before and after <= steps[0] for before, after in itertools.pairwise(steps)):
+        column = ""
+    last = 0
+    for number, row in enumerate(rows, start=1):
+        given: Any = row.get(column) if column else number
+        last = int(given) if _is_step(given) else last
+        values = {name: value for name, value in row.items() if value is None or _is_number(value)}
+        values.pop(column, None)
+        if values:
+            joined.setdefault(last, {}).update(values)
+    return [{"step": step, **joined[step]} for step in sorted(joined)]
+
+
+def _is_step(value: object) -> bool:
+    return _is_number(value) and math.isfinite(value) and 0 <= value < 1 << 53  # type: ignore[operator]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _read_state(files: Sequence[Path]) -> Log:
+    """`trainer_state.json`, with the settings that lie beside it."""
+    state = json.loads(files[0].read_bytes())
+    rows = state["log_history"]
+    settings, trainer = _beside(files[0].parent)
+    return Log(tuple(files), rows, settings, trainer, total=state.get("max_steps") or None)
+
+
+def _beside(folder: Path) -> tuple[dict[str, Any], str]:
+    """The settings in `training_args.bin` and the trainer in the model card of a folder, its parents or checkpoints."""
+    nearby = (folder, folder.parent, folder.parent.parent, *sorted(folder.glob("checkpoint-*")))
+    saved = next((place / ARGS for place in nearby if (place / ARGS).is_file()), None)
+    cards = (place / CARD for place in nearby if (place / CARD).is_file())
+    named = (re.search(r"trained with (\w+)", card.read_text("utf-8", "replace")) for card in cards)
+    return read_training_args(saved) if saved else {}, next((match[1] for match in named if match), "")
+
+
+def _read_tensorboard(files: Sequence[Path]) -> Log:
+    rows: list[Row] = []
+    texts: dict[str, str] = {}
+    for file in files:
+        some, said = read_events(file.read_bytes())
+        rows += some
+        texts |= said
+    settings, trainer = _beside(files[0].parent)
+    written = texts.get("args/text_summary")  # by transformers
+    return Log(tuple(files), rows, settings or (_flat(json.loads(written)) if written else {}), trainer)
+
+
+def _read_offline(files: Sequence[Path]) -> Log:
+    rows, config = read_wandb(files[0].read_bytes())
+    return Log(tuple(files), rows, _flat({name: value for name, value in config.items() if name != "_wandb"}))
+
+
+def _read_rows(files: Sequence[Path]) -> Log:
+    """JSON lines: flat, or with the values in `data`, as verl writes them. The last line may be incomplete."""
+    lines = files[0].read_text("utf-8").splitlines()
+    rows: list[Row] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except ValueError:
+            if number == len(lines) > 1:
+                break
+            raise
+        inner = row.get("data")
+        rows.append({**row, **(inner if isinstance(inner, dict) else {})})
+    return Log(tuple(files), rows)
+
+
+def _read_csv(files: Sequence[Path]) -> Log:
+    """A table: Stable-Baselines3's, or one that W&B has exported, in which a column may begin with the run's name."""
+    with files[0].open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file, restkey=""))
+    split = {name: name.rpartition(" - ") for row in found[:1] for name in row}
+    used = {name: parts for name, parts in split.items() if not parts[2].endswith(("__MIN", "__MAX"))}
+    runs = {parts[0] for parts in used.values() if parts[0]}
+    if len(runs) > 1:
+        raise DataError(f"{str(files[0])!r} holds {len(runs)} runs; export one of them")
+    cells = [{parts[2]: row[name] for name, parts in used.items() if row.get(name)} for row in found]
+    return Log(tuple(files), [{name: _number(text) for name, text in row.items()} for row in cells])
+
+
+def _number(text: Any) -> float | None:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, yaml.YAMLError, *UNLIKE_ANY_RUN) as error:
+        raise DataError(f"{str(file)!r} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{str(file)!r} has no settings; expected a YAML or JSON object")
+    return _flat(found)
+
+
+def _flat(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted name, with those of W&B's form `{value: …}` replaced by the value."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and set(value) <= {"value", "desc"} and "value" in value:
+            value = value["value"]
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+READERS: dict[str, Callable[[Sequence[Path]], Log]] = {
+    "trainer_state": _read_state,
+    "tfevents": _read_tensorboard,
+    ".wandb": _read_offline,
+    ".csv": _read_csv,
+}
+"""Readers by a part of the file's name; anything else is read as JSON lines."""
