@@ -6,6 +6,7 @@ import filecmp
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,13 @@ from typing import Any, cast
 from kedge.models.sources import quiet_transformers
 from kedge.models.tokenizers import CONFIG_FILE, save_tokenizer
 from kedge.rewards import RewardTerm
-from kedge_base.errors import ConfigError, ModelError
+from kedge_base.errors import ConfigError, ModelError, OutputError
 from kedge_base.machine.durable import copy_tree
+from kedge_base.machine.invocation import is_first_rank
 from kedge_base.run_folder.output import is_run, writing
+
+LONGEST_WAIT = 600.0
+"""Seconds for which a rank waits until the first one has saved a model."""
 
 
 def is_pretrained(value: object) -> bool:
@@ -98,7 +103,7 @@ class NamedModels:
 
     @contextmanager
     def saved(self) -> Iterator[None]:
-        """Save the models; after an error, remove them unless the run has started.
+        """Save the models, on the first rank; after an error, remove them unless the run has started.
 
         Raises:
             ConfigError: The run started from other models.
@@ -109,13 +114,18 @@ class NamedModels:
         created = [path for path in (run, *run.parents) if not path.exists()]
         try:
             for name, loaded in self.models.items():
+                if not is_first_rank() and not resumed:
+                    _await(self.folder / name)
+                    continue
                 with tempfile.TemporaryDirectory(prefix="kedge-") as place, writing(self.folder):
                     loaded.save(Path(place))
                     if resumed:
                         _check_same(Path(place), self.folder / name)
                         continue
                     shutil.rmtree(self.folder / name, ignore_errors=True)
-                    copy_tree(Path(place), self.folder / name)
+                    part = self.folder / f"{name}.part"
+                    copy_tree(Path(place), part)
+                    part.rename(self.folder / name)
             yield
         except BaseException:
             if not resumed and not is_run(run):
@@ -124,6 +134,19 @@ class NamedModels:
                     if path.is_dir() and not any(path.iterdir()):
                         path.rmdir()
             raise
+
+
+def _await(folder: Path) -> None:
+    """Wait until the first rank has saved a model, before the ranks are connected.
+
+    Raises:
+        OutputError: It has not.
+    """
+    until = time.monotonic() + LONGEST_WAIT
+    while not folder.is_dir():
+        if time.monotonic() > until:
+            raise OutputError(f"{folder} has not been saved by the first rank")
+        time.sleep(0.05)
 
 
 def _check_same(new: Path, old: Path) -> None:
