@@ -93,7 +93,7 @@ class RunRecord:
         stops_at: When a running run counts as stopped unless it writes something, in seconds since the epoch; otherwise
             None.
         trainer: The trainer of another library that wrote the run; None for kedge's own.
-        arguments: The run's settings under that library's names, as far as they are known.
+        arguments: The run's known settings under that library's names.
     """
 
     folder: Path
@@ -204,7 +204,7 @@ def read_run(folder: str | os.PathLike[str] | Result, *, on_skipped: Callable[[s
 
 
 def is_own(folder: Path) -> bool:
-    """True if kedge wrote a folder's `config.yaml`, which then begins with the stage; others have such files, too."""
+    """True if kedge wrote a folder's `config.yaml`, whose first line names the stage, unlike others'."""
     if not is_run(folder):
         return False
     with (folder / CONFIG_FILE).open(encoding="utf-8", errors="replace") as file:

@@ -30,7 +30,7 @@ from kedge_base.stage import find_stage, imported
 from kedge_inspect.verify import Verification
 
 TOLERANCE = 1e-3
-"""Largest relative difference of a metric or a tensor with other software or on another machine that is no fault."""
+"""Largest relative difference of a metric or tensor that other software or another machine may cause."""
 
 SMALLEST = 1e-3
 """Smaller numbers are compared as if they had this size, since many are differences of rounded numbers."""
@@ -107,7 +107,7 @@ def _span(folder: Path, recorded: Recorded, update: int) -> tuple[dict[str, Any]
     """The start of the process that made an update, and the checkpoints around the update that it read or wrote.
 
     Raises:
-        DataError: There is none before the update.
+        DataError: No checkpoint precedes the update.
     """
     kept = kept_checkpoints(folder)
     possible: list[str] = []
@@ -126,7 +126,7 @@ def _span(folder: Path, recorded: Recorded, update: int) -> tuple[dict[str, Any]
 
 
 def _results(folder: Path, recorded: Recorded, first: int, last: int) -> Iterator[tuple[str, object]]:
-    """What updates resulted in, by name."""
+    """Yield the metrics of updates, and the hashes of what they trained on, by name."""
     for row in read_metrics(folder):
         for name in row if first < row["update"] <= last else ():
             if not name.startswith(MEASURED):

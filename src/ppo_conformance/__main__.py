@@ -16,7 +16,7 @@ MORE = {
     "bugs": "re-made bugs of trainers, and the checks that find them",
     "page": "a page of results from several reports",
 }
-"""Commands with a module of their own; the page has arguments of its own."""
+"""Commands that a separate module implements; the page parses its arguments itself."""
 
 
 def parser() -> argparse.ArgumentParser:

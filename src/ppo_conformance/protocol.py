@@ -1,4 +1,4 @@
-"""What an adapter offers: the methods that checks call, and the choices that its profile names.
+"""The interface of adapters: the methods that checks call, and the choices that a profile names.
 
 Every method gets arrays first and then `settings`, a dict with the numbers of the case and one value for every choice
 that concerns it. Arrays are numpy float64; ids, groups and masks are int64 and bool, with True = counts. Their axes are
@@ -26,7 +26,7 @@ Settings = Mapping[str, Any]
 
 
 class NotOffered(Exception):
-    """The library does not have this, which is no failure."""
+    """The library lacks this, which does not count as a failure."""
 
 
 class Deviation(Exception):

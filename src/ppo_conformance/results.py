@@ -24,7 +24,7 @@ STATUSES = ("passed", "deviates", "error", "not offered")
 
 
 class UserError(Exception):
-    """A mistake of the user, in one line."""
+    """A user's mistake; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def load_adapter(place: str) -> Adapter:
     """Make the adapter of a name, or of a Python file with a class `Adapter`.
 
     Raises:
-        UserError: there is none, its library is missing, or its profile is wrong.
+        UserError: there is no such adapter, its library is missing, or its profile is wrong.
     """
     is_file = place.endswith(".py")
     if is_file and not Path(place).is_file():
@@ -137,7 +137,7 @@ def load_adapter(place: str) -> Adapter:
 
 
 def run_check(check: Check, adapter: Any, place: str) -> Result:
-    """Run a check; whatever it raises is its result."""
+    """Run a check; an exception becomes its result."""
     message, error = "", None
     try:
         error = check.run(adapter)

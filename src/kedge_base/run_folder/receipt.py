@@ -45,7 +45,7 @@ UNCOVERED = (UNCOVERED | {IN_MEMORY_FOLDER}) - {INCIDENTS_FILE}
 
 @dataclass
 class Recorded:
-    """What a run's folder contains, according to the lines of its receipt.
+    """The content of a run's folder according to the lines of its receipt.
 
     Attributes:
         rows: By log, the hash of each row, and the update after which it was recorded.

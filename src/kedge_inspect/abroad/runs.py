@@ -43,7 +43,7 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Origin:
-    """What the user says about a log.
+    """The user's description of a log.
 
     Attributes:
         library: What wrote it, if its content does not say: a trainer's key, or its beginning.
@@ -153,7 +153,7 @@ def _record(path: Path, trainer: Trainer, log: Log) -> RunRecord:
 
 
 def _translated(trainer: Trainer, row: Row, log: Log, judged: Iterable[str]) -> Row:
-    """The metrics of a row under kedge's names, as far as they are finite."""
+    """Translate the finite metrics of a row to kedge's names."""
     found: Row = {}
     for key, _, name, metric, how, condition in METRICS:
         if key == trainer.key and metric not in found and _holds(condition, log):
@@ -244,7 +244,7 @@ def _add_spread(rows: Sequence[Row], log: Log, sizes: dict[str, Any]) -> None:
 def _add_stops(rows: Sequence[Row], log: Log) -> None:
     """Add the share of responses that stop in TRL's PPO, which counts stop tokens in those of one process.
 
-    A response has several if it goes on after the first; none is none in any case.
+    A response that continues after its first stop token has several, so only a count of 0 is certain.
     """
     counts = [row.get("val/num_eos_tokens") for row in log.rows]
     most = max((count for count in counts if count is not None), default=None)
@@ -284,7 +284,7 @@ def _held_out(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _state(log: Log) -> tuple[Literal["finished", "running", "stopped"], float | None]:
-    """Whether the run has reached its last step, or is still written to."""
+    """Tell whether the run has finished, is still writing its log, or has stopped."""
     if log.total is not None and log.rows[-1]["step"] >= log.total:
         return "finished", None
     stops_at = max(file.stat().st_mtime for file in log.files) + QUIET_SECONDS

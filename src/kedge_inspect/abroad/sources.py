@@ -41,7 +41,7 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Log:
-    """What a library has written.
+    """The content of a library's log.
 
     Attributes:
         files: The log's files; several of TensorBoard's are one run that was resumed.
@@ -121,7 +121,7 @@ def read_log(path: Path, settings: Path | None = None) -> Log:
 def merge_rows(rows: Sequence[Row]) -> list[Row]:
     """Join the rows of each step; later values replace earlier ones.
 
-    Rows are numbered if they have no step, or if it begins again, as in every call of Stable-Baselines3's `learn`.
+    Rows are numbered if they have no step, or if it restarts, as in every call of Stable-Baselines3's `learn`.
     """
     joined: dict[int, Row] = {}
     column = next((name for name in STEPS if any(_is_step(row.get(name)) for row in rows)), "")
@@ -148,7 +148,7 @@ def _is_number(value: object) -> bool:
 
 
 def _read_state(files: Sequence[Path]) -> Log:
-    """`trainer_state.json`, with the settings that lie beside it."""
+    """`trainer_state.json`, with the settings in the same folder."""
     state = json.loads(files[0].read_bytes())
     rows = state["log_history"]
     settings, trainer = _beside(files[0].parent)

@@ -13,7 +13,7 @@ class Trainer:
     Attributes:
         key: As for `--library`: `trl-grpo`.
         title: In sentences: `TRL's GRPO`.
-        stage: The stage of kedge that does the same.
+        stage: The corresponding stage of kedge.
         marks: Names of metrics; a log with all names of one of these groups was written by it.
         library: Its library in the table of settings.
         tables: The titles of the tables with its settings there; all if empty.

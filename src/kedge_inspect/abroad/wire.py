@@ -21,7 +21,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """The fields of a protocol buffer: number and value, which is an integer or bytes.
 
     Raises:
-        ValueError: It is none, or cut off.
+        ValueError: The bytes are not a message, or are cut off.
     """
     place = 0
 

@@ -1,6 +1,6 @@
 """AgileRL: the losses and estimators of its PPO and GRPO for language models, without Liger's kernels.
 
-What the package imports for environments and loggers are stand-ins.
+Stand-ins replace the imports for environments and loggers.
 """
 
 # pyright: reportMissingImports=false

@@ -23,7 +23,7 @@ LIMIT = 999
 
 
 def trained_tokens(case: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows that kedge trains on; each action in a row of its own, after what it follows in the rollout."""
+    """The rows that kedge trains on, one per action, each after the tokens that it follows in the rollout."""
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig().save_pretrained(folder)
         tokenizer_of(case).save_pretrained(folder)

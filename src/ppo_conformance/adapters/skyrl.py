@@ -198,5 +198,5 @@ class Adapter(protocol.Adapter):
 
 
 def _has_holes(mask: Mask) -> bool:
-    """Whether some row has a masked token between two that count."""
+    """True if a row has a masked token between two that count."""
     return any(np.diff(np.flatnonzero(row)).max(initial=1) > 1 for row in mask)

@@ -1,4 +1,4 @@
-"""What adapters of libraries on torch share."""
+"""Helpers for adapters of libraries that use torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def value_and_gradient(function: Callable[[torch.Tensor], torch.Tensor], array: 
 
 
 def micro_batches(settings: Any, num_rows: int) -> list[list[int]]:
-    """The rows of each micro-batch; all in one if the case has none."""
+    """The rows of each micro-batch; a single one if the case does not split them."""
     return settings.get("micro_batches") or [list(range(num_rows))]
 
 

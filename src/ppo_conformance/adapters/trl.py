@@ -186,7 +186,7 @@ def _trainer(kind: Any = GRPOTrainer, **settings: Any) -> Any:
 
 
 def _experience(trainer: Any, mask: Mask, scores: Array, sampled: Array | None = None, messages: Any = None) -> Any:
-    """What a trainer makes of sampled rows, or of what its model says to a conversation."""
+    """Let a trainer prepare sampled rows, or its model's answers to a conversation, for its loss."""
     rows = mask.shape[0]
     tokens = {"prompt_ids": [[0]] * rows, "completion_ids": [[1] * mask.shape[1]] * rows}
     tokens |= {"env_mask": mask.astype(int).tolist(), "logprobs": None if sampled is None else sampled.tolist()}

@@ -1,6 +1,6 @@
 """verl: `core_algos` and the weights of its rollout correction, normalized as the trainer does, over the minibatch.
 
-What not all versions have is imported where it is used.
+Functions that only some versions have are imported where they are used.
 """
 
 # pyright: reportMissingImports=false

@@ -21,7 +21,7 @@ Case = tuple[Arrays, dict[str, Any]]
 
 RUBBISH = {"log_probs": -24.5, "old_log_probs": -25.5, "reference": -26.0, "mask": 0.0}
 RUBBISH |= {"train_log_probs": -23.0, "sample_log_probs": -24.0}
-"""What new padding holds, 431 by default."""
+"""Values of new padding by input; 431 for all others."""
 
 LOSSES = ("policy_loss", "value_loss", "kl_loss")
 BY_ROW = [name for name, method in METHODS.items() if "B" in next(iter(method.inputs.values()))]
@@ -107,7 +107,7 @@ def once(method: str, case: Case, found: Arrays) -> Arrays:
 def split(ranks: list[int], method: str, case: Case) -> Case | None:
     """One micro-batch for the first row, and one for all others."""
     mask = case[0]["mask"]
-    # A micro-batch without a counted token has a case of its own among the vectors.
+    # The vectors cover micro-batches without a counted token.
     if not mask[0].any() or not mask[1:].any():
         return None
     return case[0], {**case[1], "micro_batches": [[0], list(range(1, len(mask)))], "ranks": ranks}
@@ -139,7 +139,7 @@ def scale(method: str, case: Case) -> Case | None:
 
 
 def unscale(method: str, case: Case, found: Arrays) -> Arrays:
-    """The results in the old unit; what is divided by its deviation has none."""
+    """Convert results to the old unit; those divided by their standard deviation have no unit."""
     is_free = case[1].get("gae_whitening", "no") != "no" or case[1].get("baseline") in ("grpo", "reinforce++")
     return times({**SCALES[method][1], **({"advantages": 0} if is_free else {})}, -1, found)
 
@@ -239,7 +239,7 @@ def hold(relation: Relation, method: str, adapter: Any) -> float:
         for _, settings in alternatives(adapter, case, relation.needs):
             original = inputs, settings
             changed = relation.change(method, original)
-            # Where there is a slot after the last token depends on the padding.
+            # Padding decides whether a slot follows the last token.
             if changed is None or settings.get("score_at") == "after_last":
                 continue
             try:

@@ -202,7 +202,7 @@ class Conversation:
         return _compiled(form["template"]).render(messages=messages, **known)
 
     def continuations(self) -> Iterator[tuple[str, list[int]]]:
-        """What may be read before the second turn: its text, and the special tokens in it."""
+        """Yield the contexts allowed before the second turn, each as text and its special tokens."""
         [read, *_], [said, *_] = self.policy.read, self.policy.turns
         asked, [reply, *_] = self.messages, self.replies
         rest = self.render([*asked, {"role": "assistant", "content": SENTINEL}, *reply]).rpartition(SENTINEL)[2]

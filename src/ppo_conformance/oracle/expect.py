@@ -20,7 +20,7 @@ HELD = ("kl", "kl_loss", "policy_loss")
 
 
 def values_of(method: str, case: dict[str, Any], settings: dict[str, Any], first: Any = None) -> dict[str, Any]:
-    """What the formula gives for a case, by the names of the outputs, without the gradient.
+    """Evaluate the formula for a case; return the outputs by name, without the gradient.
 
     With `first` instead of the first input, that one is still what a stop-gradient holds fixed.
     """
@@ -32,7 +32,7 @@ def values_of(method: str, case: dict[str, Any], settings: dict[str, Any], first
 
 
 def expect(method: str, case: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """What the formula gives for a case, with the gradient of the sum with respect to the first input."""
+    """Evaluate the formula for a case, with the gradient of the sum with respect to the first input."""
     expected = values_of(method, case, settings)
     if "gradient" not in METHODS[method].outputs:
         return expected

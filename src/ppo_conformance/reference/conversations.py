@@ -1,4 +1,4 @@
-"""What the reference trainer reads and trains of a conversation. Needs the packages `tokenizers` and `jinja2`."""
+"""Tokens of a conversation that the reference trainer reads and trains on; needs `tokenizers` and `jinja2`."""
 
 from __future__ import annotations
 

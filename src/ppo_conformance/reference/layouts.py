@@ -1,4 +1,4 @@
-"""Where the tokens of a micro-batch stand in the tensors that the model reads."""
+"""Layouts: how the tokens of a micro-batch are arranged in the tensors that the model reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Text = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a micro-batch. Whatever the layout is, a token reads its own prompt and response up to itself.
+    """The tensors of a micro-batch. In every layout a token reads its prompt, and its response up to itself.
 
     Attributes:
         ids: Tokens, [lines, time].

@@ -25,7 +25,7 @@ Batch = Mapping[str, Any]
 
 @dataclass
 class State:
-    """What an update changes and a checkpoint holds: weights by name, Adam's moments by name, and its steps."""
+    """The state that updates change and checkpoints store: weights and Adam's moments by name, and its steps."""
 
     weights: Weights
     first: Weights
@@ -35,7 +35,7 @@ class State:
 
 @dataclass
 class Reading:
-    """What the model says about responses, [responses, slots].
+    """The model's outputs for responses, [responses, slots].
 
     Slot t is the state before token t; the last slot is the state after the response.
     """
@@ -47,7 +47,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Experience:
-    """What an update freezes before its epochs, per token of the responses."""
+    """Quantities that an update fixes before its epochs, per token of the responses."""
 
     mask: Mask
     old_log_probs: Array
