@@ -28,8 +28,8 @@ SLOW = [
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.gpt_neox.modeling_gpt_neox",
 ]
-# A logger needs its library, which may not be installed.
-LEFT_OUT = ("kedge.__main__", "kedge.logs.loggers.")
+# A logger or an adapter needs its library, which may not be installed; and adapters put stand-ins in place of modules.
+LEFT_OUT = ("kedge.__main__", "kedge.logs.loggers.", "ppo_conformance.adapters.")
 
 MODULES = [module.name for module in pkgutil.walk_packages([str(PACKAGES)])]
 for name in [*SLOW, *(name for name in MODULES if not name.startswith(LEFT_OUT))]:

@@ -56,6 +56,9 @@ LARGEST = 1e300
 FIRST_LINES = 20
 """Lines of a configuration within which its header is."""
 
+FIRST_ENTRY = b'{"update": '
+"""Start of a row of metrics."""
+
 PARAMETERS: Mapping[str, tuple[str, float | None]] = {
     "ppo.kl_controller.target": ("ppo.kl_target", 6.0),
     "ppo.value_warmup_updates.at_most": ("ppo.value_warmup_updates", 0),
@@ -204,11 +207,14 @@ def read_run(folder: str | os.PathLike[str] | Result, *, on_skipped: Callable[[s
 
 
 def is_own(folder: Path) -> bool:
-    """True if kedge wrote a folder's `config.yaml`, whose first line names the stage, unlike others'."""
+    """True if kedge wrote a folder's metrics, or its `config.yaml`, whose first line names the stage."""
     if not is_run(folder):
         return False
     with (folder / CONFIG_FILE).open(encoding="utf-8", errors="replace") as file:
-        return any(line.startswith("# stage: ") for line in itertools.islice(file, FIRST_LINES))
+        if any(line.startswith("# stage: ") for line in itertools.islice(file, FIRST_LINES)):
+            return True
+    metrics = folder / METRICS_FILE
+    return metrics.is_file() and metrics.read_bytes().startswith(FIRST_ENTRY)
 
 
 def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
