@@ -1300,8 +1300,8 @@ MUTATIONS = (
     Mutation(
         "turn-paid-where-the-answer-ends",
         "Episodes._after",
-        "self._pay(row, turn.reward)",
-        "state.tokens.append(0); self._pay(row, turn.reward); state.tokens.pop()",
+        "self._pay(row, turn)",
+        "state.tokens.append(0); self._pay(row, turn); state.tokens.pop()",
         f"{PLAYER}::test_rewards_are_paid_at_the_last_token_of_each_turn",
     ),
     Mutation(
