@@ -69,7 +69,7 @@ def _verified(folder: Path) -> Verification:
         faults += _row_faults(CONFIG_FILE, settings, (folder / CONFIG_FILE).read_text("utf-8", "replace").splitlines())
     inputs = {os.path.normpath(folder / name): found for name, found in start["inputs"].items()}
     inputs = {name: found for name, found in inputs.items() if os.path.isfile(name)}
-    faults += [f"{each} since the run read it" for each in _file_faults(folder, inputs, ())]
+    faults += [f"{each} since the run read it" for each in _file_faults(Path(), inputs, ())]
     begins = recorded.starts[0]["start"]
     return faults, (
         f"compared {len(recorded.rows.get(METRICS_FILE, ()))} updates, {len(recorded.checkpoints)} checkpoints, "

@@ -103,6 +103,14 @@ def test_a_run_is_verified_wherever_it_is_moved_with_its_data(finished, tmp_path
     assert faults(tmp_path / "alone") == []
 
 
+@pytest.mark.parametrize("place", [".", "run"])
+def test_a_run_is_verified_by_a_relative_path(finished, monkeypatch, place):
+    whole = verify_run(finished / "run")
+    monkeypatch.chdir(finished if place == "run" else finished / "run")
+    assert verify_run(Path(place)) == whole
+    assert not whole[0]
+
+
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_each_kind_of_change_is_named(finished, tmp_path, damage):
     check_damage(finished, tmp_path, damage, seed=1)
