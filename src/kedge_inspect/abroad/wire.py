@@ -5,9 +5,8 @@ The first two are sequences of protocol buffers; the few fields that are needed 
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
+import pickletools
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
@@ -163,36 +162,96 @@ VALUES: dict[int, Callable[[Any], Any]] = {
 """The fields of an item that hold its value, of which it has one."""
 
 
-class _Plain(dict[Any, Any]):
-    """Stands for an object of any class in a pickle, of which the attributes or an enumeration's value are kept."""
+LARGEST_SETTINGS = 2**24
+"""Maximum bytes of pickled settings."""
 
-    value: Any = None
-    attributes: Any = {}  # noqa: RUF012
+EMPTY: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_SET": list,
+}
+"""Instructions of a pickle that push a value without an argument."""
 
-    def __init__(self, *values: Any) -> None:
-        self.value = values[0] if values else None
 
-    def __setstate__(self, state: Any) -> None:
-        self.attributes = state
+class _Plain:
+    """Stands for an object of any class in a pickle: its attributes, or the value of an enumeration."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+        self.attributes: Any = {}
 
 
-class _Reader(pickle.Unpickler):
-    """Unpickles without importing or calling anything that the file names."""
+def _plain_values(data: bytes) -> Any:
+    """Interpret the instructions of a pickle that build plain values; nothing it names is imported or called.
 
-    def find_class(self, module: str, name: str) -> Any:
-        return type(name, (_Plain,), {})
+    Raises:
+        Exception: The bytes are not a pickle, or have other instructions.
+    """
+    mark, named = object(), object()
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
 
-    def persistent_load(self, pid: Any) -> None:
-        return None
+    def since_mark() -> list[Any]:
+        place = len(stack) - 1 - stack[::-1].index(mark)
+        items = stack[place + 1 :]
+        del stack[place:]
+        return items
+
+    for operation, argument, _ in pickletools.genops(data):
+        name = operation.name
+        if name == "STOP":
+            return stack[-1]
+        if name in EMPTY:
+            stack.append(EMPTY[name]())
+        elif name == "MARK":
+            stack.append(mark)
+        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            memo[len(memo) if argument is None else argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(memo[int(argument or 0)])
+        elif name == "GLOBAL":
+            stack.append(named)
+        elif name in ("STACK_GLOBAL", "BINPERSID"):
+            del stack[-2 if name == "STACK_GLOBAL" else -1 :]
+            stack.append(named)
+        elif name in ("REDUCE", "NEWOBJ"):
+            arguments = stack.pop()
+            stack[-1] = _Plain(arguments[0] if arguments else None)
+        elif name == "BUILD":
+            state = stack.pop()
+            if isinstance(stack[-1], _Plain):
+                stack[-1].attributes = state
+        elif name in ("TUPLE", "LIST"):
+            stack.append((tuple if name == "TUPLE" else list)(since_mark()))
+        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+            count = int(name[-1])
+            stack[-count:] = [tuple(stack[-count:])]
+        elif name in ("APPENDS", "ADDITEMS", "SETITEMS", "APPEND", "SETITEM"):
+            items = since_mark() if name.endswith("S") else [stack.pop() for _ in range(1 + (name == "SETITEM"))][::-1]
+            if isinstance(stack[-1], list):
+                stack[-1].extend(items)
+            elif isinstance(stack[-1], dict):
+                stack[-1].update(zip(items[::2], items[1::2], strict=True))
+        elif isinstance(argument, (str, int, float)) and name not in ("PROTO", "FRAME"):
+            stack.append(argument)
+        elif name not in ("PROTO", "FRAME"):
+            raise ValueError(f"a pickle with {name}")
+    return None
 
 
 def read_training_args(path: Path) -> dict[str, Any]:
     """The plain values among the settings that `torch.save` has written; empty if it did not write the file."""
     try:
         with zipfile.ZipFile(path) as archive:
-            name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-            made = _Reader(io.BytesIO(archive.read(name))).load()
-    except Exception:  # a pickle can contain anything
+            entry = next(entry for entry in archive.infolist() if entry.filename.endswith("data.pkl"))
+            if entry.file_size > LARGEST_SETTINGS:
+                return {}
+            made = _plain_values(archive.read(entry))
+    except Exception:  # the file can contain anything
         return {}
     held = made.attributes if isinstance(made, _Plain) and isinstance(made.attributes, dict) else {}
     plain = {name: each.value if isinstance(each, _Plain) else each for name, each in held.items()}

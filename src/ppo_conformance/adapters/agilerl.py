@@ -34,7 +34,7 @@ from agilerl.algorithms.ppo_llm import PPO  # noqa: E402
 from agilerl.utils import llm_utils  # noqa: E402
 
 UNBOUNDED = 1e9
-"""In place of a clip that cannot be turned off."""
+"""Replaces a clip that cannot be turned off."""
 
 
 class Adapter(protocol.Adapter):

@@ -24,7 +24,7 @@ AGGREGATIONS = {
 }
 KLS = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 UNBOUNDED = 1e9
-"""In place of a clip that cannot be turned off."""
+"""Replaces a clip that cannot be turned off."""
 
 
 class Adapter(protocol.Adapter):

@@ -27,7 +27,7 @@ AGGREGATIONS = {
 KLS = {"k3_with_kl_gradient": "k3+"}
 BASELINES = {"dr_grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
 UNBOUNDED = 1e9
-"""In place of a clip that cannot be turned off."""
+"""Replaces a clip that cannot be turned off."""
 
 
 class Adapter(protocol.Adapter):

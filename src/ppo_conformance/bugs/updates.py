@@ -42,7 +42,7 @@ def moments_lost(load: Any, case: Case, checkpoint: dict[str, Any]) -> State:
 
 @bug(Trainer.load, "update/resume", "50 radixark/miles/issues/2224")
 def critic_lost(load: Any, case: Case, checkpoint: dict[str, Any]) -> State:
-    """The critic was not in the checkpoint, and started anew."""
+    """The critic was not in the checkpoint, and started from scratch."""
     state, first = load(case, checkpoint), initial_weights(case["model"])
     critic = {name: weight for name, weight in first.items() if name.startswith("value_head")}
     return replace(state, weights={**state.weights, **critic})

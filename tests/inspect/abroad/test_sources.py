@@ -13,6 +13,7 @@ import pytest
 
 from kedge.cli import main
 from kedge_base.errors import DataError
+from kedge_inspect.abroad import wire
 from kedge_inspect.abroad.runs import Origin, read_any_run
 from kedge_inspect.abroad.sources import log_files, merge_rows, read_log
 from kedge_inspect.abroad.wire import read_events, read_training_args, read_wandb
@@ -58,6 +59,13 @@ def test_unpickling_settings_runs_nothing(tmp_path: Path) -> None:
     write_args(tmp_path, beta=0.1)
     write_args(tmp_path, beta=0.1, evil=Evil())
     assert read_training_args(tmp_path / "training_args.bin")["beta"] == 0.1
+
+
+def test_settings_larger_than_any_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small archive may unpack to more than fits into memory."""
+    write_args(tmp_path, beta=0.1)
+    monkeypatch.setattr(wire, "LARGEST_SETTINGS", 10)
+    assert read_training_args(tmp_path / "training_args.bin") == {}
     assert not (tmp_path / "made").exists()
 
 
