@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
-import pickle
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models
 from torch.multiprocessing.spawn import start_processes
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
@@ -59,7 +59,7 @@ def of_ranks(case: Case, folder: Path, count: int) -> dict[str, Array]:
         port = free.getsockname()[1]
     multiprocessing.set_forkserver_preload([__name__])  # imported once for the ranks of all cases
     start_processes(_as_rank, (case, folder, count, port), nprocs=count, start_method="forkserver")
-    return pickle.loads((folder / "weights").read_bytes())
+    return load_file(folder / "weights")
 
 
 def _as_rank(number: int, case: Case, folder: Path, count: int, port: int) -> None:
@@ -68,7 +68,7 @@ def _as_rank(number: int, case: Case, folder: Path, count: int, port: int) -> No
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     weights = trained(case, folder)
     if number == 0:
-        (folder / "weights").write_bytes(pickle.dumps(weights))
+        save_file(weights, folder / "weights")
 
 
 def trained(case: Case, folder: Path) -> dict[str, Array]:
