@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,14 @@ def processes() -> list[Process]:
 def members(group: int) -> list[int]:
     """The processes of a group."""
     return [process.pid for process in processes() if process.group == group]
+
+
+def all_end(*groups: int, seconds: float = 10.0) -> bool:
+    """Whether no process is left in these groups; the kernel needs a moment for those that it has just killed."""
+    until = time.monotonic() + seconds
+    while (left := any(map(members, groups))) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not left
 
 
 def children_with_a_group() -> set[int]:

@@ -17,7 +17,7 @@ from kedge_base.workers.event_loop import event_loop
 from kedge_tasks.environments.client import Environment
 from kedge_tasks.environments.session import Session
 from kedge_tasks.environments.shapes import Turn
-from tests.processes import members
+from tests.processes import all_end, members
 from tests.tasks.environments import worlds
 
 pytest.importorskip("openai")
@@ -52,10 +52,7 @@ def worker(tmp_path_factory):
     groups = [each._worker._process.pid for each in players.environments.values()]
     for each in players.environments.values():
         each.close()
-    until = time.monotonic() + 10
-    while any(members(group) for group in groups) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(members(group) for group in groups)
+    assert all_end(*groups)
 
 
 @pytest.fixture
@@ -523,10 +520,7 @@ def test_processes_that_are_left_end_with_the_worker(tmp_path):
     group = environment._worker._process.pid
     assert len(members(group)) > 2
     environment.close()
-    until = time.monotonic() + 10
-    while members(group) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not members(group)
+    assert all_end(group)
 
 
 def test_a_key_ends_with_its_episode(worker):

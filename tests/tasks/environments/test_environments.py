@@ -21,7 +21,7 @@ from kedge_tasks.environments.client import Environment
 from kedge_tasks.environments.session import Session
 from kedge_tasks.environments.shapes import Step, Turn
 from kedge_tasks.environments.tools import Tools
-from tests.processes import members
+from tests.processes import all_end
 from tests.tasks.environments import worlds
 
 FILE = worlds.__file__
@@ -41,10 +41,7 @@ def world(tmp_path):
     groups = [each._worker._process.pid for each in started if each._worker is not None]
     for each in started:
         each.close()
-    until = time.monotonic() + 10
-    while any(members(group) for group in groups) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(members(group) for group in groups)
+    assert all_end(*groups)
 
 
 @pytest.mark.parametrize("local", [False, True])

@@ -17,7 +17,7 @@ from kedge_tasks.confined import decode
 from kedge_tasks.sandbox import open_sandbox
 from kedge_tasks.verify import code, code_stdio
 from kedge_tasks.verify.programs import program
-from tests.processes import members
+from tests.processes import all_end
 
 
 def has_sandbox() -> str:
@@ -957,7 +957,7 @@ def test_the_verifier_runs_by_name_in_a_process_of_its_own(tmp_path):
         assert "programs run with sandbox=" in log.read_text()
     finally:
         reward.close()
-        assert not members(reward._worker._process.pid)
+        assert all_end(reward._worker._process.pid)
 
 
 @needs_sandbox
@@ -968,7 +968,7 @@ def test_a_worker_that_is_killed_takes_its_programs_with_it(tmp_path):
     try:
         with pytest.raises(RewardError, match="took over 1 s; it was killed"):
             reward.score(responses(*["import time; time.sleep(100)"] * 3))
-        assert not members(worker)
+        assert all_end(worker)
     finally:
         reward.close()
 
