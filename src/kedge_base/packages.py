@@ -15,7 +15,10 @@ from typing import Any
 from kedge_base.machine.invocation import is_command_line
 
 PACKAGES = frozenset(
-    {"kedge", "kedge_base", "kedge_control", "kedge_hub", "kedge_inspect", "kedge_lab", "kedge_plan", "kedge_tasks"}
+    {
+        *("kedge", "kedge_base", "kedge_control", "kedge_hub", "kedge_inspect", "kedge_lab", "kedge_people"),
+        *("kedge_plan", "kedge_tasks"),
+    }
 )
 
 MOVED = {

@@ -1,0 +1,290 @@
+"""A folder of labels: what is asked, who answered what, and the data sets that `kedge reward` and `kedge sft` read.
+
+    items.jsonl ─▶ asked ─▶ answers.jsonl (only ever added to) ─▶ comparisons.jsonl, demonstrations.jsonl
+
+An answer is on the disk before anything else learns of it. To undo or change an answer, another one replaces it; to
+withdraw a person's answers, a line says so. Both data sets are made anew from the answers that count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from kedge_base.errors import DataError
+from kedge_base.machine.durable import sync, sync_folder
+from kedge_base.run_folder.output import replace_file, writing
+from kedge_base.run_folder.record_format import read_json_lines
+
+ITEMS_FILE = "items.jsonl"
+ANSWERS_FILE = "answers.jsonl"
+COMPARISONS_FILE = "comparisons.jsonl"
+DEMONSTRATIONS_FILE = "demonstrations.jsonl"
+
+Verdict: TypeAlias = Literal["ranked", "bad", "skipped"]
+"""Whether the responses were ranked, are all bad, or were not judged."""
+
+_Line = TypeVar("_Line", "Item", "Answer")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt with responses to judge.
+
+    Attributes:
+        id: A name that is unique in the folder.
+        prompt: A text, or the messages of a conversation.
+        responses: One or more.
+        models: Who wrote each response; people do not see it.
+        columns: Other columns of the prompt that a template needs, such as `post`.
+    """
+
+    id: str
+    prompt: str | list[dict[str, str]]
+    responses: tuple[str, ...]
+    models: tuple[str, ...]
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A person's answer to an item. Every list has one entry per response, in the order of the item.
+
+    Attributes:
+        id: A name that is unique in the folder.
+        item: The item's id.
+        person: Who answered.
+        when: The time in UTC, ISO 8601.
+        seconds: Time from the display of the item to the answer.
+        order: The responses in the order shown, by their place in the item.
+        verdict: Whether the responses were ranked.
+        ranks: 1 is the best, equal ranks are a tie; empty unless ranked.
+        axes: Grades per axis, such as Stiennon's four from 1 to 7; None for a response without a grade.
+        thumbs: 1 for up, −1 for down, 0 for none; empty if there are none.
+        edits: Corrected texts; None for a response that was not corrected; empty if there are none.
+        note: A remark.
+        replaces: The answer that this one replaces; None for a first one. A skip that replaces one undoes it.
+    """
+
+    id: str
+    item: str
+    person: str
+    when: str
+    seconds: float
+    order: tuple[int, ...]
+    verdict: Verdict
+    ranks: tuple[float, ...] = ()
+    axes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict[str, "tuple[int | None, ...]"])
+    thumbs: tuple[int, ...] = ()
+    edits: tuple[str | None, ...] = ()
+    note: str = ""
+    replaces: str | None = None
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The contents of a folder.
+
+    Attributes:
+        items: All items by id, in order.
+        answers: The answers that count, in order: neither replaced nor withdrawn.
+        withdrawn: People whose answers were withdrawn.
+    """
+
+    items: Mapping[str, Item]
+    answers: Sequence[Answer]
+    withdrawn: frozenset[str] = frozenset()
+
+
+class AnswerFile:
+    """Adds answers to a folder's file, each on the disk before `add` returns; one process at a time may hold it.
+
+    Raises:
+        DataError: Another process has it open.
+        OutputError: The file cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ANSWERS_FILE
+        self._lock = threading.Lock()
+        with writing(self._path):
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            _hold(self._file, self._path)
+            _drop_torn_line(self._file, self._path)
+            sync(self._file)
+            sync_folder(folder)
+
+    def __enter__(self) -> AnswerFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def add(self, answer: Answer) -> None:
+        """Add an answer."""
+        self._write(asdict(answer))
+
+    def withdraw(self, person: str, when: str) -> None:
+        """Withdraw all of a person's answers up to now."""
+        self._write({"withdrawn": person, "when": when})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
+        with self._lock, writing(self._path):
+            size = os.fstat(self._file).st_size
+            try:
+                while text:
+                    text = text[os.write(self._file, text) :]
+                sync(self._file)
+            except BaseException:  # a full disk; re-raised
+                os.ftruncate(self._file, size)
+                raise
+
+
+def read_labels(folder: Path) -> Labels:
+    """Read a folder of labels.
+
+    Raises:
+        DataError: It is no such folder, or a line is damaged.
+    """
+    items = {item.id: item for item in _lines(folder / ITEMS_FILE, Item)}
+    path = folder / ANSWERS_FILE
+    answers: dict[str, Answer] = {}
+    withdrawn = set[str]()
+    for number, row in enumerate(read_json_lines(path) if path.is_file() else [], 1):
+        if "withdrawn" in row:
+            withdrawn.add(row["withdrawn"])
+            answers = {name: each for name, each in answers.items() if each.person != row["withdrawn"]}
+            continue
+        answer = _parsed(row, Answer, path, number)
+        if answer.item not in items:
+            raise DataError(f"{path}, line {number}: no item has the id {answer.item!r}")
+        answers.pop(answer.replaces or "", None)
+        withdrawn.discard(answer.person)
+        answers[answer.id] = answer
+    return Labels(items, list(answers.values()), frozenset(withdrawn))
+
+
+def write_items(folder: Path, items: Iterable[Item]) -> None:
+    """Write the items of a folder, atomically."""
+    replace_file(folder / ITEMS_FILE, map(_line, map(asdict, items)))
+
+
+def write_data_sets(folder: Path) -> Labels:
+    """Make both data sets anew, atomically.
+
+    Returns:
+        The labels that they were made from.
+    """
+    labels = read_labels(folder)
+    replace_file(folder / COMPARISONS_FILE, map(_line, comparisons(labels)))
+    replace_file(folder / DEMONSTRATIONS_FILE, map(_line, demonstrations(labels)))
+    return labels
+
+
+def comparisons(labels: Labels) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the answers as rankings of two or more responses, ties included.
+
+    A correction is better than the response that it corrects, and a thumb up than a thumb down. The column `label` says
+    where each comes from.
+    """
+    for answer in labels.answers:
+        item = labels.items[answer.item]
+        if answer.verdict == "ranked" and len(answer.ranks) > 1:
+            yield _row(item, answer, {"responses": list(item.responses), "ranks": list(answer.ranks)})
+        for text, edited in zip(item.responses, answer.edits, strict=False):
+            if edited is not None and edited != text:
+                yield _row(item, answer, {"responses": [edited, text], "ranks": [1, 2]}, source="correction")
+        if {1, -1} <= {*answer.thumbs}:
+            judged = [place for place, thumb in enumerate(answer.thumbs) if thumb]
+            texts = [item.responses[place] for place in judged]
+            ranks = [1 if answer.thumbs[place] > 0 else 2 for place in judged]
+            yield _row(item, answer, {"responses": texts, "ranks": ranks}, source="thumbs")
+
+
+def demonstrations(labels: Labels) -> Iterator[dict[str, Any]]:
+    """Yield the corrected responses, and those with a thumb up that were not corrected."""
+    for answer in labels.answers:
+        item = labels.items[answer.item]
+        edits = answer.edits or (None,) * len(item.responses)
+        thumbs = answer.thumbs or (0,) * len(item.responses)
+        for text, edited, thumb in zip(item.responses, edits, thumbs, strict=True):
+            if edited is not None:
+                yield _row(item, answer, {"completion": edited}, source="correction")
+            elif thumb > 0:
+                yield _row(item, answer, {"completion": text}, source="thumbs")
+
+
+def _row(item: Item, answer: Answer, values: Mapping[str, Any], *, source: str = "ranking") -> dict[str, Any]:
+    about = {
+        "answer": answer.id,
+        "item": item.id,
+        "person": answer.person,
+        "when": answer.when,
+        "seconds": answer.seconds,
+        "order": list(answer.order),
+        "models": list(item.models),
+        "axes": {name: list(grades) for name, grades in answer.axes.items()},
+        "note": answer.note,
+        "source": source,
+    }
+    return {**item.columns, "prompt": item.prompt, **values, "label": about}
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _lines(path: Path, kind: type[_Line]) -> Iterator[_Line]:
+    for number, row in enumerate(read_json_lines(path), 1):
+        yield _parsed(row, kind, path, number)
+
+
+def _parsed(row: Mapping[str, Any], kind: type[_Line], path: Path, number: int) -> _Line:
+    try:
+        known = {each.name: _frozen(row[each.name]) for each in fields(kind) if each.name in row}
+        return kind(**known)
+    except TypeError as error:
+        raise DataError(
+            f"{path}, line {number}: not usable ({error}); expected the fields of {kind.__name__}"
+        ) from error
+
+
+def _frozen(value: Any) -> Any:
+    """Convert lists to tuples, but those of messages."""
+    if isinstance(value, dict):
+        return {name: _frozen(each) for name, each in value.items()}
+    is_list = isinstance(value, list) and not any(isinstance(each, dict) for each in value)
+    return tuple(map(_frozen, value)) if is_list else value
+
+
+def _drop_torn_line(file: int, path: Path) -> None:
+    """Cut off a last line without its end, left by a kill or a power failure: no one was told that it is there."""
+    text = path.read_bytes()
+    if not text.endswith(b"\n"):
+        os.ftruncate(file, text.rfind(b"\n") + 1)
+
+
+def _hold(file: int, path: Path) -> None:
+    """Lock the file until it is closed; systems without such locks do not check.
+
+    Raises:
+        DataError: Another process holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        raise DataError(f"{path} is in use: another `kedge label` serves this folder; stop it first") from error

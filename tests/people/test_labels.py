@@ -1,0 +1,161 @@
+"""A folder of labels: what counts, what survives, and the data sets that are made from it."""
+
+import json
+import os
+import threading
+
+import pytest
+
+from kedge_base.errors import DataError
+from kedge_people.labels import (
+    ANSWERS_FILE,
+    COMPARISONS_FILE,
+    DEMONSTRATIONS_FILE,
+    Answer,
+    AnswerFile,
+    Item,
+    read_labels,
+    write_data_sets,
+    write_items,
+)
+
+PAIR = Item("1", "a question", ("short", "a long one"), ("old", "new"), {"post": "p"})
+SINGLE = Item("2", [{"role": "user", "content": "hello"}], ("hi",), ("new",))
+
+
+def answer(name: str, **values):
+    given = {"item": "1", "person": "ana", "ranks": (2, 1), "verdict": "ranked", **values}
+    return Answer(id=name, when="2026-01-01T00:00:00Z", seconds=3.5, order=(1, 0), **given)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_items(tmp_path, [PAIR, SINGLE])
+    return tmp_path
+
+
+def add(folder, *answers):
+    with AnswerFile(folder) as file:
+        for each in answers:
+            file.add(each)
+
+
+def rows(folder, name=COMPARISONS_FILE):
+    write_data_sets(folder)
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def test_what_is_written_is_read(folder):
+    given = [
+        answer("a", axes={"overall": (3, None)}, note="a \u2028 line\nand \ud800 half", edits=(None, "better")),
+        answer("b", item="2", ranks=(), verdict="skipped", thumbs=(1,)),
+    ]
+    add(folder, *given)
+    labels = read_labels(folder)
+    assert list(labels.items.values()) == [PAIR, SINGLE]
+    assert labels.answers == given
+
+
+def test_an_answer_that_is_replaced_or_withdrawn_does_not_count(folder):
+    add(folder, answer("a"), answer("b", person="ben"), answer("c", replaces="a", ranks=(1, 1)))
+    assert [each.id for each in read_labels(folder).answers] == ["b", "c"]
+    with AnswerFile(folder) as file:
+        file.withdraw("ana", "2026-01-02T00:00:00Z")
+    assert [each.id for each in read_labels(folder).answers] == ["b"]
+    assert read_labels(folder).withdrawn == {"ana"}
+    assert [row["label"]["person"] for row in rows(folder)] == ["ben"]
+    add(folder, answer("d"))  # asked again, and back
+    assert [each.id for each in read_labels(folder).answers] == ["b", "d"]
+    assert not read_labels(folder).withdrawn
+
+
+def test_rankings_corrections_and_thumbs_become_comparisons(folder):
+    add(
+        folder,
+        answer("a"),
+        answer("b", verdict="bad", ranks=()),
+        answer("c", verdict="skipped", ranks=(), edits=("shorter", None)),
+        answer("d", verdict="skipped", ranks=(), thumbs=(-1, 1)),
+        answer("e", item="2", verdict="skipped", ranks=(), edits=("hi there",)),
+        answer("f", item="2", ranks=(1,)),
+    )
+    found = [(row["responses"], row["ranks"], row["label"]["source"], row["label"]["answer"]) for row in rows(folder)]
+    assert found == [
+        (["short", "a long one"], [2, 1], "ranking", "a"),
+        (["shorter", "short"], [1, 2], "correction", "c"),
+        (["short", "a long one"], [2, 1], "thumbs", "d"),
+        (["hi there", "hi"], [1, 2], "correction", "e"),
+    ]
+    assert rows(folder)[0]["post"] == "p"
+    assert rows(folder)[0]["label"]["order"] == [1, 0]
+    written = rows(folder, DEMONSTRATIONS_FILE)
+    assert [(row["completion"], row["label"]["source"]) for row in written] == [
+        ("shorter", "correction"),
+        ("a long one", "thumbs"),
+        ("hi there", "correction"),
+    ]
+    assert written[-1]["prompt"] == SINGLE.prompt
+
+
+def test_a_torn_line_is_dropped_before_the_next_answer(folder):
+    add(folder, answer("a"))
+    with (folder / ANSWERS_FILE).open("ab") as file:
+        file.write(b'{"id": "b", "item"')
+    assert [each.id for each in read_labels(folder).answers] == ["a"]
+    add(folder, answer("c"))
+    assert [each.id for each in read_labels(folder).answers] == ["a", "c"]
+
+
+def test_answers_of_many_threads_are_all_there(folder):
+    with AnswerFile(folder) as file:
+        threads = [
+            threading.Thread(target=lambda name=name: [file.add(answer(f"{name}-{number}")) for number in range(20)])
+            for name in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(read_labels(folder).answers) == 160
+
+
+def test_a_full_disk_leaves_whole_lines(folder, monkeypatch):
+    write = os.write
+
+    def full(file, text):
+        if len(text) > 40:
+            return write(file, text[:40])
+        raise OSError(28, "No space left on device")
+
+    with AnswerFile(folder) as file:
+        file.add(answer("a"))
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(Exception, match="No space left on device"):
+            file.add(answer("b"))
+        monkeypatch.undo()
+        file.add(answer("c"))
+    assert [each.id for each in read_labels(folder).answers] == ["a", "c"]
+
+
+def test_one_process_at_a_time_writes(folder):
+    with AnswerFile(folder), pytest.raises(DataError, match="is in use"):
+        AnswerFile(folder)
+    add(folder, answer("a"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": "a"}', r"line 1: not usable \(.*missing.*; expected the fields of Answer"),
+        (json.dumps({**vars(answer("a")), "item": "9"}), "line 1: no item has the id '9'"),
+    ],
+)
+def test_damaged_lines_are_named(folder, line, message):
+    (folder / ANSWERS_FILE).write_text(f"{line}\n")
+    with pytest.raises(DataError, match=message):
+        read_labels(folder)
+
+
+def test_a_folder_without_items_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"items.jsonl' does not exist"):
+        read_labels(tmp_path)
