@@ -1008,6 +1008,20 @@ MUTATIONS = (
         f"{AGGREGATION}[settings0-2.2]",
     ),
     Mutation(
+        "rows-without-advantage-lose-their-kl",
+        "Objective.rows_with_gradient",
+        "self.entropy_coef or self.kl_coef or",
+        "self.entropy_coef or",
+        f"{UPDATE}::test_all_rows_take_a_backward_pass_where_another_term_or_none_has_a_gradient",
+    ),
+    Mutation(
+        "rows-without-a-gradient-recorded-in-others-places",
+        "Steps._passes",
+        "yield numbers[rows], part, has_gradient",
+        "yield rows, part, has_gradient",
+        f"{UPDATE}::test_rows_without_a_gradient_take_no_backward_pass[advantages-None]",
+    ),
+    Mutation(
         "micro-batches-weighted-alike",
         "Steps._policy_terms",
         "return self.objective(outputs, part, divisors)",

@@ -250,6 +250,10 @@ class ControlLearner:
         """See `Learner`."""
         return True
 
+    def has_first_pass(self, batch: ControlExperience) -> bool:
+        """See `Learner`."""
+        return False
+
     def micro_batches(self, batch: ControlExperience) -> Iterator[tuple[Int[Tensor, " rows"], ControlExperience]]:
         """See `Learner`."""
         most = tokens_of(self.micro_batch)

@@ -45,6 +45,11 @@ def vowels_of_all(completions: list[str], **_: object) -> list[float]:
     return [float(sum(text.count(vowel) for vowel in "aeiou")) for text in completions]
 
 
+def three_vowels(completions: list[str], **_: object) -> list[float]:
+    """1 for at least three vowels: equal scores in some groups."""
+    return [float(count >= 3) for count in vowels_of_all(completions)]
+
+
 def shared(models: Path) -> dict[str, Any]:
     """Value head, ptx, minibatches of uneven rows, a function that leaves a row unscored, and a reward model."""
     return {
@@ -104,6 +109,19 @@ def idle(models: Path) -> dict[str, Any]:
         "num_minibatches": 4,
         "preset": "grpo",
         "ppo.entropy_coef": 0.01,
+    }
+
+
+def equal_groups(models: Path) -> dict[str, Any]:
+    """Groups with equal scores, whose rows have no gradient."""
+    return {
+        **PPO,
+        "reward": three_vowels,
+        "num_prompts": 6,
+        "num_responses": 2,
+        "num_minibatches": 2,
+        "preset": "grpo",
+        "ppo.kl_coef": 0.0,
     }
 
 
@@ -260,6 +278,7 @@ POLICY_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "readout": readout,
     "frozen": frozen,
     "idle": idle,
+    "equal_groups": equal_groups,
     "recomputed": recomputed,
     "episodes": episodes,
     "contexts": contexts,

@@ -100,6 +100,8 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
             "readout",
             "readout:shard",
             "frozen:shard",
+            "equal_groups",
+            "equal_groups:shard",
             "ahead",
             "episodes",
             "contexts",

@@ -364,21 +364,19 @@ def test_settings_are_fixed_arguments():
 
 
 def test_async_functions_run_concurrently():
-    started = []
+    begun = {name: asyncio.Event() for name in ("1", "2")}
 
     def waits(name):
         async def judge(completions):
-            started.append(name)
-            await asyncio.sleep(0.2)
+            begun[name].set()
+            for each in begun.values():  # one after the other, the first would wait for ever
+                await asyncio.wait_for(each.wait(), 30)
             return [float(name)] * len(completions)
 
         return FunctionReward(judge, name=name)
 
     reward = WeightedReward([(waits("1"), 1.0), (FunctionReward(lengths), 1.0), (waits("2"), 10.0)])
-    begin = time.monotonic()
     assert reward.score(responses()) == [22.0, 23.0, 24.0]
-    assert time.monotonic() - begin < 0.39
-    assert sorted(started) == ["1", "2"]
 
 
 def test_async_works_inside_a_running_event_loop():
@@ -495,9 +493,13 @@ def test_an_async_function_waits_for_no_turn() -> None:
     assert found == [[1.0, 1.0, 1.0]]
 
 
+went_on = []
+
+
 def interrupted(completions):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(30)
+    went_on.append(completions)
     return [0.0] * len(completions)
 
 
@@ -505,10 +507,9 @@ def interrupted(completions):
 def test_a_signal_that_ends_the_run_is_not_the_functions_error(on_error):
     """It is not tried again either."""
     guarded = GuardedReward(FunctionReward(interrupted), CallLimits(retries=3, on_error=on_error))
-    started = time.monotonic()
     with pytest.raises(Terminated), stopping(grace_seconds=0.2):
         guarded.score(responses())
-    assert time.monotonic() - started < 10
+    assert not went_on
 
 
 def test_a_signal_while_a_file_is_imported_is_not_the_files_error(tmp_path):

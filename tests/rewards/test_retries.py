@@ -106,10 +106,8 @@ def test_every_response_that_can_be_scored_is(texts):
 
 def test_the_search_for_failing_responses_has_one_more_timeout():
     function = Scripted(bad=tuple("abcdefgh"), slow=0.05)
-    begun = time.monotonic()
     limits = replace(LIMITS, retries=0, on_error="drop", timeout=0.12)
     result = GuardedReward(function, limits).start(batch(*"abcdefgh"))()
-    assert time.monotonic() - begun < 1.0
     assert result.given_up == 8
     assert len(function.asked) < 6
     assert all(given is not None and given <= 0.12 for given in function.timeouts[1:])
@@ -156,11 +154,17 @@ def test_a_response_that_one_function_failed_on_has_no_score_at_all():
 
 
 def test_named_functions_run_concurrently(tmp_path):
-    (tmp_path / "slow.py").write_text("import time\ndef f(completions):\n    time.sleep(1)\n    return [1.0]\n")
-    reward = load_reward([f"{tmp_path}/slow.py:f"] * 3)
-    begun = time.monotonic()
+    (tmp_path / "together.py").write_text(
+        "import os, time\nfrom pathlib import Path\n\ndef f(completions):\n"
+        "    (Path(__file__).parent / f'begun-{os.getpid()}').touch()\n"
+        "    until = time.monotonic() + 30\n"
+        "    while len(list(Path(__file__).parent.glob('begun-*'))) < 3:\n"
+        "        assert time.monotonic() < until, 'the others did not begin'\n"
+        "        time.sleep(0.01)\n"
+        "    return [1.0]\n"
+    )
+    reward = load_reward([f"{tmp_path}/together.py:f"] * 3)
     assert reward.score(batch("a")) == [3.0]
-    assert time.monotonic() - begun < 2.5
 
 
 def test_functions_are_loaded_before_models(tmp_path):

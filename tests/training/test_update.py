@@ -11,9 +11,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kedge.algorithm.advantages import GeneralizedAdvantage
+from kedge.algorithm.advantages import GeneralizedAdvantage, TotalReward
 from kedge.algorithm.experience import Rollout
-from kedge.algorithm.policy_losses import clipped_policy_loss, kl_penalty_policy_loss
+from kedge.algorithm.policy_losses import (
+    clipped_policy_loss,
+    kl_penalty_policy_loss,
+    own_policy_loss,
+    unclipped_policy_loss,
+)
 from kedge.models import ActorCritic, LanguageModel, ScalarModel
 from kedge.models.packing.trunk import Trunk
 from kedge.rollout import Sampler
@@ -244,6 +249,74 @@ def test_epochs_on_responses_that_share_prompts_are_those_on_each_row_by_itself(
     (figures, weights), (expected_figures, expected) = found
     torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-6)
     assert figures == pytest.approx(expected_figures, abs=1e-5, rel=1e-5)
+
+
+@pytest.mark.parametrize("budget", [None, 25])
+@pytest.mark.parametrize("weights", ["advantages", "importance"])
+def test_rows_without_a_gradient_take_no_backward_pass(budget, weights, monkeypatch):
+    models = make_models(None)
+    experience = make_experience(models, kl_coef=0.0, advantage=TotalReward(gamma=1.0))
+    idle = torch.tensor([True, False, True, False, False, True, True, False])
+    zeroed = torch.where(idle[:, None], 0.0, torch.ones_like(experience.advantages))
+    if weights == "advantages":
+        experience = experience.with_advantages(torch.randn_like(experience.advantages) * zeroed)
+    else:
+        experience = replace(experience, importance_weights=zeroed)
+    read: dict[bool, list[int]] = {True: [], False: []}
+    evaluate = LanguageLearner.evaluate
+
+    def recorded(learner, batch):
+        read[torch.is_grad_enabled()] += batch.rollout.group.tolist()
+        return evaluate(learner, batch)
+
+    monkeypatch.setattr(LanguageLearner, "evaluate", recorded)
+    found = []
+    for splits in (True, False):
+        if not splits:
+            monkeypatch.setattr(Objective, "rows_with_gradient", lambda *_, **__: None)
+        trained = copy.deepcopy(models)
+        result = run_update(trained, experience, num_epochs=2, num_minibatches=2, micro_batch_tokens=budget)
+        found.append((result, torch.cat([each.detach().flatten() for each in trained.parameters()])))
+        if splits:
+            assert sorted(read[False]) == sorted(idle.nonzero().flatten().tolist() * 2)
+            assert sorted(read[True]) == sorted((~idle).nonzero().flatten().tolist() * 2)
+    (result, parameters), (expected, expected_parameters) = found
+    torch.testing.assert_close(parameters, expected_parameters, atol=1e-6, rtol=1e-5)
+    assert result.metrics() == pytest.approx(expected.metrics(), abs=1e-5, rel=1e-5)
+    for own, other in zip(result.passes, expected.passes, strict=True):
+        torch.testing.assert_close(own.logprobs, other.logprobs, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(own.entropies, other.entropies, atol=1e-4, rtol=1e-4)
+
+
+def test_all_rows_take_a_backward_pass_where_another_term_or_none_has_a_gradient():
+    models = make_models("shared")
+    experience = make_experience(models, kl_coef=0.0)
+    half = torch.arange(len(PROMPTS)) % 2 == 0
+    zeroed = experience.with_advantages(torch.where(half[:, None], 0.0, experience.advantages))
+
+    def moving(batch=zeroed, *, critic=False, **terms):
+        return make_objective(**terms).rows_with_gradient(batch, trains_critic=critic).tolist()
+
+    assert moving() == (~half).tolist()
+    everything = [True] * len(PROMPTS)
+    assert moving(critic=True) == everything
+    assert moving(entropy_coef=0.1) == moving(kl_coef=0.1) == moving(positive_nll_coef=0.1) == everything
+    assert moving(surrogate=partial(kl_penalty_policy_loss, kl_coef=1.0)) == everything
+    assert moving(surrogate=partial(own_policy_loss, function=lambda ratios, advantages: ratios)) == everything
+    assert moving(surrogate=unclipped_policy_loss) == (~half).tolist()
+    # Adam's moments move the weights, also where all gradients are 0.
+    assert moving(experience.with_advantages(torch.zeros_like(experience.advantages))) == everything
+
+
+def test_a_first_pass_over_all_rows_is_used_where_some_have_no_gradient():
+    models = make_models(None)
+    experience = make_experience(models, kl_coef=0.0, advantage=TotalReward(gamma=1.0))
+    half = torch.arange(len(PROMPTS)) % 2 == 0
+    zeroed = experience.with_advantages(torch.where(half[:, None], 0.0, experience.advantages))
+    learner = make_learner(models, one_minibatch=True)
+    assert learner.first_pass(experience.rollout) is not None
+    run_update(models, zeroed, learner=learner, num_epochs=1, num_minibatches=1)
+    assert learner.reused_first_pass
 
 
 def test_figures_do_not_depend_on_the_split_either():

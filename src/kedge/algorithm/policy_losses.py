@@ -399,6 +399,14 @@ def own_policy_loss(tokens: Tokens, *, function: Callable[[Tensor, Tensor], obje
     return tokens.loss(losses)
 
 
+_SCALED = (clipped_policy_loss, unclipped_policy_loss, cispo_policy_loss, double_sided_policy_loss)
+
+
+def is_scaled_by_advantages(surrogate: Surrogate) -> bool:
+    """True if a token's loss is its advantage times something: its gradient is 0 where the advantage is."""
+    return (surrogate.func if isinstance(surrogate, partial) else surrogate) in _SCALED
+
+
 def _bounds(clip_range: float, clip_range_high: float | None) -> tuple[float, float]:
     """1 − ε and 1 + ε_high."""
     low, high = clip_ranges(clip_range, clip_range_high)

@@ -93,6 +93,10 @@ class Learner(Protocol[B]):
         """The processes that share the passes over a batch; each has the full batch."""
         ...
 
+    def has_first_pass(self, batch: B) -> bool:
+        """True if `evaluate` has the outputs of exactly these rows already, with their gradients."""
+        ...
+
     def micro_batches(self, batch: B) -> Iterable[tuple[Int[Tensor, " rows"], B]]:
         """Split this rank's share of the batch into parts that fit into one forward and backward pass.
 
@@ -183,7 +187,7 @@ class LanguageLearner:
 
     def micro_batches(self, batch: Experience) -> list[tuple[Int[Tensor, " rows"], Experience]]:
         """See `Learner`. Rows of similar length are grouped."""
-        if self._has_first_pass(batch):
+        if self.has_first_pass(batch):
             return [(torch.arange(len(batch.scores)), batch)]
         if self._pending is not None:  # its rows are not those of the batch: some are masked
             self._pending = None
@@ -197,7 +201,7 @@ class LanguageLearner:
 
     def evaluate(self, batch: Experience) -> PolicyOutputs:
         """See `Learner`."""
-        if self._pending is not None and self._has_first_pass(batch):
+        if self._pending is not None and self.has_first_pass(batch):
             (_, outputs), self._pending = self._pending, None
             return outputs if self.needs_values else replace(outputs, values=None)
         return self._forward(batch.rollout)
@@ -234,8 +238,8 @@ class LanguageLearner:
             for parameter in frozen:
                 parameter.requires_grad_(True)
 
-    def _has_first_pass(self, batch: Experience) -> bool:
-        """True if the pending first pass covers exactly these rows."""
+    def has_first_pass(self, batch: Experience) -> bool:
+        """See `Learner`."""
         if self._pending is None:
             return False
         names = ("prompt_ids", "response_ids", "action_mask")

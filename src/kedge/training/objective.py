@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from kedge.algorithm.critic import Bins, clipped_value_loss, histogram_value_loss
 from kedge.algorithm.experience import CriticOutputs, Experience, PolicyOutputs
 from kedge.algorithm.masking import Aggregation, Averaging, aggregate, aggregation_normalizer, masked_whiten
-from kedge.algorithm.policy_losses import Ratio, Surrogate, Tokens, positive_nll
+from kedge.algorithm.policy_losses import Ratio, Surrogate, Tokens, is_scaled_by_advantages, positive_nll
 from kedge.algorithm.shaping import KLEstimator, kl_loss
 from kedge.training.learner import B, Batch
 
@@ -134,6 +135,23 @@ class Objective:
             value_slots=counts[1],
             positive=1 if minibatch.positive is None else max(1, int(mask[minibatch.positive].sum())),
         )
+
+    def rows_with_gradient(self, minibatch: Batch, *, trains_critic: bool) -> Bool[Tensor, " batch"]:
+        """Find the rows whose gradient is not 0 whatever the weights.
+
+        With the policy loss alone, a row has no gradient if its advantages are 0, as in a group with equal scores.
+
+        Returns:
+            True for such a row; for all rows if none has a gradient, since the optimizer moves on by its moments.
+        """
+        weights = minibatch.advantages.masked_fill(~minibatch.action_mask, 0.0)
+        if minibatch.importance_weights is not None:
+            weights = weights * minibatch.importance_weights
+        found = (weights != 0.0).any(-1)
+        other_terms = trains_critic or self.entropy_coef or self.kl_coef or self.positive_nll_coef
+        if other_terms or not is_scaled_by_advantages(self.surrogate) or not found.any():
+            return torch.ones_like(found)
+        return found
 
     def __call__(self, outputs: PolicyOutputs, batch: Batch, divisors: Divisors) -> Terms:
         """Compute a micro-batch's share of the minibatch's loss.

@@ -298,7 +298,8 @@ class Steps(Generic[B]):
             minibatch = self.objective.prepared(minibatch)
         more = next(self.extra_loss) if self.extra_loss else tuple
         terms = partial(self._policy_terms, self.objective.divisors(minibatch), rows.to(self._device))
-        totals = self._gradients(minibatch, terms, more)
+        moving = self.objective.rows_with_gradient(minibatch, trains_critic=self.learner.needs_values)
+        totals = self._gradients(minibatch, terms, more, moving=moving)
         ranks = self.learner.ranks
         metrics = {**totals.values(ranks), **clip_by_owner(self.optimizer, self.max_grad_norm, ranks)}
         result.num_gradients += 1
@@ -340,7 +341,12 @@ class Steps(Generic[B]):
         return self.experience.select(rows.to(self._device))
 
     def _gradients(
-        self, minibatch: B, terms_of: Callable[..., Terms], more: Callable[[], Iterable[Tensor]] = tuple
+        self,
+        minibatch: B,
+        terms_of: Callable[..., Terms],
+        more: Callable[[], Iterable[Tensor]] = tuple,
+        *,
+        moving: Bool[Tensor, " batch"] | None = None,
     ) -> MetricTotals:
         """Compute the gradients of a minibatch and of additional losses, summed over the ranks; return this rank's
         metrics.
@@ -349,15 +355,18 @@ class Steps(Generic[B]):
             minibatch: The responses of the step.
             terms_of: The loss of a micro-batch, `(rows, part) -> terms`.
             more: Additional losses.
+            moving: The rows that have a gradient; the others take no backward pass. None for all.
         """
 
         def backward() -> MetricTotals:
             self.optimizer.zero_grad(set_to_none=True)
             totals = MetricTotals()
-            for rows, part in self.learner.micro_batches(minibatch):
-                terms = terms_of(rows, part)
+            for rows, part, has_gradient in self._passes(minibatch, moving):
+                with torch.set_grad_enabled(has_gradient):
+                    terms = terms_of(rows, part)
                 terms = terms if len(rows) else terms.without_effect()
-                terms.loss.backward()
+                if has_gradient:
+                    terms.loss.backward()
                 totals.add(terms.metrics)
             for share in more():
                 share.backward()
@@ -367,6 +376,19 @@ class Steps(Generic[B]):
         totals = self.learner.repeated(minibatch, backward)
         self.learner.ranks.sum_gradients(self._parameters)
         return totals
+
+    def _passes(
+        self, minibatch: B, moving: Bool[Tensor, " batch"] | None
+    ) -> Iterator[tuple[Int[Tensor, " rows"], B, bool]]:
+        """Split a minibatch into micro-batches, each with the numbers of its rows and whether it has a gradient."""
+        if moving is None or bool(moving.all()) or self.learner.has_first_pass(minibatch):
+            for rows, part in self.learner.micro_batches(minibatch):
+                yield rows, part, True
+            return
+        for has_gradient, chosen in ((True, moving), (False, ~moving)):
+            numbers = chosen.nonzero().squeeze(-1)
+            for rows, part in self.learner.micro_batches(minibatch.select(numbers)):
+                yield numbers[rows], part, has_gradient
 
     def _is_allowed(
         self,

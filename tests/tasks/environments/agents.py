@@ -312,3 +312,12 @@ async def slow(row, client):
         if number == 1:
             messages = [messages[0], {"role": "assistant", "content": "a summary"}, *messages[-2:]]
     return [1, 2, 3]
+
+
+async def together(row, client):
+    """Asks again when all episodes have been answered, so that one after the other they never would."""
+    await ask(client, row["text"])
+    HELD["answered"] = HELD.get("answered", 0) + 1
+    while HELD["answered"] < row["count"]:
+        await asyncio.sleep(0.01)
+    await ask(client, row["text"])

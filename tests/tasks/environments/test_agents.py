@@ -273,13 +273,11 @@ def test_a_function_without_async_and_one_with_a_seed(worker):
 
 
 def test_many_episodes_run_at_the_same_time(worker):
-    environment = worker("slow")
+    environment = worker("together")
     numbers = range(50)
-    environment.open({number: ({"text": str(number), "pause": 0.1}, 0) for number in numbers})
-    started = time.monotonic()
+    environment.open({number: ({"text": str(number), "count": 50}, 0) for number in numbers})
     turns = environment.step(dict.fromkeys(numbers, "x"))
     assert [turn.context[0]["content"] for turn in turns.values()] == list(map(str, numbers))
-    assert time.monotonic() - started < 4  # one after the other it would take 5
     assert [*environment.finish(numbers).values()] == [Turn(ending="completed")] * 50
 
 

@@ -130,6 +130,23 @@ class Adder:
         return a + 1
 
 
+class Together:
+    """Async: a step ends when ten have begun, so that one after the other they never would."""
+
+    waiting = 0
+    begun = asyncio.Event()
+
+    def reset(self, row, seed):
+        return "go"
+
+    async def step(self, text):
+        Together.waiting += 1
+        if Together.waiting == 10:
+            Together.begun.set()
+        await Together.begun.wait()
+        return Step(text, terminated=True)
+
+
 class Slow:
     """Async: calls run at the same time."""
 
