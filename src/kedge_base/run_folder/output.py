@@ -85,7 +85,7 @@ DEEPEST = 200
 DIAGNOSTIC_FILES = frozenset({REJECTED_FILE, REWARD_LOG, VLLM_LOG, INCIDENTS_FILE})
 """Files that explain why a run failed; the next run in the folder removes them."""
 
-KEPT_FILES = frozenset({*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER, JUDGE_FILE, f"{JUDGE_FILE}-journal"})
+KEPT_FILES = DIAGNOSTIC_FILES | {IN_MEMORY_FOLDER, *(f"{JUDGE_FILE}{end}" for end in ("", "-journal", "-shm", "-wal"))}
 """Files that a failed run leaves. A folder with nothing else counts as free."""
 
 

@@ -187,6 +187,7 @@ class Judge:
                     raise self.endpoint.failed(error) from None
                 break
             if answer is not None:
+                answer["reasoning"] = self.endpoint.clean(answer["reasoning"])
                 break
         self._ledger.keep(key, answer)
 
@@ -227,7 +228,7 @@ class Judge:
         match found:
             case {"choices": [{"message": {"content": content}}, *_]}:
                 self._has_answered = True
-                return self.endpoint.clean(content or "")
+                return content
         raise RequestError("the answer has no message", status=200)
 
     def _body(self, question: Question, form: Mapping[str, Any], *, is_again: bool) -> dict[str, Any]:

@@ -27,7 +27,9 @@ POLL = 0.05
 WINDOW = 60.0
 """Seconds that `requests_per_minute` counts over."""
 
-_TABLES = (
+_SETUP = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",
     "CREATE TABLE IF NOT EXISTS requests (owner TEXT, process INT, until REAL, ended REAL, prompt INT, answer INT)",
     "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT)",
 )
@@ -65,7 +67,7 @@ class Limits:
 
 
 class Ledger:
-    """The file with a run's requests and answers, a database.
+    """The file with a run's requests and answers, a database of SQLite.
 
     Args:
         path: The file, in a folder that exists; None to keep everything in memory.
@@ -83,9 +85,8 @@ class Ledger:
         with self._failing():
             name = ":memory:" if path is None else os.fspath(path)
             self._base = sqlite3.connect(name, timeout=60, isolation_level=None, check_same_thread=False)
-        with self._held() as base:
-            for table in _TABLES:
-                base.execute(table)
+            for statement in _SETUP:
+                self._base.execute(statement)
 
     def usage(self) -> dict[str, Any]:
         """The requests and tokens so far, their cost if prices are known, and the questions without an answer."""
