@@ -167,14 +167,18 @@ class Judge:
             except BaseException as error:
                 results.put(error)
 
-        for _ in range(min(len(waiting), self._limits.concurrency)):
-            threading.Thread(target=work, daemon=True).start()
+        count = min(len(waiting), self._limits.concurrency)
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+        for thread in threads:
+            thread.start()
         try:
-            for _ in waiting:
-                if (error := results.get()) is not None:
-                    raise error
+            error = next(filter(None, (results.get() for _ in waiting)), None)
         finally:
             stop.set()
+        for thread in threads:  # what is on its way is paid for
+            thread.join()
+        if error is not None:
+            raise error
 
     def _answer(self, key: str, question: Question, stop: threading.Event) -> None:
         answer = None
