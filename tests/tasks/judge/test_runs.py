@@ -157,6 +157,7 @@ def test_a_killed_ppo_run_asks_nothing_twice(tmp_path, prompts, server):
     assert len(asked) <= len(set(asked)) + 8  # those that were on their way
 
 
+@pytest.mark.slow
 def test_rlhf_labels_with_a_judge_and_its_stages_share_the_limits(tmp_path, prompts, server):
     model = save_tiny_policy(tmp_path / "base")
     demonstrations = written(

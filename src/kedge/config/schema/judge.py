@@ -41,10 +41,20 @@ class JudgeConfig(Section):
         too_low="slow",
     )
     requests_per_minute: int | None = field(
-        None, ge=1, meaning="Most requests in any 60 seconds; null: no limit.", source="kedge: off"
+        None,
+        ge=1,
+        meaning="Most requests in any 60 seconds; null: no limit.",
+        source="kedge: off",
+        too_high="the server refuses requests, which are then repeated",
+        too_low="slow",
     )
     max_requests: int | None = field(
-        None, ge=1, meaning="Most requests of a run, failed ones included; null: no limit.", source="kedge: off"
+        None,
+        ge=1,
+        meaning="Most requests of a run, failed ones included; null: no limit.",
+        source="kedge: off",
+        too_high="a mistake in the settings is expensive",
+        too_low="the run ends early, and is resumed with a higher limit",
     )
     max_total_tokens: int | None = field(
         None,
@@ -52,6 +62,8 @@ class JudgeConfig(Section):
         meaning="Most tokens of prompts and answers of a run; null: no limit. A request is only sent if its upper "
         "bound fits.",
         source="kedge: off",
+        too_high="a mistake in the settings is expensive",
+        too_low="the run ends early, and is resumed with a higher limit",
     )
     max_cost: CostLimit | None = field(
         None, meaning="Most that a run may cost: {cost: 5, price_in: 0.15, price_out: 0.6}.", source="kedge: off"
