@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kedge_base.texts import names_function
+from kedge_base.texts import JUDGE, names_function, names_judge
 
 
 def is_function(source: str) -> bool:
@@ -14,7 +14,9 @@ def is_function(source: str) -> bool:
 
 
 def source_name(source: str) -> str:
-    """The default name of a term: that of its function, or of its model's folder."""
+    """The default name of a term: that of its function or judge, or of its model's folder."""
+    if names_judge(source):
+        return source.removeprefix(JUDGE).partition("@http")[0].rpartition("/")[2]
     return source.rpartition(":")[2] if is_function(source) else Path(source).name
 
 

@@ -13,6 +13,9 @@ DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 PACKAGE = "package:"
 """Prefix of the name of an installed package that contains a model's GGUF file."""
 
+JUDGE = "openai:"
+"""Prefix of the name of a model behind an API, which judges responses: `openai:MODEL@URL`."""
+
 IN_MEMORY = "python:in_memory"
 """Placeholder in `config.yaml` for content that was passed in from Python, or given literally instead of as a file
 name."""
@@ -29,13 +32,19 @@ def names_function(text: str) -> bool:
     """True if a text names a Python function rather than a model: `file.py:function` or `package.module:function`.
 
     The part after the last colon must be a dotted Python name. A model id has no colon, and neither a Windows path nor
-    `model:7b` has a Python name after it; `package:` precedes the name of a package with a model. A `.py` file is
+    `model:7b` has a Python name after it; `package:` precedes the name of a package with a model. A judge behind an API
+    (`openai:MODEL@URL`) is a function of kedge. A `.py` file is
     never a model, so `rewards.py` counts as a function whose name is missing: the loader's error then says that it must
     be added.
     """
     _, colon, attribute = text.rpartition(":")
     is_named = bool(colon and DOTTED_NAME.fullmatch(attribute)) and not text.startswith(PACKAGE)
-    return is_named or text.endswith(".py")
+    return is_named or text.endswith(".py") or names_judge(text)
+
+
+def names_judge(text: str) -> bool:
+    """True if a text names a judge behind an API: `openai:MODEL@URL`."""
+    return text.startswith(JUDGE)
 
 
 def printable(text: str) -> str:

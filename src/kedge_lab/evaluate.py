@@ -31,9 +31,12 @@ from kedge_base.errors import ConfigError
 from kedge_base.intervals import Interval
 from kedge_base.machine.invocation import as_argument
 from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import JUDGE_FILE
+from kedge_base.texts import names_judge
 from kedge_lab.evaluation.evaluator import Evaluator
 from kedge_lab.evaluation.report import Evaluation, report
 from kedge_lab.evaluation.solved import Solved, report_solved
+from kedge_tasks.judge import read_usage
 
 
 @shows_its_run
@@ -127,7 +130,8 @@ def run_evaluate(
         frontier = (_announced(load_policy(source, config, run)) for source in settings.frontier)
         others = [evaluator.compare(other, opponent, against) for other in frontier]
         on_phase("done", len(evaluator.prompts), len(evaluator.prompts))
-    evaluation = Evaluation(evaluator.judge, result, opponent, settings.against or "references", others)
+    usage = read_usage(run.folder / JUDGE_FILE, config.judge.model_dump()["max_cost"])
+    evaluation = Evaluation(evaluator.judge, result, opponent, settings.against or "references", others, usage)
     summary = report(evaluation, run.folder, is_shown=run.ranks.is_first)
     say_results(run, "summary.json", {"num_judged": summary["num_judged"]})
     return EvaluateResult(run.shared_folder, result.win_rate, summary)
@@ -160,6 +164,11 @@ def run_pass_at_k(
         raise ConfigError(
             f"evaluate.judge_mode=pairwise compares two responses, but pass@{num_samples} counts right ones; use "
             "evaluate.judge_mode=score, or generate.num_responses=1"
+        )
+    if names_judge(str(judge or config.evaluate.judge)):
+        raise ConfigError(
+            f"pass@{num_samples} counts responses with a score of 1 or more, and a judge behind an API gives 1 to 10; "
+            "use a verifier, or generate.num_responses=1"
         )
     run, evaluator, against = _opened(config, prompts, judge, environment)
     with measuring(run) as on_phase:

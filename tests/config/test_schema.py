@@ -162,6 +162,7 @@ def test_sections_are_all_sections() -> None:
         "environment",
         "optimization",
         "data",
+        "judge",
         "reward_functions",
         "rollout",
         "checkpoint",

@@ -25,6 +25,8 @@ PARTS = (
     *("kedge_base.verdict", "kedge_tasks.confined", "kedge_tasks.sandbox"),
     *(f"kedge_tasks.verify.{path.stem}" for path in (SOURCE / "kedge_tasks/verify").glob("[a-z]*.py")),
     "kedge_tasks.verify",
+    *(f"kedge_tasks.judge.{path.stem}" for path in (SOURCE / "kedge_tasks/judge").glob("[a-z]*.py")),
+    "kedge_tasks.judge",
 )
 BELOW = ("kedge_base.errors", "kedge_base.")
 

@@ -10,8 +10,7 @@ from kedge_base.machine.durable import check_renaming, is_part, make_folder
 from kedge_base.run_folder.output import (
     CONFIG_FILE,
     DATA_FILE,
-    DIAGNOSTIC_FILES,
-    IN_MEMORY_FOLDER,
+    KEPT_FILES,
     PROGRESS_FILE,
     RECEIPT_FILE,
     ROLES_FILE,
@@ -25,7 +24,7 @@ BEFORE_RESULTS = frozenset({CONFIG_FILE, DATA_FILE, PROGRESS_FILE, RECEIPT_FILE,
 
 
 def create_run_folder(path: str | Path) -> Path:
-    """Create a run's folder; an existing one may contain diagnostic files only.
+    """Create a run's folder; an existing one may contain `KEPT_FILES` only.
 
     Raises:
         OutputError: It is not empty, is a file, or cannot be created. Nothing is ever overwritten.
@@ -43,14 +42,13 @@ def create_run_folder(path: str | Path) -> Path:
 
 
 def discard_run_folder(folder: Path) -> bool:
-    """Remove the folder of a run without results, except diagnostic files; return whether it had no results.
+    """Remove the folder of a run without results, except `KEPT_FILES`; return whether it had no results.
 
     Only files that a run writes before its first result are removed. If there is any other file, all are kept.
     """
     if not folder.is_dir():
         return False
-    kept = {*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER}
-    paths = [path for path in folder.iterdir() if path.name not in kept and not is_part(path)]
+    paths = [path for path in folder.iterdir() if path.name not in KEPT_FILES and not is_part(path)]
     if not all(path.name in BEFORE_RESULTS or _is_empty_log(path) for path in paths):
         return False
     for path in paths:

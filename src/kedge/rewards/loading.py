@@ -21,9 +21,15 @@ from kedge.rewards.weighted import WeightedReward
 from kedge.rewards.worker.client import RemoteFunction
 from kedge_base.errors import RewardError
 from kedge_base.term_names import is_function, source_name
+from kedge_base.texts import names_judge
 
 RewardSpec: TypeAlias = "str | Path | Callable[..., Any]"
-"""A reward model's folder or hub id, `path/to/file.py:function`, `package.module:function`, or a function."""
+"""A reward model's folder or hub id, `path/to/file.py:function`, `package.module:function`, `openai:MODEL@URL`, or a
+function.
+"""
+
+JUDGE_FUNCTION = "kedge_tasks.judge:score"
+"""The function that scores with a judge behind an API."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,8 @@ class RewardTerm:
     Attributes:
         reward: the reward model or function.
         weight: the factor of its scores in the sum.
-        settings: keyword arguments for a function, such as `{"window": 0.5}` for `kedge.rewards.penalties:too_long`.
+        settings: keyword arguments for a function, such as `{"window": 0.5}` for `kedge.rewards.penalties:too_long`;
+            for a judge behind an API, those of `kedge_tasks.judge.Judge`.
         name: its name in metrics and messages; the function's or the folder's name by default.
     """
 
@@ -143,6 +150,9 @@ def _load_function(
 def _function(
     term: RewardTerm, limits: CallLimits, log: Path | None, *, skips_missing: bool
 ) -> FunctionReward | RemoteFunction:
+    if isinstance(term.reward, str) and names_judge(term.reward):
+        name = term.name or source_name(term.reward)
+        term = RewardTerm(JUDGE_FUNCTION, term.weight, {**term.settings, "judge": term.reward}, name)
     # A closure cannot be sent to another process, and Windows has no process groups.
     if callable(term.reward) or os.name != "posix":
         function = term.reward if callable(term.reward) else load_function(str(term.reward))

@@ -28,7 +28,7 @@ from kedge_base.errors import DataError
 from kedge_base.packages import is_own_module
 from kedge_base.run_folder.output import FINISHED_FILE, MODEL_FOLDER, checkpoint_folder, is_run, kept_checkpoints
 from kedge_base.stage import stages, value_of
-from kedge_base.texts import names_function
+from kedge_base.texts import names_function, names_judge
 
 
 def _code_files(source: str) -> list[Path]:
@@ -176,6 +176,7 @@ def _sources(config: Config) -> dict[str, list[str]]:
         },
         "environment.source": [config.environment.source] if config.environment.source else [],
         "evaluate.judge": [_place(config.evaluate.judge)] if config.evaluate.judge else [],
+        "judge.rubric": [config.judge.rubric] if config.judge.rubric else [],
         "rlhf.labeler": [_place(config.rlhf.labeler)] if config.rlhf.labeler else [],
         "reward": [_place(term.source) for term in config.reward],
     }
@@ -294,6 +295,8 @@ def _files(source: str) -> list[tuple[str, Path]]:
         found = data | {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
         files = sorted(file for file in found if os.path.isfile(file))  # skips folders and pipes with such names
         return [(file.relative_to(folder).as_posix(), file) for file in files]
+    if names_judge(source):
+        return []
     if names_function(source):
         return [(file.name, file) for file in _code_files(source)]
     return next(([(file.name, file)] for file in (path, before_colon) if os.path.isfile(file)), [])

@@ -17,6 +17,7 @@ from kedge.models.loading import Bases
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
 from kedge.rewards.source import RewardSource
 from kedge.runs.frozen import freeze_models
+from kedge.runs.judges import with_judges
 from kedge.runs.run import Run
 from kedge_base.errors import RewardError
 from kedge_base.machine.progress import say
@@ -211,7 +212,7 @@ def load_rewards(
         may_be_empty: See `WeightedReward`.
     """
     loaded = load_reward(
-        rewards,
+        with_judges(rewards, config, run.folder),
         policy_tokenizer=tokenizer,
         device=run.device,
         trust_remote_code=config.runtime.trust_remote_code,

@@ -11,10 +11,12 @@ from kedge.data.sources import Sources, rows_of
 from kedge.logs.loggers import check_loggers
 from kedge.models import load_tokenizer
 from kedge.models.sources import check_source
+from kedge.runs.judges import check_judge
 from kedge_base.errors import ConfigError, EnvError, RewardError
 from kedge_base.importing import check_named
 from kedge_base.stage import Stage, find_stage, value_of
 from kedge_base.term_names import is_function
+from kedge_base.texts import names_judge
 
 ERRORS = {
     **dict.fromkeys(("rlhf.labeler", "reward", "evaluate.judge"), RewardError),
@@ -55,6 +57,8 @@ def check_names(config: Config, stage: str, given: Collection[str] = ()) -> None
         error = ERRORS.get(field)
         if field.startswith("data."):
             next(rows_of(Sources((name,))), None)
+        elif error is RewardError and names_judge(name):
+            check_judge(name, config)
         elif error is not None and is_function(name):
             word = "reward" if error is RewardError else field.removesuffix(".source")
             check_named(name, word=word, error=error)

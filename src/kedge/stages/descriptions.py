@@ -36,8 +36,8 @@ REWARD = Flag(
     ("--reward",),
     "reward",
     "REWARD[=WEIGHT]",
-    "Reward model (folder or id) or function (file.py:name, module:name), such as the verifier "
-    "kedge_tasks.verify:gsm8k, optionally with a weight: file.py:name=0.5. "
+    "Reward model (folder or id), function (file.py:name, module:name) such as the verifier "
+    "kedge_tasks.verify:gsm8k, or judge behind an API (openai:MODEL@URL), optionally with a weight: file.py:name=0.5. "
     "Repeatable.",
     repeats=True,
 )
@@ -320,7 +320,7 @@ RLHF = language_stage(
     help="Run SFT, reward modeling and PPO, once or in rounds. Each --reward is added to the reward model's score.\n\n"
     "rlhf.train_critic=true trains a critic before PPO.",
     run="kedge.stages.rlhf:run_rlhf",
-    sections=(("rlhf", "ppo", "rollout", "sft", "reward_model"), ("optimization", *SCORED), ("critic",)),
+    sections=(("rlhf", "ppo", "rollout", "sft", "reward_model"), ("optimization", *SCORED), ("critic",), ("judge",)),
     needs={
         **NEEDS_MODEL,
         "data.demonstrations": "--demonstrations",

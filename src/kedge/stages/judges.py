@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
 from statistics import mean
@@ -18,11 +18,13 @@ from kedge.rewards import Responses, RewardSpec, Scores, WeightedReward
 from kedge.rewards.function import RESPONSE_ARGUMENTS, SIDES, FunctionReward, find_function
 from kedge.rewards.source import Score, checked_scores, free_names
 from kedge.runs.inputs import load_rewards
+from kedge.runs.judges import judge_settings
 from kedge.runs.run import Run
 from kedge.stages.policy import shares_of
 from kedge_base.errors import ConfigError, RewardError
 from kedge_base.intervals import Interval, score_interval
-from kedge_base.texts import names_function
+from kedge_base.term_names import source_name
+from kedge_base.texts import names_function, names_judge
 
 if TYPE_CHECKING:
     from kedge.rollout.player import Player
@@ -145,18 +147,27 @@ class PairwiseJudge:
 
     Args:
         function: The judge, or `file.py:function`, `package.module:function`.
+        settings: Fixed keyword arguments for every call.
+        name: Its name; the function's own by default.
         ranks: The function is loaded and runs on the first rank; all ranks get its verdicts or its error.
 
     Raises:
         RewardError: No such function, or its signature does not accept two responses.
     """
 
-    def __init__(self, function: Callable[..., Any] | str, *, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any] | str,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self._loaded: FunctionReward | None = None
         self._ranks = ranks
 
         def load() -> str:
-            self._loaded = _loaded(function)
+            self._loaded = _loaded(function, settings, name)
             return self._loaded.name
 
         self._name = ranks.first(load)
@@ -205,12 +216,12 @@ def _checked_verdicts(returned: Any, *, name: str, lengths: Sequence[int]) -> li
     return verdicts
 
 
-def _loaded(function: Callable[..., Any] | str) -> FunctionReward:
+def _loaded(function: Callable[..., Any] | str, settings: Mapping[str, Any] | None, name: str | None) -> FunctionReward:
     found = find_function(function) if isinstance(function, str) else function
     if not _takes_two(found):
         shown = getattr(found, "__name__", repr(found))
         raise RewardError(f"{shown} cannot judge pairs; expected a function f(prompts, first, second, **columns)")
-    return FunctionReward(found)
+    return FunctionReward(found, name=name, settings=settings)
 
 
 def _takes_two(function: object) -> bool:
@@ -305,6 +316,11 @@ def load_judge(
     judge = str(config.evaluate.judge) if given is None else given
     if config.evaluate.judge_mode == "score":
         return Judge(load_rewards(judge, config, run, tokenizer))
+    if isinstance(judge, str) and names_judge(judge):
+        settings = {"judge": judge, "settings": judge_settings(config, run.folder)}
+        return Judge(
+            PairwiseJudge("kedge_tasks.judge:compare", settings=settings, name=source_name(judge), ranks=run.ranks)
+        )
     if not callable(judge) and not names_function(str(judge)):
         raise ConfigError(f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model")
     return Judge(PairwiseJudge(judge if callable(judge) else str(judge), ranks=run.ranks))

@@ -52,6 +52,7 @@ from kedge_base.machine.durable import copy_tree, replaced_folder
 from kedge_base.run_folder.output import SUMMARY_FILE, is_run, replace_file, write_summary, writing
 from kedge_base.run_folder.record_format import read_json_object
 from kedge_base.stage import value_of
+from kedge_base.texts import names_judge
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,10 @@ def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward
         load_saved_critic(critic, tokenizer, loading_of(critic, run))
     if config.rlhf.num_rounds == 1:
         return prompts, None
-    labeler = load_rewards(run.objects.get("rlhf.labeler") or str(config.rlhf.labeler), config, run, tokenizer)
+    named = run.objects.get("rlhf.labeler") or str(config.rlhf.labeler)
+    if isinstance(named, str) and names_judge(named):
+        named = RewardTerm(named, settings={"ranks": True})
+    labeler = load_rewards(named, config, run, tokenizer)
     check_columns(labeler.check, prompts)
     return prompts, labeler
 

@@ -76,11 +76,17 @@ RESPONSES_FILE = "responses.jsonl"
 IN_MEMORY_FOLDER = "in_memory_models"
 """Models that were given as Python objects; written before a run starts."""
 
+JUDGE_FILE = "judge.sqlite"
+"""The requests to judges behind an API, and their answers."""
+
 DEEPEST = 200
 """Maximum depth of an output folder; Python creates and deletes folders by recursion."""
 
 DIAGNOSTIC_FILES = frozenset({REJECTED_FILE, REWARD_LOG, VLLM_LOG, INCIDENTS_FILE})
-"""Files that explain why a run failed. A folder with nothing else counts as free."""
+"""Files that explain why a run failed; the next run in the folder removes them."""
+
+KEPT_FILES = DIAGNOSTIC_FILES | {IN_MEMORY_FOLDER, *(f"{JUDGE_FILE}{end}" for end in ("", "-journal", "-shm", "-wal"))}
+"""Files that a failed run leaves. A folder with nothing else counts as free."""
 
 
 class Result(Protocol):
@@ -260,11 +266,11 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def is_free(folder: Path) -> bool:
-    """True for a folder that does not exist or only contains diagnostic files."""
+    """True for a folder that does not exist or only contains what a failed run leaves."""
     try:  # a single call: another process may create the folder between two
         entries = os.listdir(folder)
     except FileNotFoundError:
         return True
     except NotADirectoryError:
         return False
-    return all(name in {*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER} or is_part(Path(name)) for name in entries)
+    return all(name in KEPT_FILES or is_part(Path(name)) for name in entries)

@@ -24,9 +24,8 @@ from typing import Any
 from kedge_base.machine.durable import is_part
 from kedge_base.run_folder.output import (
     CHECKPOINTS,
-    DIAGNOSTIC_FILES,
-    IN_MEMORY_FOLDER,
     INCIDENTS_FILE,
+    KEPT_FILES,
     MODEL_FOLDER,
     RECEIPT_FILE,
     REPORT_FILE,
@@ -38,9 +37,9 @@ HASH = "hash"
 IN_CHECKPOINTS = f"{CHECKPOINTS}/update-"
 """Start of the paths of files that the manifest of a checkpoint lists."""
 
-UNCOVERED = {*DIAGNOSTIC_FILES, RECEIPT_FILE, REPORT_FILE, "README.md", "loggers.json", "tensorboard", "wandb"}
-UNCOVERED = (UNCOVERED | {IN_MEMORY_FOLDER}) - {INCIDENTS_FILE}
-"""Files and folders that may change after a run, and models in memory, which are inputs."""
+UNCOVERED = {*KEPT_FILES, RECEIPT_FILE, REPORT_FILE, "README.md", "loggers.json", "tensorboard", "wandb"}
+UNCOVERED = UNCOVERED - {INCIDENTS_FILE}
+"""Files and folders that may change after a run, and its inputs: models in memory, answers of judges."""
 
 
 @dataclass

@@ -20,6 +20,7 @@ from kedge.rewards import MESSAGES_COLUMN, Responses, WeightedReward, load_rewar
 from kedge.rewards.model import share_tokens
 from kedge.rewards.score import continuation, describe_responses
 from kedge.runs.inputs import Rewards, call_limits, configured_rewards
+from kedge.runs.judges import with_judges
 from kedge.runs.run import pass_tokens
 from kedge.stages.policy import (
     Policy,
@@ -351,7 +352,7 @@ def load_chat(
     if rewards:
         first = policies[0]
         scorer = load_reward(
-            rewards,
+            with_judges(rewards, config),
             policy_tokenizer=first.tokenizer,
             device=device,
             trust_remote_code=trusted,

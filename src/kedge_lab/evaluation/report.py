@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from operator import eq
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from kedge.logs.json_lines import JsonLines, as_rows
@@ -29,6 +30,7 @@ class Evaluation:
         opponent: The responses that the policy was compared with.
         opponent_name: Folder or hub id of the other policy, or `references`.
         frontier: Results of further policies against the same opponent.
+        judge_usage: The requests and tokens of a judge behind an API.
     """
 
     judge: Judge
@@ -36,16 +38,27 @@ class Evaluation:
     opponent: ScoredResponses
     opponent_name: str = "references"
     frontier: Sequence[PolicyResult] = ()
+    judge_usage: Mapping[str, Any] | None = None
 
     def longer_won(self) -> list[float]:
         """The outcome for the longer response of each decided pair of different length."""
+        return [win if ours_is_longer else 1 - win for ours_is_longer, win in self._unequal()]
+
+    def longer_expected(self) -> float | None:
+        """The share that the longer responses would win if each side won the same share of pairs at any length."""
+        pairs = self._unequal()
+        if not pairs:
+            return None
+        longer, won = (mean(map(float, values)) for values in zip(*pairs, strict=True))
+        return longer * won + (1 - longer) * (1 - won)
+
+    def _unequal(self) -> list[tuple[bool, float]]:
+        """Whether our response is longer, and its outcome, for each decided pair of different length."""
         pairs = zip(self.policy.scored.num_tokens, self.opponent.num_tokens, self.policy.outcomes.wins, strict=True)
-        return [
-            win if length > other else 1 - win for length, other, win in pairs if win is not None and length != other
-        ]
+        return [(length > other, win) for length, other, win in pairs if win is not None and length != other]
 
     def summary(self) -> dict[str, Any]:
-        """Figures for `summary.json`; the longer response wins ½ of the pairs if the judge ignores lengths."""
+        """Figures for `summary.json`."""
         outcomes = self.policy.outcomes
         longer = self.longer_won()
         ours = self.policy.scored
@@ -61,10 +74,12 @@ class Evaluation:
             **plain_figures(ours.figures()),
             **{f"{name}_against": figure for name, figure in plain_figures(theirs.figures()).items()},
             "longer_wins": share_interval(longer).as_json() if longer else None,
+            "longer_wins_expected": self.longer_expected(),
             "num_unequal_lengths": len(longer),
             "position_bias": outcomes.position_bias(),
             **ours.shares(),
             **theirs.shares("_against"),
+            **({} if self.judge_usage is None else {"judge_usage": dict(self.judge_usage)}),
             "frontier": [plain_figures(each.summary()) for each in self.frontier],
         }
 
@@ -128,9 +143,16 @@ def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
     columns = ["policy", "win rate", "won / tied / lost", "score", "KL", "tokens", "stopped"]
     print_table(f"{summary['num_judged']} prompts, judged by {summary['judge']}", columns, rows)
     if longer := evaluation.longer_won():
-        print(f"Win rate of the longer response, where lengths differ: {share_interval(longer)}")
+        expected = f"{summary['longer_wins_expected']:.0%} expected from the win rates alone"
+        print(f"Win rate of the longer response, where lengths differ: {share_interval(longer)}; {expected}")
     for each in filter(None, (evaluation.policy.scored.endings, evaluation.opponent.endings)):
         print(endings_line(each))
+    if usage := evaluation.judge_usage:
+        cost = "" if usage["cost"] is None else f", a cost of {usage['cost']:.4g}"
+        print(
+            f"The judge: {usage['requests']:,} requests, {usage['tokens']:,} tokens{cost}; {usage['unanswered']:,} "
+            "questions without a usable answer"
+        )
     if bias := summary["position_bias"]:
         print(
             f"Position bias: the judge preferred the response shown first {bias['first_rate']:.0%} of the time, and "

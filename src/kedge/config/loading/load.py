@@ -15,6 +15,7 @@ from kedge.config.loading.names import full_name
 from kedge.config.loading.yaml_text import Document, parse_value, read_document
 from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schedules import check_schedules
+from kedge.config.schema.judge import JudgeConfig
 from kedge.config.schema.rewards import RewardTermConfig
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import is_parameters, parameters_of
@@ -347,8 +348,10 @@ FREE = (
     "runtime.parallel",
     "checkpoint",
     "push",
+    *(f"judge.{name}" for name in JudgeConfig.model_fields if name not in ("rubric", "max_tokens")),
 )
-"""Settings that cannot change a result: folder, preset name, logs, warnings, checkpoints, and servers.
+"""Settings that cannot change a result: folder, preset name, logs, warnings, checkpoints, servers, and limits on
+judges.
 
 `runtime.num_threads`, `runtime.device` and the micro-batch sizes are not in the list: they change the order of
 summation, and thus the last bits of a result.

@@ -72,7 +72,8 @@ class EvaluateConfig(Section):
     )
     judge: str | None = field(
         None,
-        meaning="The judge: a reward model's folder or id, or a function (`file.py:function`, `module:function`).",
+        meaning="The judge: a reward model's folder or id, a function (`file.py:function`, `module:function`), or a "
+        "model behind an API (`openai:MODEL@URL`).",
         source="kedge: no judge is assumed",
         text="a folder, a hub id or a function",
     )

@@ -12,8 +12,8 @@ class RewardTermConfig(Section):
 
     source: str = field(
         ...,
-        meaning="A reward model's folder or id, or a Python function (`file.py:function`, `package.module:function`), "
-        "such as the verifier `kedge_tasks.verify:gsm8k`.",
+        meaning="A reward model's folder or id, a Python function (`file.py:function`, `package.module:function`) such "
+        "as the verifier `kedge_tasks.verify:gsm8k`, or a judge behind an API (`openai:MODEL@URL`).",
         source="kedge: no reward is assumed",
         text="a folder, a hub id or a function",
     )
@@ -25,7 +25,10 @@ class RewardTermConfig(Section):
         too_low="the others drown out the term",
     )
     settings: dict[str, Any] = field(
-        {}, meaning="Keyword arguments for a function.", source="kedge: the function's own defaults"
+        {},
+        meaning="Keyword arguments for a function; for a judge behind an API, `rubric`, `max_tokens` and `ranks` "
+        "(compare all responses to a prompt).",
+        source="kedge: the function's own defaults",
     )
     name: str | None = field(
         None,

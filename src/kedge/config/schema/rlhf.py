@@ -20,7 +20,8 @@ class RlhfConfig(Section):
     )
     labeler: str | None = field(
         None,
-        meaning="Compares the policy's responses from round 2 on: a function or a reward model.",
+        meaning="Compares the policy's responses from round 2 on: a function, a reward model, or a model behind an API "
+        "(`openai:MODEL@URL`), which sees every pair in both orders.",
         source="kedge: no labeler is assumed",
         text="a folder, a hub id or a function",
     )

@@ -12,6 +12,7 @@ from kedge.config.schema.checkpoint import CheckpointConfig, PushConfig
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig, GenerateConfig
 from kedge.config.schema.field import field
+from kedge.config.schema.judge import JudgeConfig
 from kedge.config.schema.optimizer import OptimizationConfig, TrainedSection
 from kedge.config.schema.ppo import PpoConfig
 from kedge.config.schema.rewards import RewardFunctionsConfig, RewardTermConfig
@@ -88,6 +89,7 @@ class Config(Section):
     reward_functions: RewardFunctionsConfig = field(
         RewardFunctionsConfig(), meaning="Limits and failures of Python reward functions.", source="kedge"
     )
+    judge: JudgeConfig = field(JudgeConfig(), meaning="Judges behind an API, and limits on them.", source="kedge")
     out: str | None = field(
         None,
         meaning="The run's folder, which must be new or empty; null is the first free one of runs/STAGE, runs/STAGE-2 "

@@ -28,7 +28,7 @@ const ordersCard = each => {
 };
 
 const biasSentences = each => [
-  each.longer_wins ? `In the ${count(each.num_unequal_lengths)} pairs whose lengths differ, the longer response wins ${interval(each.longer_wins, percent)}; 50% is no length bias.` : "",
+  each.longer_wins ? `In the ${count(each.num_unequal_lengths)} pairs whose lengths differ, the longer response wins ${interval(each.longer_wins, percent)}; ${known(each.longer_wins_expected) ? `${percent(each.longer_wins_expected)} is expected from the win rates alone` : "50% is no length bias"}.` : "",
   each.num_equal ? `${count(each.num_equal)} pairs have equal texts.` : "",
   each.num_judged < each.num_prompts ? `The judge did not decide ${count(each.num_prompts - each.num_judged)} of ${count(each.num_prompts)} pairs.` : "",
 ].filter(Boolean).map(text => el("p", {}, text));
