@@ -46,8 +46,8 @@ TYPICAL = (0.5, 2.0)
 GRID = np.array([NormalDist().inv_cdf((place + 0.5) / 200) for place in range(200)])
 """Equally likely values of the standard normal distribution, for figures that depend on the sign of x."""
 
-MOST_ROUNDS = 500
-CLOSE = 1e-7
+MOST_ROUNDS = 300
+CLOSE = 1e-6
 """EM ends after so many rounds, or when no parameter moves further."""
 
 LARGEST_STEP = 1.0
@@ -119,30 +119,42 @@ def fit_raters(ratings: Ratings, num_people: int, prior: np.ndarray) -> tuple[np
         Two arrays `[person, parameter]`.
     """
     parameters = np.tile(prior[:, 0], (num_people, 1))
-    errors = np.tile(prior[:, 1], (num_people, 1))
+    errors = np.zeros_like(parameters)
     views = [ratings.of(person) for person in range(num_people)]
-    for _ in range(MOST_ROUNDS):
+    moved = math.inf
+    for left in reversed(range(MOST_ROUNDS)):
+        is_last = moved < CLOSE or not left
         _, density = log_posterior(ratings, prior, parameters)
         moved = 0.0
         for person, (units, chosen, factors) in enumerate(views):
             weights = density[units]
             likely = _probabilities(factors @ parameters[person] + ratings.offsets)
-            expected = np.einsum("rkc,rkcp->rkp", likely, factors)
+            expected = (likely[..., None, :] @ factors)[..., 0, :]
             scores = _chosen(np.swapaxes(factors, 2, 3), chosen) - expected
-            gradient = np.einsum("rk,rkp->p", weights, scores)
-            gradient -= (parameters[person] - prior[:, 0]) / prior[:, 1] ** 2
-            squares = np.einsum("rk,rkc,rkcp,rkcq->pq", weights, likely, factors, factors, optimize=True)
-            curvature = squares - np.einsum("rk,rkp,rkq->pq", weights, expected, expected)
+            gradient = _summed(weights, scores) - (parameters[person] - prior[:, 0]) / prior[:, 1] ** 2
+            curvature = _crossed(weights[..., None] * likely, factors) - _crossed(weights, expected)
             curvature += np.diag(prior[:, 1] ** -2.0)
             step = np.clip(np.linalg.solve(curvature, gradient), -LARGEST_STEP, LARGEST_STEP)
             parameters[person] += step
             moved = max(moved, float(abs(step).max()))
-            means = np.einsum("rk,rkp->rp", weights, scores)
-            unknown = np.einsum("rk,rkp,rkq->pq", weights, scores, scores) - means.T @ means
-            errors[person] = np.sqrt(np.maximum(np.diag(np.linalg.inv(curvature - unknown)), 0.0))
-        if moved < CLOSE:
+            if is_last:
+                means = (weights[:, None] @ scores)[:, 0]
+                unknown = _crossed(weights, scores) - means.T @ means
+                errors[person] = np.sqrt(np.maximum(np.diag(np.linalg.inv(curvature - unknown)), 0.0))
+        if is_last:
             break
     return parameters, errors
+
+
+def _summed(weights: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Sum of the vectors in the last axis, weighted."""
+    return weights.reshape(-1) @ vectors.reshape(-1, vectors.shape[-1])
+
+
+def _crossed(weights: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Sum of the outer products of the vectors in the last axis, weighted."""
+    rows = vectors.reshape(-1, vectors.shape[-1])
+    return (rows * weights.reshape(-1, 1)).T @ rows
 
 
 @dataclass(frozen=True)
