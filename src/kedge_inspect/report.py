@@ -59,7 +59,7 @@ def write_report(
         raise DataError("no run folder given")
     place = folders[0].parent if folders[0].is_file() else folders[0]
     path = out or (place / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
-    _check_replaceable(path)
+    check_replaceable(path)
     replace_file(path, [render_page(collect_page(folders, ending=ending, advice=advice, origin=origin))])
     return path
 
@@ -184,7 +184,7 @@ def _reward_models(record: RunRecord, *, exclude: set[Path]) -> dict[str, RunRec
     return found
 
 
-def _check_replaceable(path: Path) -> None:
+def check_replaceable(path: Path) -> None:
     """Reject overwriting a file that is not a kedge report."""
     with writing(path):
         if not os.path.lexists(path):

@@ -21,7 +21,8 @@ MARKER = "<!-- kedge report -->"
 """Second line of every page; a file with it may be overwritten by a newer page."""
 
 SCRIPTS = ("dom", "charts", "verdict", "curves", "samples", "clipping", "frontier", "cost", "reward_model", "texts",
-           "held_out", "critic", "episode", "evaluation", "generation", "sweep", "main")  # fmt: skip
+           "held_out", "critic", "episode", "evaluation", "generation", "sweep", "labels",
+           "main")  # fmt: skip
 """Parts of the page's script, in order of dependency."""
 
 STYLES = ("style", "evaluation", "sweep")
@@ -49,7 +50,7 @@ def render_page(data: Mapping[str, Any], *, live: str | None = None) -> bytes:
         style="\n".join(_asset(f"{name}.css") for name in STYLES),
         plain=plain_verdict(data),
         data=_as_json({**data, "live": live}),
-        plotly=_plotly(),
+        plotly="" if "labels" in data else _plotly(),  # tables only
         script=script,
     )
     # UTF-8 cannot encode lone surrogates, which a run may contain; they become JSON escapes.
@@ -105,6 +106,7 @@ def plain_verdict(
             f"<p>{_text(note)}</p>",
             _list([_headline(each) for each in data.get("headlines", ())]),
             _sweep(data["sweep"]) if data.get("sweep") else "",
+            _labels(data["labels"]) if data.get("labels") else "",
             *(_run(run) for run in runs),
             *(_group(group, runs) for group in data.get("findings", ())),
         ]
@@ -119,6 +121,17 @@ def _sweep(sweep: Mapping[str, Any]) -> str:
     failed = [f"{each['name']} failed: {each['error']}" for each in sweep["trials"] if each["error"] is not None]
     head = ["", sweep["metric"] or "result", "low", "high", "KL", "seeds"]
     return sentences + _table(head, rows) + _list(failed)
+
+
+def _labels(labels: Mapping[str, Any]) -> str:
+    sentences = "".join(f"<p>{_text(sentence)}</p>" for sentence in labels["sentences"])
+    findings = [
+        f"{each['seen']}. {each['means']} Try: {each['try']}"
+        for group in labels["findings"]
+        for each in group["findings"]
+    ]
+    tables = (f"<h2>{_text(each['title'])}</h2>{_table(each['columns'], each['rows'])}" for each in labels["tables"])
+    return "\n".join([sentences, _list(findings), *tables])
 
 
 def _known(value: float | None) -> str:

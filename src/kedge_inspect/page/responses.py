@@ -152,8 +152,8 @@ def _why_empty(record: RunRecord) -> str:
 
 FIGURES = (
     "model", "against", "judge", "judge_mode", "num_prompts", "num_judged", "num_equal", "won", "tied", "lost",
-    "win_rate", "score", "score_against", "kl", "length", "length_against", "eos_rate", "eos_rate_against",
-    "longer_wins", "longer_wins_expected", "position_bias",
+    "win_rate", "win_rate_controlled", "score", "score_against", "kl", "length", "length_against", "eos_rate",
+    "eos_rate_against", "longer_wins", "longer_wins_expected", "position_bias",
 )  # fmt: skip
 
 OUTCOMES = {"model": "won", "tie": "tied", "against": "lost"}

@@ -18,6 +18,7 @@ from kedge.stages.policy import shares_of
 from kedge_base.intervals import Interval, share_interval
 from kedge_base.run_folder.output import JUDGMENTS_FILE, write_summary
 from kedge_lab.evaluation.evaluator import PolicyResult
+from kedge_people.controlled import Controlled, controlled_win_rate, style_of
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,20 @@ class Evaluation:
         pairs = zip(self.policy.scored.num_tokens, self.opponent.num_tokens, self.policy.outcomes.wins, strict=True)
         return [(length > other, win) for length, other, win in pairs if win is not None and length != other]
 
+    def controlled(self, result: PolicyResult) -> Controlled | None:
+        """The win rate of a result controlled for length in tokens and for markdown."""
+        sides = (result.scored, self.opponent)
+        return controlled_win_rate(
+            result.outcomes.wins, *(list(map(style_of, each.responses.completions, each.num_tokens)) for each in sides)
+        )
+
+    def _figures(self, result: PolicyResult) -> dict[str, Any]:
+        controlled = self.controlled(result)
+        return {
+            **plain_figures(result.summary()),
+            "win_rate_controlled": controlled and {**controlled.rate.as_json(), "for": list(controlled.of)},
+        }
+
     def summary(self) -> dict[str, Any]:
         """Figures for `summary.json`."""
         outcomes = self.policy.outcomes
@@ -64,7 +79,7 @@ class Evaluation:
         ours = self.policy.scored
         theirs = self.opponent
         return {
-            **plain_figures(self.policy.summary()),
+            **self._figures(self.policy),
             "against": self.opponent_name,
             "judge": self.judge.name,
             "judge_mode": self.judge.mode,
@@ -80,7 +95,7 @@ class Evaluation:
             **ours.shares(),
             **theirs.shares("_against"),
             **({} if self.judge_usage is None else {"judge_usage": dict(self.judge_usage)}),
-            "frontier": [plain_figures(each.summary()) for each in self.frontier],
+            "frontier": [self._figures(each) for each in self.frontier],
         }
 
 
@@ -135,13 +150,22 @@ def _winners(wins: Scores) -> list[str | None]:
 
 
 def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
+    results = (evaluation.policy, *evaluation.frontier)
+    figures = (summary, *summary["frontier"])
     rows: dict[str, list[Cell]] = {
-        each.name: [each.win_rate, " / ".join(map(str, each.outcomes.counts.values())), *_cells(each.scored, each.kl)]
-        for each in (evaluation.policy, *evaluation.frontier)
+        each.name: [
+            each.win_rate,
+            _interval(found["win_rate_controlled"]),
+            " / ".join(map(str, each.outcomes.counts.values())),
+            *_cells(each.scored, each.kl),
+        ]
+        for each, found in zip(results, figures, strict=True)
     }
-    rows[f"against: {evaluation.opponent_name}"] = [None, None, *_cells(evaluation.opponent, None)]
-    columns = ["policy", "win rate", "won / tied / lost", "score", "KL", "tokens", "stopped"]
+    rows[f"against: {evaluation.opponent_name}"] = [None, None, None, *_cells(evaluation.opponent, None)]
+    columns = ["policy", "win rate", "controlled", "won / tied / lost", "score", "KL", "tokens", "stopped"]
     print_table(f"{summary['num_judged']} prompts, judged by {summary['judge']}", columns, rows)
+    if controlled := summary["win_rate_controlled"]:
+        print(f"Controlled: the win rate if both sides were alike in {', '.join(controlled['for'])}, by regression.")
     if longer := evaluation.longer_won():
         expected = f"{summary['longer_wins_expected']:.0%} expected from the win rates alone"
         print(f"Win rate of the longer response, where lengths differ: {share_interval(longer)}; {expected}")
@@ -174,6 +198,10 @@ def verdict_lines(verdicts: Mapping[str, float]) -> Iterator[str]:
     for name, shares in parts.items():
         shown = ", ".join(f"{share:.0%} {reason}" for share, reason in sorted(shares, key=lambda each: -each[0]))
         yield f"{name}: {shown}"
+
+
+def _interval(figures: Mapping[str, Any] | None) -> Interval | None:
+    return Interval(figures["value"], figures["low"], figures["high"]) if figures else None
 
 
 def _cells(scored: ScoredResponses, kl: Interval | None) -> list[Cell]:

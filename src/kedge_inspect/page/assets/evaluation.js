@@ -6,8 +6,13 @@ const interval = (value, show) => (value && known(value.value) ? `${show(value.v
 const outcomeBar = each => el("div", { class: "outcomes", role: "img", "aria-label": OUTCOMES.map(name => `${name} ${each[name]}`).join(", ") },
   OUTCOMES.map(name => (each[name] ? el("span", { class: name, style: { "flex-grow": String(each[name]) } }, count(each[name])) : null)));
 
-const outcomesTable = runs => table(["", "won · tied · lost", "win rate", "against", "judge", "KL"], runs.map(({ name, evaluation: each }) => [
-  runs.length > 1 ? name : each.model, outcomeBar(each), el("b", {}, interval(each.win_rate, percent)), each.against, each.judge, interval(each.kl, value => format(value, 3))]), [1], true);
+/** A column for the controlled win rate only if a run has one. */
+const outcomesTable = runs => {
+  const controlled = runs.some(run => run.evaluation.win_rate_controlled);
+  return table(["", "won · tied · lost", "win rate", ...(controlled ? ["controlled"] : []), "against", "judge", "KL"], runs.map(({ name, evaluation: each }) => [
+    runs.length > 1 ? name : each.model, outcomeBar(each), el("b", {}, interval(each.win_rate, percent)), ...(controlled ? [interval(each.win_rate_controlled, percent)] : []),
+    each.against, each.judge, interval(each.kl, value => format(value, 3))]), [1], true);
+};
 
 const sidesTable = each => {
   const rows = [["Score", "score", value => interval(value, other => format(other, 3))], ["Length, tokens", "length", value => format(value, 3)], ["End with a stop token", "eos_rate", percent]];
@@ -28,6 +33,7 @@ const ordersCard = each => {
 };
 
 const biasSentences = each => [
+  each.win_rate_controlled ? `If both sides were alike in ${each.win_rate_controlled.for.join(", ")}, the win rate would be ${interval(each.win_rate_controlled, percent)}, by logistic regression over the pairs.` : "",
   each.longer_wins ? `In the ${count(each.num_unequal_lengths)} pairs whose lengths differ, the longer response wins ${interval(each.longer_wins, percent)}; ${known(each.longer_wins_expected) ? `${percent(each.longer_wins_expected)} is expected from the win rates alone` : "50% is no length bias"}.` : "",
   each.num_equal ? `${count(each.num_equal)} pairs have equal texts.` : "",
   each.num_judged < each.num_prompts ? `The judge did not decide ${count(each.num_prompts - each.num_judged)} of ${count(each.num_prompts)} pairs.` : "",

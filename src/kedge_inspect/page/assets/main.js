@@ -35,7 +35,7 @@ const here = new IntersectionObserver(entries => {
 const data = JSON.parse(document.getElementById("data").textContent);
 const isTrained = run => !["evaluate", "generate"].includes(run.stage);
 const OF_TRAINING = data.sweep ? OF_A_SWEEP : [episode, heldOut, critic, curves, samples, clipping, frontier, cost, rewardModel];
-const parts = [verdict, evaluation, ...(data.runs.every(run => !isTrained(run)) && data.runs.some(run => has(run.critic)) ? [critic] : []), generation, ...(data.runs.every(run => !isTrained(run)) && data.runs.length ? [] : OF_TRAINING)]
+const parts = data.labels ? labels(data) : [verdict, evaluation, ...(data.runs.every(run => !isTrained(run)) && data.runs.some(run => has(run.critic)) ? [critic] : []), generation, ...(data.runs.every(run => !isTrained(run)) && data.runs.length ? [] : OF_TRAINING)]
   .map(make => make(data)).filter(Boolean);
 const links = parts.map(part => el("a", { href: `#${part.id}`, onclick: () => { for (const each of part.node.querySelectorAll(":scope > details")) each.open = true; } }, part.title));
 const omitted = el("div", { class: "omitted muted small" });
@@ -54,7 +54,7 @@ for (const part of parts) {
   here.observe(part.node);
 }
 listSections();
-loadLibrary();
+if (!data.labels) loadLibrary();
 
 /** Poll for newer data on a live page; a section that has the keyboard focus is not refreshed. */
 const POLL_SECONDS = 5;

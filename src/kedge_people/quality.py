@@ -1,0 +1,434 @@
+"""The quality of labels: figures per person, findings on people, and disagreements that deserve a second look.
+
+The findings are the doctor's: the evidence, its meaning and what to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from statistics import fmean, median
+
+from kedge_base.intervals import Interval, share_interval
+from kedge_inspect.doctor.rule import Finding, Severity, severity_rank
+from kedge_people.agreement import (
+    Comparison,
+    Tables,
+    alpha_of_choices,
+    alpha_of_ranks,
+    by_unit,
+    cohens_kappa,
+    comparisons_in,
+    interval_over,
+    judgments,
+    share_alike,
+    summed,
+    table_of_repeat,
+    tables_between,
+)
+from kedge_people.controlled import WinRate, win_rates
+from kedge_people.labels import Answer, Item, Labels, read_labels
+from kedge_people.raters import Comparer, fit_comparers, fit_severities
+
+CERTAIN = 0.999
+"""Confidence of the intervals that decide on findings."""
+
+FEW = 10
+"""Number of answers below which no one is judged."""
+
+FASTEST_READING = 400
+"""Words per minute. Most adults read 175 to 320 (Brysbaert 2019, J. Memory and Language 109, 104047); above 400,
+understanding is lost (Rayner et al. 2016, Psychological Science in the Public Interest 17, 4–34).
+"""
+
+OFTEN_FAST = 0.2
+"""Share of answers faster than reading from which a person is named; some pairs are decided at a glance."""
+
+ONE_SIDED = 0.7
+"""Share of the answers in favor of one position from which a person is named; chance has ½."""
+
+USUALLY_LONGER = 0.6
+"""Share of the longer response in the choices of a person whose like is not known: always preferring the longer summary
+agrees with people on so many pairs (Stiennon et al. 2020).
+"""
+
+LONGER = 0.8
+SHORTER = 0.3
+APART = 0.05
+"""Shares of the longer response from which a person is named, if they are as far apart from the others' median."""
+
+MOSTLY_TIED = 0.7
+"""Share of ties from which a person is named."""
+
+NEARLY_ALL = 0.9
+"""Share from which a habit is serious."""
+
+MANY_DEVIATIONS = 3.5
+"""Standard deviations by which the number of changes of side differs from that of chance (Wald and Wolfowitz 1940)."""
+
+UNLIKELY_STREAK = 5e-4
+"""Probability of a streak on one side from which a person is named."""
+
+UNLIKE_OTHERS = 2.5
+SURELY_UNLIKE = 5.0
+"""Log likelihood ratios of a warning and of a serious finding: 12 and 150 times."""
+
+DOCS = "docs/labels.md"
+
+
+@dataclass(frozen=True)
+class Person:
+    """Figures of one person; without repeats.
+
+    Attributes:
+        name: The person.
+        num_answers: Number of items compared.
+        num_skipped: Number of items skipped.
+        seconds: Median time of an answer.
+        words_per_minute: Median of the words shown per minute. Prompts that the person has seen before do not count.
+        fast: Share of answers faster than reading.
+        tied: Share of answers without any preference.
+        first: Share of the response shown first, of the answers with a preference.
+        longer: Share of the longer response, likewise.
+        again: Share of the same outcome in repeated items.
+        others: Share of the same outcome as other people.
+        num_others: Number of people who answered items that this one answered.
+        model: Reliability and biases in the joint model.
+        above: By axis, grades given above those of an average person.
+    """
+
+    name: str
+    num_answers: int
+    num_skipped: int
+    seconds: float
+    words_per_minute: float
+    fast: Sequence[float]
+    tied: Sequence[float]
+    first: Sequence[float]
+    longer: Sequence[float]
+    again: Interval | None
+    others: Interval | None
+    num_others: int
+    model: Comparer
+    above: Mapping[str, Interval]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Agreement of two people on the items that both answered."""
+
+    people: tuple[str, str]
+    num_items: int
+    share: Interval | None
+    kappa: Interval | None
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Two people's opposite choices between two responses.
+
+    Attributes:
+        item: The item's id.
+        people: Who prefers the first of the responses, and who the second.
+        responses: The places of both responses in the item.
+        sureness: The lower of the probabilities that each of the two is right, by their own answer alone.
+    """
+
+    item: str
+    people: tuple[str, str]
+    responses: tuple[int, int]
+    sureness: float
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The quality of labels.
+
+    Attributes:
+        labels: The labels.
+        people: Figures per person.
+        pairs: Agreement of each two people with shared items.
+        num_shared: Number of items with answers of two or more people.
+        agreement: Share of the same outcome over all pairs of people.
+        alpha: Krippendorff's nominal α of the outcomes.
+        alpha_ranks: Krippendorff's ordinal α of the ranks of three or more responses.
+        disagreements: One per item, the surest first.
+        win_rates: Of each two models.
+        findings: With the person, most severe first.
+    """
+
+    labels: Labels
+    people: Sequence[Person]
+    pairs: Sequence[Pair]
+    num_shared: int
+    agreement: Interval | None
+    alpha: Interval | None
+    alpha_ranks: Interval | None
+    disagreements: Sequence[Disagreement]
+    win_rates: Sequence[WinRate]
+    findings: Sequence[tuple[str, Finding]]
+
+
+def examine_folder(folder: Path) -> Quality:
+    """Examine a folder of labels.
+
+    Raises:
+        DataError: It is no such folder, or a line is damaged.
+    """
+    return examine_labels(read_labels(folder))
+
+
+def examine_labels(labels: Labels) -> Quality:
+    """Examine labels; answers that compare nothing, such as a thumb for a single response, are left out."""
+    answers, repeats = judgments(labels)
+    comparisons = comparisons_in(labels, answers)
+    tables = tables_between(comparisons)
+    models = fit_comparers(comparisons)
+    severities = fit_severities(answers)
+
+    def person(name: str) -> Person:
+        mine = answers[name]
+        paces = list(_paces(labels, mine))
+        by_item = [list(group) for _, group in groupby((each for each in comparisons if each.person == name), _item)]
+        others = [each for names, each in tables.items() if name in names]
+        again = [table_of_repeat(first, other) for first, other in repeats if first.person == name]
+        return Person(
+            name=name,
+            num_answers=len(mine),
+            num_skipped=sum(each.person == name and each.verdict == "skipped" for each in labels.answers),
+            seconds=median(answer.seconds for answer in mine.values()),
+            words_per_minute=median(paces),
+            fast=[float(pace > FASTEST_READING) for pace in paces],
+            tied=[float(not any(each.outcome for each in item)) for item in by_item],
+            first=[
+                share
+                for item in by_item
+                if (share := _won([each.outcome * each.position for each in item])) is not None
+            ],
+            longer=[
+                share for item in by_item if (share := _won([each.outcome * each.words for each in item])) is not None
+            ],
+            again=interval_over(again, share_alike),
+            others=interval_over(summed(others), share_alike),
+            num_others=len(others),
+            model=models[name],
+            above={axis: each[name] for axis, each in severities.items() if name in each},
+        )
+
+    people = [person(name) for name in answers]
+    shared = summed(tables.values())
+    return Quality(
+        labels=labels,
+        people=people,
+        pairs=[_pair(names, each) for names, each in tables.items()],
+        num_shared=len(shared),
+        agreement=interval_over(shared, share_alike),
+        alpha=alpha_of_choices(comparisons),
+        alpha_ranks=alpha_of_ranks(answers),
+        disagreements=_disagreements(comparisons, models),
+        win_rates=win_rates(labels, comparisons),
+        findings=sorted(_findings(people), key=lambda each: severity_rank(each[1])),
+    )
+
+
+def _item(comparison: Comparison) -> str:
+    return comparison.unit[0]
+
+
+def _won(signs: Sequence[int]) -> float | None:
+    """Share of the positive among the signs that are not 0; None without any."""
+    known = [sign > 0 for sign in signs if sign]
+    return fmean(known) if known else None
+
+
+def _pair(names: tuple[str, str], tables: Tables) -> Pair:
+    kappa = interval_over(tables.values(), cohens_kappa, least=-1.0)
+    return Pair(names, len(tables), interval_over(tables.values(), share_alike), kappa)
+
+
+def prompt_text(item: Item) -> str:
+    """Return an item's prompt, of a conversation all messages."""
+    return item.prompt if isinstance(item.prompt, str) else "\n".join(each["content"] for each in item.prompt)
+
+
+def _paces(labels: Labels, answers: Mapping[str, Answer]) -> Iterator[float]:
+    """Words per minute of each answer."""
+    seen = set[str]()
+    for name, answer in answers.items():
+        item = labels.items[name]
+        prompt = prompt_text(item)
+        texts = [*item.responses, *([] if prompt in seen else [prompt])]
+        seen.add(prompt)
+        yield 60 * sum(len(text.split()) for text in texts) / max(answer.seconds, 0.01)
+
+
+def _disagreements(comparisons: Sequence[Comparison], models: Mapping[str, Comparer]) -> list[Disagreement]:
+    found: dict[str, Disagreement] = {}
+    for (item, i, j), unit in by_unit(comparisons).items():
+        sure = {each.person: models[each.person].evidence(each) for each in unit}
+        for one in unit:
+            for other in unit:
+                if (one.outcome, other.outcome) == (1, -1):
+                    sureness = min(sure[one.person], 1 - sure[other.person])
+                    if item not in found or sureness > found[item].sureness:
+                        found[item] = Disagreement(item, (one.person, other.person), (i, j), sureness)
+    return sorted(found.values(), key=lambda each: -each.sureness)
+
+
+def _findings(people: Sequence[Person]) -> Iterator[tuple[str, Finding]]:
+    judged = [person for person in people if person.num_answers >= FEW]
+    for person in judged:
+        others = [other for other in judged if other is not person]
+        for finding in (_position(person), _length(person, others), _ties(person, others), _fast(person),
+                        _again(person), _reliability(person)):  # fmt: skip
+            if finding is not None:
+                yield person.name, finding
+
+
+def _position(person: Person) -> Finding | None:
+    """Look for a preferred position, then for a pattern of positions."""
+    sides = person.first
+    if len(sides) < FEW:
+        return None
+    share = share_interval(sides, confidence=CERTAIN)
+    for value, reach, name, place in (
+        (share.value, share.low, "always_first", "first (left)"),
+        (1 - share.value, 1 - share.high, "always_last", "last (right)"),
+    ):
+        if value >= ONE_SIDED and reach > 0.5:
+            return _found(
+                person,
+                name,
+                "serious" if value >= NEARLY_ALL else "warning",
+                f"prefers the response shown {place} in {value:.0%} of {len(sides)} answers with a preference; the "
+                "order is random, so chance has 50%",
+                "The position decides, not the text.",
+                "withdraw the answers (--withdraw), or show the person a few of them and let them judge again",
+            )
+    clear = [side > 0.5 for side in sides if side != 0.5]
+    changes = sum(one != other for one, other in pairwise(clear))
+    odds = 2 * sum(clear) * (len(clear) - sum(clear)) / max(len(clear), 1)
+    deviation = math.sqrt(max(odds * (odds - 1) / max(len(clear) - 1, 1), 0.0))
+    streak = max((len(list(group)) for _, group in groupby(clear)), default=0)
+    if abs(changes - odds) <= MANY_DEVIATIONS * deviation and len(clear) * 0.5**streak > UNLIKELY_STREAK:
+        return None
+    return _found(
+        person,
+        "pattern_of_positions",
+        "warning",
+        f"changes the preferred side {changes} times in {len(clear)} answers, with up to {streak} in a row on the same "
+        f"side; by chance, it changes about {odds:.0f} times",
+        "The answers follow a pattern, such as alternating or one key for a while. The order shown is random, so no "
+        "honest choice does.",
+        "look at the time of the answers to find where the pattern begins, and withdraw or repeat them",
+    )
+
+
+def _length(person: Person, others: Sequence[Person]) -> Finding | None:
+    if len(person.longer) < FEW:
+        return None
+    share = share_interval(person.longer, confidence=CERTAIN)
+    usual = _usual([fmean(each.longer) for each in others if len(each.longer) >= FEW], USUALLY_LONGER)
+    is_longer = share.value >= LONGER and share.low > usual + APART
+    if not is_longer and not (share.value <= SHORTER and share.high < usual - APART):
+        return None
+    word = "longer" if is_longer else "shorter"
+    value = share.value if is_longer else 1 - share.value
+    return _found(
+        person,
+        f"always_{word}",
+        "serious" if value >= NEARLY_ALL else "warning",
+        f"prefers the {word} response in {value:.0%} of {len(person.longer)} answers with a preference; usual is "
+        f"{usual if is_longer else 1 - usual:.0%}",
+        "The length decides, not the content. A reward model learns that first.",
+        "say in the instructions that length is no merit, and let others judge these items",
+    )
+
+
+def _ties(person: Person, others: Sequence[Person]) -> Finding | None:
+    share = share_interval(person.tied, confidence=CERTAIN)
+    usual = _usual([fmean(each.tied) for each in others], 0.2)
+    if share.value < MOSTLY_TIED or share.low <= usual + 2 * APART:
+        return None
+    return _found(
+        person,
+        "always_tie",
+        "serious" if share.value >= NEARLY_ALL else "warning",
+        f"calls {share.value:.0%} of {len(person.tied)} items ties; usual is {usual:.0%}",
+        "Ties teach a reward model next to nothing.",
+        "ask for the better response also where the difference is small, or let others judge these items",
+    )
+
+
+def _fast(person: Person) -> Finding | None:
+    share = share_interval(person.fast, confidence=CERTAIN)
+    if share.low <= OFTEN_FAST:
+        return None
+    return _found(
+        person,
+        "faster_than_reading",
+        "serious" if share.value >= NEARLY_ALL else "warning",
+        f"{share.value:.0%} of {len(person.fast)} answers came faster than at {FASTEST_READING} words per minute; the "
+        f"median is {person.words_per_minute:,.0f}",
+        "Most adults read 175 to 320 words per minute: these answers cannot rest on the whole text.",
+        "let others judge some of these items; if they disagree, withdraw the answers",
+    )
+
+
+def _again(person: Person) -> Finding | None:
+    if person.again is None or person.again.high >= 0.5:
+        return None
+    return _found(
+        person,
+        "contradicts_itself",
+        "warning",
+        f"gives the same answer to a repeated item in {person.again.value:.0%} of the cases (at most "
+        f"{person.again.high:.0%})",
+        "Another answer was given more often than not, which is less than a coin.",
+        "check that the keys are understood, and let others judge these items",
+    )
+
+
+def _reliability(person: Person) -> Finding | None:
+    if person.others is None or person.num_others < 2:  # of two people, either may be the one
+        return None
+    model = person.model
+    agrees = f"agrees with others in {person.others.value:.0%} of the comparisons"
+    if model.log_reversed > UNLIKE_OTHERS and model.log_reversed > model.log_coin:
+        return _found(
+            person,
+            "reversed",
+            _graded(model.log_reversed),
+            f"{agrees}; such answers are {_times(model.log_reversed)} likely on a reversed scale as on the right one",
+            "The person may take the scale the other way round: 1 for the worst.",
+            "ask how they read the scale; do not reverse the answers yourself",
+        )
+    if model.log_coin <= UNLIKE_OTHERS:
+        return None
+    return _found(
+        person,
+        "agrees_with_nobody",
+        _graded(model.log_coin),
+        f"{agrees}; such answers are {_times(model.log_coin)} likely from a coin as from a typical person",
+        "The person does not tell the responses apart as the others do, or judges something else.",
+        "go through some disagreements together; more shared items tell chance from the rest",
+    )
+
+
+def _found(person: Person, rule: str, severity: Severity, seen: str, means: str, advice: str) -> Finding:
+    return Finding(rule, severity, f"{person.name}: {seen}", means, "", "switch", advice, DOCS)
+
+
+def _usual(shares: Sequence[float], default: float) -> float:
+    return median(shares) if shares else default
+
+
+def _graded(log_ratio: float) -> Severity:
+    return "serious" if log_ratio > SURELY_UNLIKE else "warning"
+
+
+def _times(log_ratio: float) -> str:
+    return f"{math.exp(min(log_ratio, math.log(1000))):,.0f}{'+' if log_ratio > math.log(1000) else ''} times as"

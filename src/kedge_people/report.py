@@ -1,0 +1,196 @@
+"""The report on a folder of labels: a page, and the same figures as text."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from kedge.logs.table import Cell, print_table
+from kedge_base.intervals import Interval, share_interval
+from kedge_base.machine.progress import format_figure
+from kedge_base.run_folder.output import replace_file
+from kedge_base.texts import printable
+from kedge_inspect.doctor import one_line
+from kedge_inspect.page.document import render_page
+from kedge_inspect.page.numbers import fitting, shortened
+from kedge_inspect.report import check_replaceable
+from kedge_people.labels import Answer
+from kedge_people.quality import FASTEST_READING, Disagreement, Person, Quality, examine_folder, prompt_text
+
+REPORT_FILE = "labels.html"
+
+MOST_BYTES = 4_000_000
+"""Size limit of the disagreements on the page."""
+
+MOST_LISTED = 10
+"""Disagreements in the text."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its title, the headings, and the cells by the name of the row."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Mapping[str, Sequence[Cell]]
+
+
+def write_label_report(folder: Path) -> Path:
+    """Write the page about a folder of labels; return its path.
+
+    Raises:
+        DataError: It is no such folder, or a line is damaged.
+        OutputError: The page cannot be written, or the file there is not a kedge report.
+    """
+    quality = examine_folder(folder)
+    path = folder / REPORT_FILE
+    check_replaceable(path)
+    replace_file(path, [render_page(_page(quality, folder.resolve().name))])
+    return path
+
+
+def text_report(folder: Path) -> str:
+    """Return the report as text.
+
+    Raises:
+        DataError: As `write_label_report`.
+    """
+    quality = examine_folder(folder)
+    stream = io.StringIO()
+    for sentence in _sentences(quality):
+        print(sentence, file=stream)
+    print(file=stream)
+    for each in _tables(quality):
+        print_table(each.title, each.columns, each.rows, stream=stream)
+    for _, finding in quality.findings:
+        print(f"{one_line(finding)}. {finding.means} Try: {finding.try_}.", file=stream)
+    if quality.disagreements:
+        print("\nFor a second look, where both are surest:", file=stream)
+    for each in quality.disagreements[:MOST_LISTED]:
+        one, other = (
+            f"{person} prefers response {at + 1}" for person, at in zip(each.people, each.responses, strict=True)
+        )
+        print(printable(f"  item {each.item}: {one}, {other}"), file=stream)
+    return stream.getvalue()
+
+
+def _page(quality: Quality, name: str) -> dict[str, Any]:
+    answers = {(each.person, each.item): each for each in reversed(quality.labels.answers)}
+    findings = [{**finding.as_json(), "run": 0} for _, finding in quality.findings]
+    return {
+        "title": f"Labels in {name}",
+        "runs": [],
+        "written": time.strftime("Written %d %B %Y, %H:%M"),
+        "labels": {
+            "sentences": list(_sentences(quality)),
+            "findings": [{"severity": each["severity"], "findings": [each]} for each in findings],
+            "tables": [
+                {
+                    "title": each.title,
+                    "columns": each.columns,
+                    "rows": [[row, *map(_shown, cells)] for row, cells in each.rows.items()],
+                }
+                for each in _tables(quality)
+            ],
+            "disagreements": fitting([_pair(quality, each, answers) for each in quality.disagreements], MOST_BYTES),
+            "num_disagreements": len(quality.disagreements),
+        },
+    }
+
+
+def _pair(quality: Quality, each: Disagreement, answers: Mapping[tuple[str, str], Answer]) -> dict[str, Any]:
+    item = quality.labels.items[each.item]
+    return {
+        "item": each.item,
+        "prompt": shortened(prompt_text(item)),
+        "sureness": each.sureness,
+        "sides": [
+            {
+                "person": person,
+                "model": item.models[place],
+                "text": shortened(item.responses[place]),
+                "seconds": answers[person, each.item].seconds,
+                "note": shortened(answers[person, each.item].note),
+            }
+            for person, place in zip(each.people, each.responses, strict=True)
+        ],
+    }
+
+
+def _sentences(quality: Quality) -> Iterator[str]:
+    people = quality.people
+    total = sum(person.num_answers for person in people)
+    yield f"{total:,} answers by {len(people):,} people; {quality.num_shared:,} items have those of two or more."
+    if quality.agreement is None:
+        yield "Nobody agrees or disagrees yet: no item has answers of two people."
+        return
+    yield (
+        f"Two people agree on {quality.agreement.value:.0%} of the comparisons "
+        f"({quality.agreement.low:.0%} to {quality.agreement.high:.0%}); labelers of InstructGPT did on 73%."
+    )
+    alphas = {"choices": quality.alpha, "ranks": quality.alpha_ranks}
+    known = ", ".join(f"{each} of {name}" for name, each in alphas.items() if each is not None)
+    yield f"Krippendorff's α, 0 for chance and 1 for full agreement: {known or 'unknown, as all answers are equal'}."
+
+
+def _tables(quality: Quality) -> Iterator[Table]:
+    columns = ["person", "answers", "skipped", "ties", "time", "wpm", "too fast", "same again"]
+    yield Table(
+        f"People (too fast: over {FASTEST_READING} words per minute)",
+        columns,
+        {person.name: _habits(person) for person in quality.people},
+    )
+    columns = ["person", "agrees", "reliability", "shown first", "longer"]
+    title = "Choices (reliability: share of the better response, biases aside, by the joint model)"
+    yield Table(title, columns, {person.name: _choices(person) for person in quality.people})
+    axes = sorted({axis for person in quality.people for axis in person.above})
+    if axes:
+        rows = {person.name: [person.above.get(axis) for axis in axes] for person in quality.people}
+        yield Table("Grades above those of an average person", ["person", *axes], rows)
+    if quality.pairs:
+        rows = {
+            " and ".join(each.people): [str(each.num_items), _percent(each.share), each.kappa] for each in quality.pairs
+        }
+        yield Table("Agreement of two people", ["people", "items", "the same", "Cohen's κ"], rows)
+    if quality.win_rates:
+        rows = {
+            f"{each.models[0]} over {each.models[1]}": [
+                str(each.num_items),
+                _percent(each.raw),
+                each.controlled and _percent(each.controlled.rate),
+                each.controlled and ", ".join(each.controlled.of),
+            ]
+            for each in quality.win_rates
+        }
+        yield Table("Win rates of the models", ["models", "items", "win rate", "controlled", "for"], rows)
+
+
+def _habits(person: Person) -> list[Cell]:
+    return [
+        str(person.num_answers),
+        str(person.num_skipped),
+        f"{fmean(person.tied):.0%}",
+        f"{person.seconds:.0f} s",
+        f"{person.words_per_minute:,.0f}",
+        f"{fmean(person.fast):.0%}",
+        _percent(person.again),
+    ]
+
+
+def _choices(person: Person) -> list[Cell]:
+    reliability = person.model.accuracy if person.others else None
+    shares = (share_interval(each) if each else None for each in (person.first, person.longer))
+    return [_percent(each) for each in (person.others, reliability, *shares)]
+
+
+def _percent(interval: Interval | None) -> str | None:
+    return None if interval is None else f"{interval.value:.0%} ({100 * interval.low:.0f}–{100 * interval.high:.0f})"
+
+
+def _shown(cell: Cell) -> str:
+    return str(cell) if isinstance(cell, (str, Interval)) else format_figure(cell)

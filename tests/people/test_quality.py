@@ -1,0 +1,166 @@
+"""The quality of labels: biased annotators are found and honest ones are not, and what the report shows."""
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+from kedge_base.errors import DataError, OutputError
+from kedge_inspect.page.document import is_page
+from kedge_people.labels import Answer, AnswerFile, Item, Labels, write_items
+from kedge_people.quality import FASTEST_READING, examine_labels
+from kedge_people.report import text_report, write_label_report
+from tests.people.annotators import BIASED, both_kinds, simulate
+
+EXPECTED = {
+    "always left": {"always_first"},
+    "mostly left": {"always_first"},
+    "always longer": {"always_longer"},
+    "mostly longer": {"always_longer"},
+    "always shorter": {"always_shorter"},
+    "too fast": {"faster_than_reading"},
+    "reversed": {"reversed", "agrees_with_nobody"},
+    "always tie": {"always_tie"},
+    "alternating": {"pattern_of_positions"},
+    "tired": {"faster_than_reading"},
+    "tired left": {"always_first", "pattern_of_positions"},
+}
+"""By kind of annotator, the rules of which one finds it. Chance may hide who chooses at random; see below."""
+
+
+def accused(labels: Labels) -> dict[str, set[str]]:
+    """The rules by person."""
+    found = defaultdict(set)
+    for person, finding in examine_labels(labels).findings:
+        found[person].add(finding.rule)
+    return found
+
+
+def check_annotators(seeds) -> tuple[int, int]:
+    """Check that biased annotators are found; return how often the random one was not, and honest ones were."""
+    hidden = wrong = 0
+    for seed in seeds:
+        found = accused(both_kinds(seed))
+        assert {kind: found[kind] & rules for kind, rules in EXPECTED.items() if not found[kind] & rules} == {}
+        hidden += not found["random"]
+        wrong += sum(bool(rules) for person, rules in found.items() if person.startswith("honest"))
+    return hidden, wrong
+
+
+def test_biased_annotators_are_found_and_honest_ones_are_not():
+    _, wrong = check_annotators([3])
+    assert wrong == 0
+
+
+@pytest.mark.slow
+def test_biased_annotators_are_found_for_more_seeds():
+    _, wrong = check_annotators(range(4, 10))
+    assert wrong <= 1  # of 72
+
+
+def test_of_two_people_who_disagree_neither_is_accused():
+    assert not accused(simulate({"honest": None, "reversed": BIASED["reversed"]}, 1))["honest"]
+
+
+PAIR = Item("pair", "one two", ("three four", "five"), ("new", "old"))
+
+
+def answer(name, item="pair", *, person="ana", seconds=10.0, order=(0, 1), verdict="ranked", ranks=(1, 2), **more):
+    return Answer(name, item, person, "2026-01-01T00:00:00Z", seconds, order, verdict, ranks, **more)
+
+
+def test_figures_of_a_person_counted_by_hand():
+    items = [PAIR, *(replace(PAIR, id=str(number)) for number in range(4))]
+    items.append(Item("3 texts", [{"role": "user", "content": "hi"}], ("a", "b c", "d e f"), ("x", "y", "z")))
+    answers = [
+        answer("1", "0", seconds=1.0),  # 5 words in a second: 300 per minute
+        answer("2", "1", seconds=0.3, order=(1, 0)),  # the prompt is known: 3 words, 600 per minute
+        answer("3", "2", ranks=(1, 1)),
+        answer("4", "3", verdict="bad", ranks=()),
+        answer("5", "pair", verdict="skipped", ranks=()),
+        answer("6", "3 texts", order=(2, 0, 1), ranks=(1, 2, 3)),
+        answer("7", "0", ranks=(2, 1)),
+    ]
+    (person,) = examine_labels(Labels({each.id: each for each in items}, answers)).people
+    assert (person.num_answers, person.num_skipped, person.seconds) == (5, 1, 10.0)
+    assert FASTEST_READING == 400
+    assert person.fast == [0, 1, 0, 0, 0]
+    assert person.tied == [0, 0, 1, 1, 0]
+    # Of three texts, 0 before 1 is shown in that order, 2 before both: one pair of three for the first, none longer.
+    assert person.first == pytest.approx([1, 0, 1 / 3])
+    assert person.longer == pytest.approx([1, 1, 0])
+    assert person.again.value == 0
+    assert person.others is None
+
+
+def test_the_surest_disagreement_comes_first():
+    labels = simulate(dict.fromkeys(("ana", "ben", "cleo")) | {"left": BIASED["always left"]}, 4)
+    quality = examine_labels(labels)
+    sureness = [each.sureness for each in quality.disagreements]
+    assert sureness == sorted(sureness, reverse=True)
+    assert all(0 < each < 1 for each in sureness)
+    choices = {(each.person, each.item): each.ranks for each in labels.answers}
+    for each in quality.disagreements:
+        one, other = (choices[person, each.item] for person in each.people)
+        assert one[each.responses[0]] < one[each.responses[1]]
+        assert other[each.responses[0]] > other[each.responses[1]]
+    assert "left" not in {person for each in quality.disagreements[:3] for person in each.people}
+
+
+def test_nothing_is_examined_without_comparisons():
+    quality = examine_labels(Labels({"a": PAIR}, []))
+    assert (quality.people, quality.findings, quality.disagreements, quality.agreement) == ([], [], [], None)
+
+
+HOSTILE = "</script><img src=x onerror=alert(1)> \u202e \ud800 \x1b[31m"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    labels = simulate({"ana": None, "ben <b>": None, "dan\x1b[31m": BIASED["always left"]}, 2)
+    write_items(tmp_path, [replace(item, prompt=f"{HOSTILE} {item.prompt}") for item in labels.items.values()])
+    with AnswerFile(tmp_path) as file:
+        for number, each in enumerate(labels.answers):
+            file.add(replace(each, axes={"overall": (number % 5, None)}, note=HOSTILE))
+    return tmp_path
+
+
+def test_the_page_has_the_figures_and_the_texts_as_data(folder):
+    path = write_label_report(folder)
+    page = path.read_bytes()
+    assert path == folder / "labels.html"
+    assert is_page(page)
+    assert page.count(b"<img") == page.count(b"onerror=alert(1)>") == 0
+    assert b"script-src 'sha256-" in page
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page.decode("utf-8", "replace"), re.DOTALL)[1])
+    assert [each["title"].split(" (")[0] for each in data["labels"]["tables"]] == [
+        "People",
+        "Choices",
+        "Grades above those of an average person",
+        "Agreement of two people",
+        "Win rates of the models",
+    ]
+    assert [row[0] for row in data["labels"]["tables"][0]["rows"]] == ["ana", "ben <b>", "dan\x1b[31m"]
+    assert HOSTILE.split("\ud800")[0] in data["labels"]["disagreements"][0]["prompt"]
+    assert len(page) < 400_000  # without the plotting library
+    write_label_report(folder)
+
+
+def test_the_text_has_the_same_findings_and_no_control_characters(folder):
+    text = text_report(folder)
+    assert "serious: always_first: dan\\x1b[31m: prefers the response shown first (left) in 100% of 60 answers" in text
+    assert "180 answers by 3 people; 20 items have those of two or more." in text
+    assert "For a second look" in text
+    assert all(char.isprintable() or char == "\n" for char in text)
+
+
+def test_a_report_of_unusable_folders_is_one_line(tmp_path):
+    with pytest.raises(DataError, match=r"items\.jsonl"):
+        write_label_report(tmp_path)
+    write_items(tmp_path, [PAIR])
+    assert "0 answers by 0 people" in text_report(tmp_path)
+    (tmp_path / "labels.html").write_text("mine")
+    with pytest.raises(OutputError, match="not a kedge report"):
+        write_label_report(tmp_path)

@@ -1,0 +1,170 @@
+"""The joint model of raters: slow sums, slopes of zero at the solution, and parameters that were simulated."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from kedge_people.agreement import Comparison
+from kedge_people.labels import Answer
+from kedge_people.raters import (
+    COMPARING,
+    GRADING,
+    NODES,
+    WEIGHTS,
+    Ratings,
+    fit_comparers,
+    fit_raters,
+    fit_severities,
+    log_posterior,
+)
+
+
+def compare(person, unit, quality, rng, *, reliability=1.5, position=0.0, length=0.0, words=0, tie=-1.5):
+    place = rng.choice((-1, 1))
+    d = reliability * quality + position * place + length * math.tanh(words / 10)
+    outcome = rng.choices((1, 0, -1), (math.exp(d / 2), math.exp(tie), math.exp(-d / 2)))[0]
+    return Comparison(person, (str(unit), 0, 1), outcome, place, words)
+
+
+def simulated(*, seed=0, num=150, **people):
+    rng = random.Random(seed)
+    units = [(rng.gauss(0, 1), round(rng.gauss(0, 10))) for _ in range(num)]
+    return [
+        compare(person, unit, quality, rng, words=words, **given)
+        for person, given in people.items()
+        for unit, (quality, words) in enumerate(units)
+    ]
+
+
+def ratings_of(rows, steps, *terms):
+    unit, person, chosen = np.array(rows).T
+    return Ratings(unit, person, chosen, np.array(steps), np.array(terms), np.zeros(len(steps)))
+
+
+def test_the_posterior_is_a_sum_over_units_and_nodes():
+    rng = random.Random(3)
+    rows = [(rng.randrange(4), rng.randrange(2), rng.randrange(3)) for _ in range(12)]
+    terms = [[[rng.gauss(0, 1), rng.gauss(0, 1)] for _ in range(3)] for _ in rows]
+    prior = np.array([(1.5, 1.0), (0.0, 2.0), (0.5, 1.0)])
+    parameters = np.array([[1.2, -0.3, 0.5], [0.4, 0.7, -1.0]])
+    slow = 0.0
+    for unit in range(4):
+        total = 0.0
+        for node, weight in zip(NODES, WEIGHTS, strict=True):
+            for (of, person, chosen), term in zip(rows, terms, strict=True):
+                if of == unit:
+                    a, *others = parameters[person]
+                    logits = [
+                        a * step * node + sum(p * t for p, t in zip(others, each, strict=True))
+                        for step, each in zip((-0.5, 0, 0.5), term, strict=True)
+                    ]
+                    weight *= math.exp(logits[chosen]) / sum(map(math.exp, logits))
+            total += weight
+        slow += math.log(total)
+    for mine in parameters:
+        slow -= sum(((p - mean) / deviation) ** 2 / 2 for p, (mean, deviation) in zip(mine, prior, strict=True))
+    found, density = log_posterior(ratings_of(rows, (-0.5, 0, 0.5), *terms), prior, parameters)
+    assert found == pytest.approx(slow, rel=1e-9)
+    assert density.sum(1) == pytest.approx(np.ones(4))
+
+
+@pytest.mark.parametrize("prior", [COMPARING[:3], GRADING])
+def test_the_fit_is_where_the_slopes_are_zero(prior):
+    rng = random.Random(6)
+    rows = [(unit, person, rng.randrange(4)) for unit in range(15) for person in range(3) if rng.random() < 0.8]
+    terms = [[[rng.gauss(0, 1), rng.gauss(0, 1)] for _ in range(4)] for _ in rows]
+    ratings = ratings_of(rows, (-1.5, -0.5, 0.5, 1.5), *terms)
+    found, errors = fit_raters(ratings, 3, prior)
+    for at in np.ndindex(found.shape):
+        step = np.zeros_like(found)
+        step[at] = 1e-4
+        ends = [log_posterior(ratings, prior, found + sign * step)[0] for sign in (1, -1)]
+        middle = log_posterior(ratings, prior, found)[0]
+        assert (ends[0] - ends[1]) / 2e-4 == pytest.approx(0, abs=1e-5)
+        # A standard error is at least that with all other parameters known.
+        assert errors[at] >= 0.999 / math.sqrt((2 * middle - sum(ends)) / 1e-8)
+
+
+def test_the_standard_error_of_one_parameter_is_the_curvature():
+    # Only one person and one term: Louis' formula against central differences.
+    rng = random.Random(2)
+    rows = [(unit, 0, rng.randrange(2)) for unit in range(20)]
+    ratings = Ratings(*np.array(rows).T, np.array([-0.5, 0.5]), np.zeros((20, 2, 0)), np.zeros(2))
+    prior = np.array([(1.5, 1.0)])
+    found, errors = fit_raters(ratings, 1, prior)
+    low, middle, high = (log_posterior(ratings, prior, found + step)[0] for step in (-1e-3, 0, 1e-3))
+    assert errors[0, 0] == pytest.approx(((2 * middle - low - high) / 1e-6) ** -0.5, rel=1e-3)
+
+
+def test_what_was_simulated_is_found():
+    found = fit_comparers(
+        simulated(
+            good={"reliability": 2.5},
+            usual={},
+            left={"position": 2.0},
+            long={"length": 2.5},
+            coin={"reliability": 0.0},
+            other={"reliability": -1.5},
+            num=300,
+        )
+    )
+    for name, value in (("good", 2.5), ("usual", 1.5), ("left", 1.5), ("long", 1.5), ("coin", 0.0), ("other", -1.5)):
+        right = np.mean([1 / (1 + math.exp(-value * abs(x))) for x in np.random.default_rng(0).normal(size=20000)])
+        assert found[name].accuracy.low < right < found[name].accuracy.high
+    assert found["left"].first.low > 1 > found["usual"].first.high
+    assert found["long"].longer.low > 1 > found["usual"].longer.high
+    assert found["coin"].log_coin > 5 > 0 > found["usual"].log_coin
+    assert found["other"].log_reversed > found["other"].log_coin > 5
+
+
+def test_two_people_suffice_and_share_the_reliability():
+    found = fit_comparers(simulated(ana={}, ben={}, num=100))
+    for each in found.values():
+        assert 0.5 < each.accuracy.low < each.accuracy.value < each.accuracy.high < 0.9
+        assert 0.65 < each.accuracy.value < 0.8
+        assert abs(each.first.value) < 0.6
+
+
+def test_answers_without_another_person_do_not_make_anyone_reliable():
+    (only,) = fit_comparers(simulated(ana={}, num=100)).values()
+    assert only.accuracy.low < 0.5
+    assert only.accuracy.high > 0.8
+
+
+def test_a_choice_against_ones_bias_is_worth_more():
+    left = fit_comparers(simulated(ana={}, ben={}, left={"position": 2.0}))["left"]
+    first = left.evidence(Comparison("left", ("1", 0, 1), 1, 1, 0))
+    against = left.evidence(Comparison("left", ("1", 0, 1), 1, -1, 0))
+    assert 0.5 < first < against < 1
+    tie = left.evidence(Comparison("left", ("1", 0, 1), 0, -1, 0)) + left.evidence(
+        Comparison("left", ("1", 0, 1), 0, 1, 0)
+    )
+    assert tie == pytest.approx(1)
+
+
+def test_severity_is_in_grades_and_nobody_is_severe_alone():
+    rng = random.Random(9)
+    shift = {"harsh": -1.0, "usual": 0.0, "mild": 1.0}
+    answers = {name: {} for name in shift}
+    for item in range(120):
+        quality = [rng.gauss(4, 1.2) for _ in range(2)]
+        for name, by in shift.items():
+            grades = tuple(min(7, max(1, round(each + by + rng.gauss(0, 0.7)))) for each in quality)
+            grades = (grades[0], None) if item % 5 == 0 else grades
+            answers[name][str(item)] = Answer(
+                "", str(item), name, "", 1.0, (0, 1), "ranked", (1, 2), {"overall": grades}
+            )
+    found = fit_severities(answers)["overall"]
+    assert list(found) == list(shift)
+    for name, by in shift.items():
+        assert found[name].value == pytest.approx(by, abs=0.3)
+        assert found[name].high - found[name].low < 0.7
+    alone = fit_severities({"harsh": answers["harsh"]})["overall"]["harsh"]
+    assert alone.low < 0 < alone.high
+
+
+def test_nothing_is_fitted_without_answers():
+    assert fit_comparers([]) == {}
+    assert fit_severities({"ana": {}}) == {}
