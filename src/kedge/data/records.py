@@ -350,6 +350,8 @@ def hint_of(kind: str) -> str:
             limit[1], "; data.truncate cuts prompts"
         )
         return f"; the limit is data.{limit[2]}, or the model's context{cut}"
+    if kind.startswith("all entries of 'ranks' are equal"):
+        return "; reward_model.ties=davidson learns from ties"
     return ""
 
 

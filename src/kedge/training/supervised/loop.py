@@ -162,6 +162,7 @@ def train_supervised(
     held_out: Sequence[Example] = (),
     inner_matrices: Iterable[nn.Parameter] = (),
     head_parameters: Iterable[nn.Parameter] = (),
+    head_rate: float = 1.0,
     value_unit: float = 1.0,
     parts: Mapping[str, Stateful] | None = None,
 ) -> Outcome:
@@ -179,6 +180,7 @@ def train_supervised(
         held_out: Examples for evaluation only.
         inner_matrices: The layers' matrices; see `build_optimizer`.
         head_parameters: The output layer whose outputs have the unit `value_unit`; see `set_learning_rate`.
+        head_rate: Its learning rate as a multiple of the others'.
         value_unit: That unit.
         parts: Additional parts to save and restore, by name.
 
@@ -193,6 +195,7 @@ def train_supervised(
         kind=settings.optimizer,
         inner_matrices=inner_matrices,
         head_parameters=head_parameters,
+        head_rate=head_rate,
         offload=settings.offload_optimizer,
         learning_rate=settings.learning_rate,
         adam_eps=settings.adam_eps,
