@@ -347,8 +347,10 @@ FREE = (
     "runtime.parallel",
     "checkpoint",
     "push",
+    "rlhf.min_labels",
 )
-"""Settings that cannot change a result: folder, preset name, logs, warnings, checkpoints, and servers.
+"""Settings that cannot change a result: folder, preset name, logs, warnings, checkpoints, and servers; and how many
+labels a round waits for, which are data that come later.
 
 `runtime.num_threads`, `runtime.device` and the micro-batch sizes are not in the list: they change the order of
 summation, and thus the last bits of a result.
