@@ -1,18 +1,17 @@
 """How many labels each way of choosing them needs: `python -m bench.labels.select SEED …` adds one line per seed.
 
-A simulated annotator of the demo compares two of four summaries per post, sampled from the fine-tuned policy. The first
-50 posts are random; then an ensemble of three reward models, trained on the labels so far, chooses the next ones. Every
-reward model starts from the fine-tuned policy, and its accuracy is that over pairs of samples to other posts that the
-gold judge does not find equal.
+A simulated annotator of the demo compares two of four summaries per post, sampled from a fine-tuned policy. The first
+50 posts are random; then two reward models, trained on the labels so far, choose the next ones. Reward models
+start from the policy; their accuracy is that over pairs of summaries of other posts that the gold judge does not find
+equal; seeds differ in posts, samples, labels and training.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, Final
 import torch
 
 from kedge.data import Comparison
+from kedge.data.truncation import render_tldr
 from kedge.models import load_scalar_model, load_tokenizer, score_rows
 from kedge.runs.ending import chained
 from kedge.stages.sft import run_sft
@@ -35,12 +35,13 @@ from kedge_people.labels import Item
 from kedge_people.select import VALUES, choose_by_scores
 
 RECORD: Final = Path(__file__).parents[1] / "results" / "labels_select.jsonl"
+WORK: Final = Path(__file__).parents[1] / ".work" / "labels"
 COUNTS: Final = (50, 100, 200, 300)
-POOL: Final = 600
+POOL: Final = 400
 RESPONSES: Final = 4
-TESTED: Final = 800
-MODELS: Final = 3
-TRAINING: Final[dict[str, Any]] = {"learning_rate": 2e-3, "batch_size": 16, "num_epochs": 4, "adam_eps": 1e-8}
+TESTED: Final = 500
+MODELS: Final = 2
+TRAINING: Final[dict[str, Any]] = {"learning_rate": 2e-3, "batch_size": 16, "num_epochs": 3, "adam_eps": 1e-8}
 
 
 def sampled(world: World, policy: Path, count: int, draws: int) -> tuple[list[Post], list[tuple[str, ...]]]:
@@ -84,17 +85,31 @@ class Scorers:
         return sum(a > b for each in scores for a, b in each) / (len(self.models) * len(pairs))
 
 
-def measure(seed: int, folder: Path) -> dict[str, Any]:
+def fine_tuned() -> tuple[World, Path]:
+    """The demo's world of seed 0 and its fine-tuned policy, made once."""
+    if not (WORK / "start").exists():
+        start_from_scratch(WORK / "start", 0)
+    if not (WORK / "sft" / "model").exists():
+        with chained():
+            run_sft(
+                demo_config("sft", WORK / "start", WORK / "sft", seed=0),
+                demonstrations=rows(World(0, render=renderer()).demonstrations(recipe.NUM_DEMONSTRATIONS)),
+            )
+    return World(0, render=renderer()), WORK / "sft" / "model"
+
+
+def renderer() -> Callable[[Post], str]:
+    """Turns a post into the prompt that the policy reads."""
+    tokenizer = load_tokenizer(str(WORK / "start"))
+    return lambda post: render_tldr(post.subreddit, post.title, post.text, tokenizer, recipe.MAX_PROMPT_TOKENS)
+
+
+def measure(seed: int) -> dict[str, Any]:
     """The accuracy of each method after each number of labels."""
     started = time.process_time()
-    world = start_from_scratch(folder / "start", seed)
-    with chained():
-        policy = run_sft(
-            demo_config("sft", folder / "start", folder / "sft", seed=seed),
-            demonstrations=rows(world.demonstrations(recipe.NUM_DEMONSTRATIONS)),
-        ).model
-    pool, texts = sampled(replace(world, split="labels"), policy, POOL, RESPONSES)
-    tested, pairs = sampled(replace(world, split="held-out"), policy, TESTED, 2)
+    world, policy = fine_tuned()
+    pool, texts = sampled(replace(world, split=f"labels-{seed}"), policy, POOL, RESPONSES)
+    tested, pairs = sampled(replace(world, split=f"held-out-{seed}"), policy, TESTED, 2)
     judged = [
         (world.render(post), tuple(sorted(pair, key=lambda text: -judge_summary(post, text).quality)))
         for post, pair in zip(tested, pairs, strict=True)
@@ -150,7 +165,6 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        with tempfile.TemporaryDirectory() as work:
-            outcome = measure(int(name), Path(work))
+        outcome = measure(int(name))
         with RECORD.open("a", encoding="utf-8") as file:
             file.write(json.dumps(outcome) + "\n")

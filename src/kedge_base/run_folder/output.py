@@ -26,6 +26,9 @@ DATA_FILE = "data.json"
 FINISHED_FILE = "finished.json"
 """Written when a run finishes."""
 
+LABELS_FILE = "labels.json"
+"""The labels among the data that a run reads, with the optimizer steps that are trained on each; see `DataLog`."""
+
 WAITING_FILE = "waiting.json"
 """Written when a run ends because it waits for labels, with the name of their folder; removed when it is resumed."""
 

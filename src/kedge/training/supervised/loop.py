@@ -215,7 +215,9 @@ def train_supervised(
 
         lengths, prompts = objective.tokens_read(longest)
         find_tokens(budget, lengths, run_pass, optimizer, prompts=prompts, ranks=settings.ranks)
-    batches = _batches(len(examples), settings)
+    batches = draw_batches(
+        len(examples), settings.num_epochs, settings.batch_size, seed=settings.seed, order=settings.order
+    )
     evaluations = settings.num_evaluations if held_out else 0
     try:
         for step, rows in zip(loop.steps(num_steps), batches[loop.done :], strict=False):
@@ -362,13 +364,22 @@ def _num_draws(num_examples: int, num_epochs: float) -> int:
     return max(1, round(num_examples * num_epochs))
 
 
-def _batches(num_examples: int, settings: TrainingSettings) -> list[list[int]]:
-    """Concatenate the passes over the examples and split them into batches; only the last batch can be smaller."""
+def draw_batches(
+    num_examples: int,
+    num_epochs: float,
+    batch_size: int,
+    *,
+    seed: int,
+    order: Callable[[int], Sequence[int]] | None = None,
+) -> list[list[int]]:
+    """Concatenate the passes over the examples and split them into batches; only the last batch can be smaller.
+
+    Arguments as in `TrainingSettings`.
+    """
 
     def shuffled(epoch: int) -> Sequence[int]:
-        return torch.randperm(num_examples, generator=stream(settings.seed, "supervised", epoch)).tolist()
+        return torch.randperm(num_examples, generator=stream(seed, "supervised", epoch)).tolist()
 
-    order = settings.order or shuffled
-    draws = _num_draws(num_examples, settings.num_epochs)
-    rows = [row for epoch in range(math.ceil(draws / num_examples)) for row in order(epoch)][:draws]
-    return [rows[start : start + settings.batch_size] for start in range(0, draws, settings.batch_size)]
+    draws = _num_draws(num_examples, num_epochs)
+    rows = [row for epoch in range(math.ceil(draws / num_examples)) for row in (order or shuffled)(epoch)][:draws]
+    return [rows[start : start + batch_size] for start in range(0, draws, batch_size)]
