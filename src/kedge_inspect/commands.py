@@ -10,6 +10,7 @@ import typer
 from kedge_base.command import Command
 from kedge_base.errors import ConfigError
 from kedge_base.registry import loaded, service
+from kedge_base.run_folder.output import waiting_for
 from kedge_base.texts import printable
 
 
@@ -94,6 +95,8 @@ def doctor(
         typer.echo(json.dumps(merge(examined.values()).as_json(), ensure_ascii=False, indent=2))
     else:
         print_examinations(examined, Console(highlight=False))
+        if labels := waiting_for(run):
+            typer.echo(printable(f"Waiting for labels: kedge label {labels}, then resume the run"))
     raise typer.Exit(any(finding.severity == "serious" for finding in findings))
 
 

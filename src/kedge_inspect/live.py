@@ -20,6 +20,7 @@ from kedge_base.run_folder.output import (
     PROGRESS_FILE,
     SUMMARY_FILE,
     SWEEP_FILE,
+    WAITING_FILE,
     is_run,
     is_sweep,
 )
@@ -37,7 +38,7 @@ REBUILD_SHARE = 10
 LIVE_DATA = "data.json"
 
 WATCHED_FILES = (CONFIG_FILE, METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, INCIDENTS_FILE, PROGRESS_FILE,
-                 *RESULTS.values(), SUMMARY_FILE, FINISHED_FILE, SWEEP_FILE)  # fmt: skip
+                 *RESULTS.values(), SUMMARY_FILE, FINISHED_FILE, SWEEP_FILE, WAITING_FILE)  # fmt: skip
 
 
 def has_run(folder: Path) -> bool:

@@ -14,7 +14,15 @@ from typing import Any, Literal
 from kedge_base.errors import DataError, OutputError
 from kedge_base.machine.invocation import as_argument
 from kedge_base.machine.progress import say
-from kedge_base.run_folder.output import REPORT_FILE, SUMMARY_FILE, is_run, is_sweep, replace_file, writing
+from kedge_base.run_folder.output import (
+    REPORT_FILE,
+    SUMMARY_FILE,
+    is_run,
+    is_sweep,
+    replace_file,
+    waiting_for,
+    writing,
+)
 from kedge_base.run_folder.record_format import read_json_object
 from kedge_inspect.abroad.runs import HERE, Origin, read_any_run
 from kedge_inspect.doctor import Advice, examine, no_advice
@@ -27,6 +35,9 @@ from kedge_inspect.sweeps import read_sweep
 
 MARKED_WITHIN = 4096
 """Bytes at the start of a file that are searched for the marker of a report."""
+
+WAITING = "waiting for labels"
+"""What is said of a run that has ended because of that."""
 
 Ending = Literal["finished", "stopped"]
 
@@ -100,7 +111,7 @@ def collect_page(
         trained = {_real(run.record.folder) for run in runs}
         return page_data(
             [replace(run, reward_models=_reward_models(run.record, exclude=trained)) for run in runs],
-            title=", ".join(_real(folder).name for folder in folders),
+            title=", ".join(map(_title, folders)),
             headlines=demo_headlines(_summary(only)) if only else [],
             written=time.strftime("Written %d %B %Y, %H:%M"),
             sweep=sweep,
@@ -111,7 +122,8 @@ def report_as_text(folder: Path) -> str:
     """The first sentence about the last run in a folder, for a prompt; an error line if the folder is damaged."""
     try:
         with readable(folder):
-            return describe_run(read_any_run(runs_in(folder)[-1], on_skipped=lambda line: None))[0]
+            described = describe_run(read_any_run(runs_in(folder)[-1], on_skipped=lambda line: None))[0]
+            return f"{WAITING}; {described}" if waiting_for(folder) else described
     except DataError as error:
         return str(error)
 
@@ -131,6 +143,11 @@ def runs_in(folder: Path) -> list[Path]:
     if not stages:
         return [folder]
     return sorted(stages, key=lambda path: (_place(path.name), len(path.name), path.name))
+
+
+def _title(folder: Path) -> str:
+    name = _real(folder).name
+    return f"{name}: {WAITING}" if waiting_for(folder) else name
 
 
 def _real(path: Path) -> Path:

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from kedge.config import Config
+from kedge.data import Prompt
+from kedge.models import find_model
 from kedge.rewards import RewardSpec
 from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import say_results
@@ -27,15 +29,17 @@ from kedge.runs.run import Run, open_run
 from kedge.runs.training import measuring
 from kedge.stages.judges import load_judge
 from kedge.stages.policy import Policy, load_policy, sampling_settings
-from kedge_base.errors import ConfigError
+from kedge_base.errors import ConfigError, DataError
 from kedge_base.intervals import Interval
 from kedge_base.machine.invocation import as_argument
 from kedge_base.machine.progress import say
 from kedge_base.run_folder.output import JUDGE_FILE
+from kedge_base.run_folder.record_format import text_hash
 from kedge_base.texts import names_judge
 from kedge_lab.evaluation.evaluator import Evaluator
 from kedge_lab.evaluation.report import Evaluation, report
 from kedge_lab.evaluation.solved import Solved, report_solved
+from kedge_people.trace import labeled_prompts
 from kedge_tasks.judge import read_usage
 
 
@@ -206,6 +210,7 @@ def _opened(
     chosen = all_prompts[: settings.num_prompts]
     if len(chosen) < len(all_prompts):
         run.data.add("prompts", used=len(chosen), note="evaluate.num_prompts leaves out the rest")
+    _check_unlabeled(config, chosen)
     evaluator = Evaluator(
         chosen,
         reader=policy,
@@ -217,6 +222,21 @@ def _opened(
     )
     check_columns(evaluator.judge.check, chosen)
     return run, evaluator, against
+
+
+def _check_unlabeled(config: Config, prompts: Sequence[Prompt]) -> None:
+    """Check that the policy has not learned from labels of the prompts that it is judged on.
+
+    Raises:
+        DataError: It has, according to the records of its run and of those before.
+    """
+    found = {} if config.evaluate.labeled_prompts else labeled_prompts(Path(find_model(str(config.model))))
+    same = [place for prompt in prompts if (place := found.get(text_hash(prompt.text)))]
+    if same:
+        raise DataError(
+            f"{len(same)} of {len(prompts)} prompts were labeled, and {same[0]} was trained on the labels: choose "
+            "others, or accept these with evaluate.labeled_prompts=true"
+        )
 
 
 def _announced(policy: Policy) -> Policy:

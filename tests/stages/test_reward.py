@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BertConfig
 
-from kedge.config import load_config
+from kedge.config import load_config, with_values
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
 from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokenizer
 from kedge.models.packing.trunk import Trunk
+from kedge.runs.run import Resume
 from kedge.stages.reward import run_reward, train_reward_model
 from kedge.training.supervised import reward_model
-from kedge_base.errors import ConfigError, ModelError
+from kedge_base.errors import ConfigError, DataError, ModelError
 from kedge_base.run_folder.record_format import read_metrics
 from kedge_plan.plan import count_stage
 from kedge_plan.rows import Lengths
@@ -220,3 +222,47 @@ def test_the_command_runs_the_same_twice(tmp_path):
         assert done.returncode == 0, done.stderr
     summaries = [(tmp_path / name / "summary.json").read_bytes() for name in ("a", "b")]
     assert summaries[0] == summaries[1]
+
+
+TIED = [
+    {"prompt": f"Deck {number}:", "responses": [" sun", " sea", " rope rope rope"], "ranks": [1, 1, 2]}
+    for number in range(6)
+] + [{"prompt": f"Hull {number}:", "responses": [" sun", " sea"], "ranks": [1, 1]} for number in range(6)]
+
+
+@pytest.mark.parametrize("ties", ["davidson", "rao_kupper"])
+def test_ties_are_learned_from_and_resumed_bit_exactly(tmp_path, ties):
+    settings = [f"reward_model.ties={ties}", "checkpoint.every=2"]
+    whole = run_reward(config_for(tmp_path, *settings), comparisons=TIED)
+    assert whole.summary["num_comparisons"] + 3 == len(TIED)
+    again = load_config(None, [*SETTINGS, "runtime.report=false", "data.eval_fraction=0.25", *settings])
+    again = with_values(again, {"model": str(tmp_path / "base"), "out": str(tmp_path / "again")})
+
+    def stop(update):
+        if update.number == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_reward(again, comparisons=TIED, callback=stop)
+    resumed = run_reward(again, comparisons=TIED, resume=Resume())
+    weights = [each.model / "model.safetensors" for each in (whole, resumed)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert resumed.summary == whole.summary
+    assert resumed.summary["tie"] > -10
+    assert load_scalar_model(str(whole.model), tokenizer=tiny_tokenizer()).scores  # scoring needs no tie
+
+
+def test_the_chance_of_ties_is_learned(tmp_path):
+    """Four of five pairs of equal texts are tied: the chance of a tie approaches that from any start."""
+    same = [Ranking(f"Deck {number}:", (" sun", " sea"), (1.0, 1.0 + (number % 5 == 0))) for number in range(40)]
+    model = ScalarModel(tiny_reward_model("llama"), tiny_tokenizer())
+    found = train_reward_model(model, tiny_tokenizer(), same, ties="davidson", **{**TRAINING, "num_epochs": 5})
+    assert found.tie == pytest.approx(math.log(2 * 0.8 / 0.2), abs=0.5)
+
+
+def test_without_a_model_of_ties_rows_of_equal_ranks_are_dropped_with_a_hint(tmp_path):
+    with pytest.raises(DataError, match=r"'ranks' are equal.*reward_model\.ties=davidson learns from ties"):
+        run_reward(config_for(tmp_path), comparisons=TIED)
+    kept = run_reward(config_for(tmp_path, "data.max_rejected_fraction=0.5"), comparisons=TIED)
+    assert "tie" not in kept.summary
+    assert kept.summary["num_comparisons"] < 6

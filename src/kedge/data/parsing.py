@@ -71,6 +71,7 @@ class ReadingOptions:
         columns: names of columns, ours → theirs; see `columns_of`.
         train_on: the assistant's messages that a demonstration teaches: all of them, or the last one.
         cuts: collects what was cut to fit.
+        ties: accept rankings whose ranks are all equal.
         grades: collects columns with numbers that may judge answers; nothing else reads these columns.
     """
 
@@ -81,6 +82,7 @@ class ReadingOptions:
     truncate: Truncate = "never"
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
     train_on: Literal["all", "last"] = "all"
+    ties: bool = False
     cuts: list[object] = field(default_factory=list[object])
     grades: set[str] = field(default_factory=set[str])
 
@@ -289,7 +291,7 @@ def _ranking(fields: Fields, options: ReadingOptions) -> Ranking:
     responses, ranks = ranked_answers(fields)
     if any(is_given(fields, name) for name in ("margin", "margins")):
         raise RowError("a ranking has no margin: leave 'margin' out, or write 'chosen' and 'rejected' of each pair")
-    if len(set(ranks)) < 2:
+    if len(set(ranks)) < 2 - options.ties:
         raise RowError("all entries of 'ranks' are equal: at least two different ranks are needed")
     answers = {f"responses[{index}]": entry for index, entry in enumerate(responses)}
     prompt, *texts = _prompt_and_answers(fields, answers, options, cuts_answers=True)

@@ -87,6 +87,7 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
     records: list[Any] = []
     rejected: list[Rejection] = []
     origins: list[int] = []
+    labels: dict[int, Mapping[str, Any]] = {}
     num_cut = 0
     columns = columns_of(options.columns, role)
     firsts: dict[str, Mapping[str, Any]] = {}
@@ -107,6 +108,9 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
             record = _PARSERS[role](row.value, options)
             records.append(replace(record, place=row.place) if isinstance(record, Prompt) else record)
             origins.append(origin)
+            label = row.value.get("label") if isinstance(row.value, Mapping) else None
+            if isinstance(label, Mapping) and {"answer", "person"} <= label.keys():
+                labels[len(origins) - 1] = label
             num_cut += bool(options.cuts)
         except RowError as error:
             rejected.append(Rejection(row.source, row.line, str(error), row.preview, error.kind))
@@ -115,4 +119,4 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
     for name, absent in unseen.items() if num_rows is None else ():
         name_missing_columns(firsts[name], absent, role, name)
     notes = [f"answers are learned regardless of {name!r}" for name in sorted(options.grades)]
-    return Table(records, rejected, num_cut, origins, notes)
+    return Table(records, rejected, num_cut, origins, notes, labels)

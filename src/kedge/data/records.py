@@ -312,6 +312,7 @@ class Table(Generic[RecordT]):
         num_cut: usable rows with a part that was cut to fit.
         origins: index of each usable row's source among the names in `Sources`; 0 for any other source.
         notes: further facts for the line about the data.
+        labels: index of each usable row that people labeled, and what its column `label` says of the answer.
     """
 
     records: list[RecordT]
@@ -319,6 +320,7 @@ class Table(Generic[RecordT]):
     num_cut: int = 0
     origins: list[int] = field(default_factory=list[int])
     notes: Sequence[str] = ()
+    labels: Mapping[int, Mapping[str, Any]] = field(default_factory=dict[int, Mapping[str, Any]])
 
     def dropped(self) -> dict[str, int]:
         """Number of unusable rows by reason, most frequent first."""
@@ -350,6 +352,8 @@ def hint_of(kind: str) -> str:
             limit[1], "; data.truncate cuts prompts"
         )
         return f"; the limit is data.{limit[2]}, or the model's context{cut}"
+    if kind.startswith("all entries of 'ranks' are equal"):
+        return "; reward_model.ties=davidson learns from ties"
     return ""
 
 

@@ -17,7 +17,8 @@ from kedge.data.preview import PLAIN_WIDTH, Part, example_lines, parts_of
 from kedge.data.prompts import RecordT
 from kedge_base.errors import DataError
 from kedge_base.machine.progress import say
-from kedge_base.run_folder.output import DATA_FILE, replace_file
+from kedge_base.run_folder.output import DATA_FILE, LABELS_FILE, replace_file
+from kedge_base.run_folder.record_format import text_hash
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,14 @@ class DataLog:
         roles: By role: `demonstrations`, `comparisons`, `prompts`, `pretraining`.
         origins: By role: the source of each usable row, for `data.mix`.
         examples: By role: its first usable row, in tokens.
+        labels: By role: the labeled rows by number, with who answered, the hash of the prompt, and the optimizer steps
+            that are trained on the row; none for a row that is held out.
     """
 
     roles: dict[str, DataUsage] = field(default_factory=dict[str, DataUsage])
     origins: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     examples: dict[str, list[Part]] = field(default_factory=dict[str, list[Part]])
+    labels: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict[str, dict[int, dict[str, Any]]])
 
     def note(
         self,
@@ -56,6 +60,14 @@ class DataLog:
             dropped = {reason.replace(text, name): count for reason, count in dropped.items()}
         self.origins[role] = table.origins
         self.examples[role] = parts_of(table.records[0], tokenizer)
+        self.labels[role] = {
+            row: {
+                **{name: label.get(name) for name in ("answer", "person", "when", "source")},
+                "prompt": text_hash(getattr(table.records[row], "prompt", "")),
+                "steps": [],
+            }
+            for row, label in table.labels.items()
+        }
         rows = len(table.records) + len(table.rejected)
         self.roles[role] = DataUsage(
             tuple(sources), rows, len(table.records), cut=table.num_cut, dropped=dropped, notes=table.notes
@@ -83,6 +95,19 @@ class DataLog:
         note = "" if split.by_prompt else "all rows have the same prompt, so they are held out row by row"
         self.add(role, held_out=len(split.eval), note=note)
         return split
+
+    def trace(self, role: str, rows: Sequence[int], batches: Sequence[Sequence[int]]) -> None:
+        """Note which optimizer steps are trained on each labeled row.
+
+        Args:
+            role: The role.
+            rows: The training rows among all.
+            batches: The training rows of each step, by their place in `rows`.
+        """
+        for step, batch in enumerate(batches, 1):
+            for row in batch:
+                if label := self.labels[role].get(rows[row]):
+                    label["steps"].append(step)
 
     def mixture(self, role: str, config: Config, rows: Sequence[int] | None = None) -> Mixture | None:
         """Return and note the mixture that `data.mix` makes of a role's sources; None for a single source.
@@ -122,6 +147,9 @@ class DataLog:
             return
         content = {role: usage.as_json() for role, usage in self.roles.items()}
         replace_file(folder / DATA_FILE, [json.dumps(content, indent=2, ensure_ascii=False).encode()])
+        labels = {role: list(each.values()) for role, each in self.labels.items() if each}
+        if labels:
+            replace_file(folder / LABELS_FILE, [json.dumps(labels).encode()])
         self.say()
 
     def say(self) -> None:

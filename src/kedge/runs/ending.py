@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +22,10 @@ from kedge_base.run_folder.output import (
     MODEL_FOLDER,
     REPORT_FILE,
     SAMPLED_FOLDER,
+    WAITING_FILE,
     checkpoint_folder,
     kept_checkpoints,
+    replace_file,
 )
 from kedge_base.texts import printable
 
@@ -130,6 +133,17 @@ def say_next(config: Config, folder: Path, stage: str, *, start: str = "", judge
     _say_files(folder, "Model", "model")
     for number, call in enumerate(next_calls(config, stage, folder, start=start, judge=judge)):
         say(f"{'        ' if number else 'Next:   '}{_written(call)}")
+
+
+def end_waiting(run: Run, labels: Path, missing: int) -> None:
+    """End a run that waits for labels: write which, and print how many are missing and how to go on."""
+    if run.ranks.is_first:
+        replace_file(run.folder / WAITING_FILE, [json.dumps({"labels": labels.name}).encode()])
+        call = resuming_call(run.config, run.stage, run.folder, by_command=is_command_line())
+        say(f"Waiting for labels: {missing} more items of {printable(str(labels))} must be answered")
+        say(f"Label:  kedge label {printable(shlex.quote(str(labels)))}")
+        say(f"Resume: {_written(call)}")
+    run.ranks.wait()
 
 
 def say_results(run: Run, name: str, ending: Mapping[str, object]) -> None:

@@ -177,7 +177,7 @@ def _sources(config: Config) -> dict[str, list[str]]:
         "environment.source": [config.environment.source] if config.environment.source else [],
         "evaluate.judge": [_place(config.evaluate.judge)] if config.evaluate.judge else [],
         "judge.rubric": [config.judge.rubric] if config.judge.rubric else [],
-        "rlhf.labeler": [_place(config.rlhf.labeler)] if config.rlhf.labeler else [],
+        "rlhf.labeler": [] if config.rlhf.labeler is None or config.rlhf.asks_people else [_place(config.rlhf.labeler)],
         "reward": [_place(term.source) for term in config.reward],
     }
 

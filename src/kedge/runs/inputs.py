@@ -89,6 +89,7 @@ def reading(
         "truncate": data.truncate,
         "columns": columns_of(data.columns, role) if is_mixed_in else data.columns,
         "train_on": data.train_on,
+        "ties": config.reward_model.ties != "drop",
     }
 
 

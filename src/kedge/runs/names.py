@@ -86,7 +86,7 @@ def _read(config: Config, stage: Stage) -> set[str]:
     is_chain = len(stage.trains) > 1
     unread = {
         "reward": any(flag.field == "reward" and flag.only_with for flag in stage.flags),
-        "rlhf.labeler": config.rlhf.num_rounds == 1,
+        "rlhf.labeler": config.rlhf.num_rounds == 1 or config.rlhf.asks_people,
         "critic.base": not config.critic.names_base or (is_chain and not config.rlhf.train_critic),
         "ppo.critic_init": is_chain or not config.ppo.names_critic,
         "evaluate.judge": stage.makes_model and config.ppo.eval_every.updates is None,

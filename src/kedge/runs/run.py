@@ -66,6 +66,7 @@ from kedge_base.run_folder.output import (
     DIAGNOSTIC_FILES,
     FINISHED_FILE,
     REJECTED_FILE,
+    WAITING_FILE,
     check_output,
     is_run,
     writing,
@@ -237,6 +238,7 @@ class Run:
         with writing(self.folder / FINISHED_FILE):  # of the run that is extended
             remove_parts(self.folder)
             (self.folder / FINISHED_FILE).unlink(missing_ok=True)
+            (self.folder / WAITING_FILE).unlink(missing_ok=True)
             sync_folder(self.folder)  # before the settings say that the run is longer
         write_config(self.folder, self.config_text, self.facts)
         if self.ranks.are_several:

@@ -43,25 +43,52 @@ def collect_rankings(
     Raises:
         RewardError: No row is left, or the labeler returned invalid scores.
     """
-    repeated = [prompt for prompt in prompts for _ in range(num_responses)]
-    batches = policy.sample(repeated, sampling, title=title, on_phase=on_phase)
-    responses = Responses.joined([each.responses for each in batches])
+    responses = sample_responses(policy, prompts, sampling, num_responses=num_responses, title=title, on_phase=on_phase)
     scores = labeler.score(responses)
     rows: list[dict[str, Any]] = []
     for number, prompt in enumerate(prompts):
         own = slice(number * num_responses, (number + 1) * num_responses)
         texts, ranks = rank_responses(responses.completions[own], scores[own])
         if texts:
-            post = {name: prompt.columns[name] for name in POST_FIELDS if name in prompt.columns}
-            # Keep a conversation as messages, so that its template closes the answers.
-            asked = prompt.columns.get(MESSAGES_COLUMN) if isinstance(prompt.text, Rendered) else None
-            rows.append({**post, "prompt": asked or prompt.text, "responses": texts, "ranks": ranks})
+            rows.append({**_asked(prompt), "responses": texts, "ranks": ranks})
     if not rows:
         raise RewardError(
             f"labeler {labeler.name!r} scored all responses to each of {len(prompts)} prompts the same; increase "
             "rollout.temperature so that responses differ"
         )
     return rows
+
+
+def sample_responses(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    sampling: SamplingSettings,
+    *,
+    num_responses: int,
+    title: str,
+    on_phase: OnPhase = lambda *_: None,
+) -> Responses:
+    """Sample several responses to each prompt; those to one prompt follow each other. Arguments as above."""
+    repeated = [prompt for prompt in prompts for _ in range(num_responses)]
+    batches = policy.sample(repeated, sampling, title=title, on_phase=on_phase)
+    return Responses.joined([each.responses for each in batches])
+
+
+def unranked_rows(prompts: Sequence[Prompt], completions: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of `prompt` and `responses`, without blank and repeated responses."""
+    size = len(completions) // len(prompts)
+    return [
+        {**_asked(prompt), "responses": list(dict.fromkeys(text for text in texts if text.strip()))}
+        for number, prompt in enumerate(prompts)
+        for texts in [completions[number * size : (number + 1) * size]]
+    ]
+
+
+def _asked(prompt: Prompt) -> dict[str, Any]:
+    post = {name: prompt.columns[name] for name in POST_FIELDS if name in prompt.columns}
+    # Keep a conversation as messages, so that its template closes the answers.
+    asked = prompt.columns.get(MESSAGES_COLUMN) if isinstance(prompt.text, Rendered) else None
+    return {**post, "prompt": asked or prompt.text}
 
 
 def rank_responses(texts: Sequence[str], scores: Scores) -> tuple[list[str], list[int]]:

@@ -97,6 +97,7 @@ def run_reward(
             "num_comparisons": len(split.train),
             "num_steps": report.outcome.num_steps,
             "normalization": {"mean": report.mean, "std": report.std},
+            **({} if report.tie is None else {"tie": report.tie}),
             **({} if report.agreement is None else report.agreement.summary()),
         }
         return Trained(report.outcome, _facts(report), {"summary": summary})

@@ -29,7 +29,7 @@ from kedge.logs.table import Cell, print_table
 from kedge.models import load_scalar_model, load_tokenizer
 from kedge.rewards import RewardSpec, RewardTerm, WeightedReward
 from kedge.runs.calls import shows_its_run
-from kedge.runs.ending import chain_report, publish, resumable, say_next
+from kedge.runs.ending import chain_report, end_waiting, publish, resumable, say_next
 from kedge.runs.frozen import loading_of
 from kedge.runs.inputs import Rewards, check_columns, load_rewards, load_rows, rewards_of
 from kedge.runs.out_of_memory import stage_function
@@ -42,13 +42,15 @@ from kedge.stages.ppo import PpoResult, run_ppo
 from kedge.stages.ppo.ahead import check_ahead
 from kedge.stages.ppo.critics import load_saved_critic
 from kedge.stages.ppo.roles import check_roles
-from kedge.stages.rankings import collect_rankings
+from kedge.stages.rankings import collect_rankings, sample_responses, unranked_rows
 from kedge.stages.reward import RewardResult, run_reward
 from kedge.stages.sft import SftResult, run_sft
 from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping
+from kedge_base.errors import RewardError
 from kedge_base.intervals import Interval
 from kedge_base.machine.durable import copy_tree, replaced_folder
+from kedge_base.registry import service
 from kedge_base.run_folder.output import SUMMARY_FILE, is_run, replace_file, write_summary, writing
 from kedge_base.run_folder.record_format import read_json_object
 from kedge_base.stage import value_of
@@ -87,7 +89,7 @@ class RlhfResult:
         folder: The run's folder, with one folder per stage.
         sft: Result of fine-tuning.
         rounds: Results of the rounds of reward model and PPO.
-        summary: Contents of `summary.json`.
+        summary: Contents of `summary.json`; of a run that waits for labels, with their number as `missing_labels`.
     """
 
     folder: Path
@@ -129,8 +131,9 @@ def run_rlhf(
     """Fine-tune `config.model`, train a reward model on comparisons, run PPO against it; repeat the last two in rounds.
 
     From round 2 on, the labeler ranks responses of the newest policy, and a new reward model is trained on the
-    rankings. Rewards in `config.reward`, such as a length penalty, are added to the reward model's score. With
-    `rlhf.train_critic`, each round trains a critic between the two, and PPO starts from it.
+    rankings. With `rlhf.labeler=human`, the run ends there and waits for labels, unless they are there. Rewards in
+    `config.reward`, such as a length penalty, are added to the reward model's score. With `rlhf.train_critic`, each
+    round trains a critic between the two, and PPO starts from it.
 
     However the run ends, `model/` holds the newest policy.
 
@@ -172,10 +175,13 @@ def run_rlhf(
 
         policy = sft.model
         rounds = list[Round]()
+        missing = 0
         for number in range(1, config.rlhf.num_rounds + 1):
             suffix = _suffix(number)
             if number > 1:
-                config = label_round(config, run, all_prompts, ranker, policy, number)
+                config, missing = label_round(config, run, all_prompts, ranker, policy, number)
+                if missing:
+                    break
             for_reward = stage_config(config, run, f"reward{suffix}")
             trained = run_reward(for_reward, demonstrations=demonstrations, planned=plans.get("reward"), **then)
             start = sft.model if config.rlhf.restart_policy else policy
@@ -192,6 +198,9 @@ def run_rlhf(
         run.start()  # resumed, with all stages finished
 
     summary = {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
+    if missing:
+        end_waiting(run, _labels_folder(run, len(rounds) + 1), missing)
+        return RlhfResult(run.shared_folder, sft, rounds, {**summary, "missing_labels": missing})
     if run.ranks.is_first:
         run.sync()
         write_summary(run.folder, summary)
@@ -208,6 +217,11 @@ def _suffix(number: int) -> str:
     return "" if number == 1 else f"-{number}"
 
 
+def _labels_folder(run: Run, number: int) -> Path:
+    """The folder of the labels that people make before a round."""
+    return run.shared_folder / f"labels{_suffix(number)}"
+
+
 def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward | None]:
     """Load and read the inputs of all stages, so that errors in any of them are found before hours of fine-tuning.
 
@@ -216,7 +230,7 @@ def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward
         run: The run, opened.
 
     Returns:
-        All prompts; and the labeler of responses from round 2 on, None for a single round.
+        All prompts; and the labeler of responses from round 2 on, None for people or a single round.
 
     Raises:
         KedgeError: A stage cannot run with this configuration; or an input cannot be read or does not fit the others.
@@ -239,6 +253,9 @@ def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward
     if config.rlhf.train_critic and existing.critic.names_base:
         critic = with_critic(existing, Path(existing.critic.base))
         load_saved_critic(critic, tokenizer, loading_of(critic, run))
+    if config.rlhf.num_rounds > 1 and config.rlhf.asks_people and "rlhf.labeler" not in run.objects:
+        service("human_labels")  # installed
+        return prompts, None
     if config.rlhf.num_rounds == 1:
         return prompts, None
     named = run.objects.get("rlhf.labeler") or str(config.rlhf.labeler)
@@ -316,21 +333,21 @@ def with_trained(model: Path, reward: Rewards) -> list[RewardSpec | RewardTerm]:
 
 def label_round(
     config: Config, run: Run, prompts: Sequence[Prompt], labeler: WeightedReward | None, policy: Path, number: int
-) -> Config:
-    """Rank responses of a policy, and return the round's configuration with the rankings added to its comparisons.
+) -> tuple[Config, int]:
+    """Rank responses of a policy, and return the round's configuration with the rankings added to its comparisons; and
+    the number of answers that are missing, if people rank them.
 
     Args:
         config: Configuration of the previous round.
         run: The run; its folder receives `comparisons-NUMBER.jsonl`.
         prompts: All prompts.
-        labeler: Ranks the responses.
+        labeler: Ranks the responses; None for people.
         policy: Folder of the newest policy.
         number: Number of the round, from 2.
 
     Raises:
         RewardError: The labeler failed, or preferred no response to another.
     """
-    assert labeler is not None, "a further round has a labeler"
     settings = config.rlhf
     rollout = config_at(config, config.ppo.num_updates).rollout
     seed = config.runtime.seed
@@ -338,27 +355,61 @@ def label_round(
     path = run.shared_folder / f"comparisons-{number}.jsonl"
     told = with_values(config, {"data.comparisons": [*earlier, str(path)]})
     if run.ranks.first(path.exists):  # written before the run was resumed
-        return told
+        return told, 0
     stream = PromptStream(prompts, seed=stream_seed(seed, "labelled", number))
+    asked = stream.next(min(settings.num_prompts, len(prompts)))
+    # Sampled as in training, not as in evaluation: near temperature 0 all responses to a prompt are alike.
+    sampling = SamplingSettings(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature,
+        batch_size=config.generate.batch_size,
+        seed=stream_seed(seed, "labelled responses", number),
+    )
     with stopping(ranks=run.ranks, at_once=True) as stop:
-        rankings = collect_rankings(
-            load_policy(str(policy), config, run),
-            stream.next(min(settings.num_prompts, len(prompts))),
-            labeler,
-            # Sampled as in training, not as in evaluation: near temperature 0 all responses to a prompt are alike.
-            SamplingSettings(
-                max_new_tokens=rollout.max_new_tokens,
-                temperature=rollout.temperature,
-                batch_size=config.generate.batch_size,
-                seed=stream_seed(seed, "labelled responses", number),
-            ),
-            num_responses=settings.num_responses,
-            title=f"round {number}: sample to label",
-            on_phase=lambda *_: stop.raise_if_requested(),
-        )
+        sampled: Any = {
+            "num_responses": settings.num_responses,
+            "title": f"round {number}: sample to label",
+            "on_phase": lambda *_: stop.raise_if_requested(),
+        }
+        if labeler is not None:
+            rankings = collect_rankings(load_policy(str(policy), config, run), asked, labeler, sampling, **sampled)
+            missing = 0
+        else:
+            run.start()
+            rankings, missing = _ask_people(config, run, policy, asked, sampling, number, sampled)
     run.start()
-    run.ranks.first(lambda: write_rows(path, rankings))
-    return told
+    if not missing:
+        run.ranks.first(lambda: write_rows(path, rankings))
+    return told, missing
+
+
+def _ask_people(
+    config: Config,
+    run: Run,
+    policy: Path,
+    prompts: Sequence[Prompt],
+    sampling: SamplingSettings,
+    number: int,
+    sampled: Mapping[str, Any],
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the comparisons that people made in the round's folder of labels, and how many answers are missing.
+
+    Raises:
+        RewardError: All have answered, and preferred no response to another.
+    """
+    folder = _labels_folder(run, number)
+    rows = list[dict[str, Any]]()
+    if not run.ranks.first((folder / "items.jsonl").is_file):
+        responses = sample_responses(load_policy(str(policy), config, run), prompts, sampling, **sampled)
+        model = policy.parent.name
+        rows = [{**row, "model": model} for row in unranked_rows(prompts, responses.completions)]
+    labels = service("human_labels")
+    found, missing = run.ranks.first(lambda: labels(folder, rows, least=config.rlhf.min_labels))
+    if config.reward_model.ties == "drop":
+        found = [row for row in found if len({*row["ranks"]}) > 1]
+    if not missing and not found:
+        raise RewardError(f"no answer in {folder} prefers a response to another; label more, and resume")
+    return found, missing
 
 
 def write_rows(path: Path, rows: Sequence[Any]) -> str:

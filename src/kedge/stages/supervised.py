@@ -21,7 +21,7 @@ from kedge.runs.run import Run
 from kedge.runs.training import Callback, logged_steps, stage_loop, watched
 from kedge.stages.planned import PlannedMemory, compared
 from kedge.training.checkpoint.model_folder import CheckpointModel
-from kedge.training.supervised.loop import Outcome, count_steps
+from kedge.training.supervised.loop import Outcome, count_steps, draw_batches
 from kedge_base.machine.progress import say
 from kedge_base.registry import service
 from kedge_base.run_folder.output import MODEL_FOLDER, write_summary
@@ -89,7 +89,12 @@ def split_inputs(
     mixture = run.data.mixture(role, config, split.train_rows)
     settings = getattr(config, _section(run))
     num_steps = count_steps(len(split.train), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
-    return SupervisedInputs(model, tokenizer, split, mixture and mixture.order, num_steps, zeroed)
+    order = mixture and mixture.order
+    if run.data.labels.get(role):
+        passes = (settings.num_epochs, settings.batch_size)
+        batches = draw_batches(len(split.train), *passes, seed=config.runtime.seed, order=order)
+        run.data.trace(role, split.train_rows, batches)
+    return SupervisedInputs(model, tokenizer, split, order, num_steps, zeroed)
 
 
 @dataclass(frozen=True)

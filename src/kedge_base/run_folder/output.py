@@ -26,6 +26,12 @@ DATA_FILE = "data.json"
 FINISHED_FILE = "finished.json"
 """Written when a run finishes."""
 
+LABELS_FILE = "labels.json"
+"""The labels among the data that a run reads, with the optimizer steps that are trained on each; see `DataLog`."""
+
+WAITING_FILE = "waiting.json"
+"""Written when a run ends because it waits for labels, with the name of their folder; removed when it is resumed."""
+
 RECEIPT_FILE = "receipt.jsonl"
 """Hashes of what a run read and wrote, a line per update; see `receipt`."""
 
@@ -214,6 +220,14 @@ def best_checkpoint(run: Path) -> int | None:
 def is_run(folder: Path) -> bool:
     """True if the folder is that of a run."""
     return os.path.isfile(os.path.join(os.path.expanduser(folder), CONFIG_FILE))
+
+
+def waiting_for(folder: Path) -> Path | None:
+    """The folder of the labels that a run waits for; None unless it has ended because of that."""
+    try:
+        return folder / json.loads((folder / WAITING_FILE).read_bytes())["labels"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def is_sweep(folder: Path) -> bool:

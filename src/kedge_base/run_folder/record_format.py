@@ -6,6 +6,7 @@ not logs.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -146,6 +147,11 @@ def _check_yaml(text: str) -> None:
             raise ValueError(f"more than {DEEPEST} levels")
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("it has aliases")
+
+
+def text_hash(text: str) -> str:
+    """A short hash by which texts are compared without being kept."""
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 def read_json_object(path: Path) -> Mapping[str, Any]:

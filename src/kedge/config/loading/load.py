@@ -349,9 +349,10 @@ FREE = (
     "checkpoint",
     "push",
     *(f"judge.{name}" for name in JudgeConfig.model_fields if name not in ("rubric", "max_tokens")),
+    "rlhf.min_labels",
 )
 """Settings that cannot change a result: folder, preset name, logs, warnings, checkpoints, servers, and limits on
-judges.
+judges; and how many labels a round waits for, which are data that come later.
 
 `runtime.num_threads`, `runtime.device` and the micro-batch sizes are not in the list: they change the order of
 summation, and thus the last bits of a result.

@@ -95,6 +95,11 @@ class EvaluateConfig(Section):
         too_high="slow",
         too_low="the confidence interval is wide: ±7 points of win rate at 200 prompts",
     )
+    labeled_prompts: bool = field(
+        False,
+        meaning="Accept prompts of which people's labels were trained on: by the reward model, or by the policy.",
+        source="kedge: a policy is judged on prompts that nothing was fitted to",
+    )
     critic: str | None = field(
         None,
         meaning="A critic to check instead, as ppo.critic_check does: that of a run of PPO (`runs/ppo`, "

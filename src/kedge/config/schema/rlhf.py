@@ -3,6 +3,9 @@
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
+HUMAN = "human"
+"""The labeler that is people."""
+
 
 class RlhfConfig(Section):
     """The three stages in a chain. Round 1 is SFT, reward model and PPO.
@@ -20,10 +23,20 @@ class RlhfConfig(Section):
     )
     labeler: str | None = field(
         None,
-        meaning="Compares the policy's responses from round 2 on: a function, a reward model, or a model behind an API "
-        "(`openai:MODEL@URL`), which sees every pair in both orders.",
+        meaning="Compares the policy's responses from round 2 on: a function; a reward model; a model behind an API "
+        "(`openai:MODEL@URL`), which sees every pair in both orders; or human: the run ends before each further round, "
+        "and is resumed once people have answered what it sampled.",
         source="kedge: no labeler is assumed",
-        text="a folder, a hub id or a function",
+        text="a folder, a hub id, a function or human",
+    )
+    min_labels: int | None = field(
+        None,
+        ge=1,
+        meaning="Items that people must have answered before a round goes on; null for all. May change when a run is "
+        "resumed.",
+        source="kedge: what was sampled is labeled",
+        too_high="the round waits for items that nobody answers",
+        too_low="the new comparisons hardly change the reward model",
     )
     num_prompts: int = field(
         256,
@@ -57,3 +70,8 @@ class RlhfConfig(Section):
         "`critic`.",
         source="kedge: off; VC-PPO and VAPO pretrain the critic",
     )
+
+    @property
+    def asks_people(self) -> bool:
+        """True if people compare the responses."""
+        return self.labeler == HUMAN

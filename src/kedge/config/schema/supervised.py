@@ -80,6 +80,12 @@ class RewardModelConfig(TrainedSection):
         meaning="Also divide the scores by their standard deviation on those texts.",
         source="off in Stiennon and N+, on in Ziegler",
     )
+    ties: Literal["drop", "davidson", "rao_kupper"] = field(
+        "drop",
+        meaning="Equal ranks: drop them, or learn from them as a third outcome, by Davidson's model of ties or by Rao "
+        "and Kupper's. Both learn one more number, which scoring does not need.",
+        source="drop in Stiennon and InstructGPT; Davidson 1970, Rao and Kupper 1967",
+    )
 
 
 class CriticConfig(TrainedSection):

@@ -162,6 +162,7 @@ def train_supervised(
     held_out: Sequence[Example] = (),
     inner_matrices: Iterable[nn.Parameter] = (),
     head_parameters: Iterable[nn.Parameter] = (),
+    head_rate: float = 1.0,
     value_unit: float = 1.0,
     parts: Mapping[str, Stateful] | None = None,
 ) -> Outcome:
@@ -179,6 +180,7 @@ def train_supervised(
         held_out: Examples for evaluation only.
         inner_matrices: The layers' matrices; see `build_optimizer`.
         head_parameters: The output layer whose outputs have the unit `value_unit`; see `set_learning_rate`.
+        head_rate: Its learning rate as a multiple of the others'.
         value_unit: That unit.
         parts: Additional parts to save and restore, by name.
 
@@ -193,6 +195,7 @@ def train_supervised(
         kind=settings.optimizer,
         inner_matrices=inner_matrices,
         head_parameters=head_parameters,
+        head_rate=head_rate,
         offload=settings.offload_optimizer,
         learning_rate=settings.learning_rate,
         adam_eps=settings.adam_eps,
@@ -212,7 +215,9 @@ def train_supervised(
 
         lengths, prompts = objective.tokens_read(longest)
         find_tokens(budget, lengths, run_pass, optimizer, prompts=prompts, ranks=settings.ranks)
-    batches = _batches(len(examples), settings)
+    batches = draw_batches(
+        len(examples), settings.num_epochs, settings.batch_size, seed=settings.seed, order=settings.order
+    )
     evaluations = settings.num_evaluations if held_out else 0
     try:
         for step, rows in zip(loop.steps(num_steps), batches[loop.done :], strict=False):
@@ -359,13 +364,22 @@ def _num_draws(num_examples: int, num_epochs: float) -> int:
     return max(1, round(num_examples * num_epochs))
 
 
-def _batches(num_examples: int, settings: TrainingSettings) -> list[list[int]]:
-    """Concatenate the passes over the examples and split them into batches; only the last batch can be smaller."""
+def draw_batches(
+    num_examples: int,
+    num_epochs: float,
+    batch_size: int,
+    *,
+    seed: int,
+    order: Callable[[int], Sequence[int]] | None = None,
+) -> list[list[int]]:
+    """Concatenate the passes over the examples and split them into batches; only the last batch can be smaller.
+
+    Arguments as in `TrainingSettings`.
+    """
 
     def shuffled(epoch: int) -> Sequence[int]:
-        return torch.randperm(num_examples, generator=stream(settings.seed, "supervised", epoch)).tolist()
+        return torch.randperm(num_examples, generator=stream(seed, "supervised", epoch)).tolist()
 
-    order = settings.order or shuffled
-    draws = _num_draws(num_examples, settings.num_epochs)
-    rows = [row for epoch in range(math.ceil(draws / num_examples)) for row in order(epoch)][:draws]
-    return [rows[start : start + settings.batch_size] for start in range(0, draws, settings.batch_size)]
+    draws = _num_draws(num_examples, num_epochs)
+    rows = [row for epoch in range(math.ceil(draws / num_examples)) for row in (order or shuffled)(epoch)][:draws]
+    return [rows[start : start + batch_size] for start in range(0, draws, batch_size)]

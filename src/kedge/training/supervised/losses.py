@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from operator import itemgetter
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm import ranking_loss, token_logprobs_and_entropy
+from kedge.algorithm.preference import Ties, initial_tie
 from kedge.data import Comparison, EncodedExample, Ranking, encode_example
 from kedge.models import LanguageModel, Precision, ScalarModel, TokenRows, autocast
 from kedge.ranks import Prompts
@@ -78,7 +80,7 @@ class RankedResponses:
 
     Attributes:
         rows: Prompt plus response, including EOS; best first.
-        ranks: One per row, ascending; a smaller rank is better, equal ranks are ties. Not all are equal.
+        ranks: One per row, ascending; a smaller rank is better, equal ranks are ties.
         lengths: Length of each response in characters, for the length baseline.
         margin: Margin by which the chosen score should exceed the rejected one.
     """
@@ -114,12 +116,27 @@ class RankingLoss:
     Args:
         model: The reward model to train.
         precision: Number format of the matrix products.
+        ties: What equal ranks are; see `ranking_loss`.
+        tie: How likely they are; learned with the model.
 
     Source: spec §3.9, §3.10.
     """
 
     model: ScalarModel
     precision: Precision = "fp32"
+    ties: Ties = "drop"
+    tie: nn.Parameter | None = None
+
+    @classmethod
+    def start(
+        cls, model: ScalarModel, precision: Precision, ties: Ties, examples: Sequence[RankedResponses]
+    ) -> RankingLoss:
+        """The loss at the start of training, when all scores are about equal: ties are as likely as in the examples."""
+        if ties == "drop":
+            return cls(model, precision)
+        pairs = [pair for example in examples for pair in combinations(example.ranks, 2)]
+        share = sum(first == second for first, second in pairs) / max(1, len(pairs))
+        return cls(model, precision, ties, nn.Parameter(torch.tensor(initial_tie(share), device=model.device)))
 
     def weight(self, example: RankedResponses) -> float:
         """1: every prompt has the same weight, regardless of its number of responses."""
@@ -152,7 +169,7 @@ class RankingLoss:
         margins[:, 0] = torch.tensor([example.margin for example in examples])
         better = ranks[:, :, None] < ranks[:, None, :]
         right = (1 + torch.sign(scores[:, :, None] - scores[:, None, :])).where(better, 0.0) / 2
-        return {
-            "loss": ranking_loss(scores - margins, ranks) * len(examples),
-            "accuracy": (right.sum((1, 2)) / better.sum((1, 2))).sum(),
-        }
+        loss = ranking_loss(scores - margins, ranks, ties=self.ties, tie=self.tie)
+        counts = better.sum((1, 2))
+        accuracy = torch.where(counts > 0, right.sum((1, 2)) / counts, 0.5)  # all tied: no order to get right
+        return {"loss": loss * len(examples), "accuracy": accuracy.sum()}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from kedge.algorithm.preference import Ties
 from kedge.algorithm.statistics import Calibration, calibration
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
 from kedge.models import Precision, ScalarModel, score_rows
@@ -28,6 +29,9 @@ MOST_REFERENCES = 512
 """Maximum number of texts on which the mean score is measured: enough for a standard error of a twentieth of the
 scores' standard deviation. Scoring all texts may cost as much as training.
 """
+
+TIE_RATE = 0.02
+"""Peak learning rate of the parameter of ties. At that of a pretrained model, it would stay where it starts."""
 
 NUM_QUANTILES = 21
 """Quantiles of the scores at 0, 5, …, 100%."""
@@ -78,12 +82,14 @@ class RewardModelReport:
         agreement: Metrics on the held-out prompts, before normalization; None without held-out prompts.
         mean: Mean score on the reference texts before normalization; 0 without normalization.
         std: Divisor of the scores; 1 if they were only shifted.
+        tie: The parameter of ties, for scores before normalization; None if ties were dropped.
     """
 
     outcome: Outcome
     agreement: Agreement | None
     mean: float
     std: float
+    tie: float | None = None
 
 
 def train_reward_model(
@@ -95,6 +101,7 @@ def train_reward_model(
     demonstrations: Sequence[Demonstration] = (),
     normalize: Reference | None = None,
     normalize_scale: bool = False,
+    ties: Ties = "drop",
     **training: Any,
 ) -> RewardModelReport:
     """Train a reward model in place, measure it, and normalize its scores.
@@ -109,6 +116,8 @@ def train_reward_model(
             comparisons; None uses the demonstrations if there are any.
         normalize_scale: Also divide the scores by their standard deviation on the texts of `normalize`. σ(Δ) is then no
             longer the fitted probability.
+        ties: What equal ranks are; see `ranking_loss`. The parameter is learned with the model, but starts
+            at the share of ties in the comparisons and has its own learning rate, `TIE_RATE`.
         training: Learning rate, batch size and so on: the fields of `TrainingSettings`.
 
     Raises:
@@ -123,17 +132,20 @@ def train_reward_model(
     every_row = [row for example in [*train, *evaluation] for row in example.rows]
     check_lengths((len(row) for row in [*every_row, *reference]), model.context_length)
 
+    loss = RankingLoss.start(model, settings.precision, ties, train)
+    own = [] if loss.tie is None else [loss.tie]
     outcome = train_supervised(
-        RankingLoss(model, settings.precision),
-        model.parameters(),
+        loss,
+        [*model.parameters(), *own],
         train,
         settings,
         held_out=evaluation,
         inner_matrices=inner_matrices(model),
+        head_parameters=own,
+        head_rate=TIE_RATE / settings.learning_rate if settings.learning_rate else 1.0,
     )
-    agreement = (
-        measure_agreement(model, evaluation, precision=settings.precision, **settings.passes) if evaluation else None
-    )
+    ordered = [example for example in evaluation if example.ranks[0] < example.ranks[-1]]
+    agreement = measure_agreement(model, ordered, precision=settings.precision, **settings.passes) if ordered else None
     mean = 0.0
     std = 1.0
     if reference:
@@ -143,7 +155,7 @@ def train_reward_model(
         # A single text, or equal scores, have a standard deviation of 0.
         std = float(scores.std(correction=0)) or 1.0 if normalize_scale else 1.0
         model.normalize(mean=mean, std=std)
-    return RewardModelReport(outcome, agreement, mean, std)
+    return RewardModelReport(outcome, agreement, mean, std, None if loss.tie is None else loss.tie.item())
 
 
 def _reference_rows(

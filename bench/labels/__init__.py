@@ -1,0 +1,1 @@
+"""What labels of people are worth, in the world of the demo."""

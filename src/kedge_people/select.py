@@ -1,0 +1,204 @@
+"""Chooses what people are asked next: prompts, and which of their sampled responses to compare.
+
+candidates with k responses ─▶ scores by one or several reward models ─▶ the most valuable r of each prompt ─▶ items
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any, Literal, TypeAlias, get_args
+
+from kedge_base.errors import ConfigError
+from kedge_base.run_folder.output import SUMMARY_FILE
+from kedge_base.run_folder.record_format import read_json_object
+from kedge_people.labels import Item
+
+Method: TypeAlias = Literal["random", "gap", "uncertain", "hard"]
+"""Any; a large and uncertain gap; a predicted probability near ½; where models disagree, or are wrong most often."""
+
+Value: TypeAlias = Callable[[Sequence[float]], float]
+"""What a comparison would teach, by the predicted difference in score of each model."""
+
+
+def check_choice(method: str, scorers: Sequence[str]) -> None:
+    """Check a method and its reward models, before anything is loaded or sampled.
+
+    Raises:
+        ConfigError: The method does not exist, or the models are too few or do not.
+    """
+    if method not in get_args(Method):
+        raise ConfigError(f"--select {method}: choose one of {', '.join(get_args(Method))}")
+    if method != "random" and not scorers:
+        raise ConfigError(f"--select {method} needs --scorer: a reward model, or better two or more")
+    from kedge.models.sources import check_source
+
+    for name in scorers:
+        check_source(name)
+    if method == "hard" and len(scorers) == 1:
+        _calibration(scorers[0])
+
+
+def choose(
+    candidates: Sequence[Item],
+    count: int,
+    *,
+    method: Method = "random",
+    scorers: Sequence[str] = (),
+    num_responses: int = 2,
+    seed: int = 0,
+    columns: Mapping[str, Any] | None = None,
+) -> list[Item]:
+    """Choose items, each with a few of a candidate's responses, which differ.
+
+    Args:
+        candidates: Prompts with sampled responses, as many as there are.
+        count: Number of items, at most.
+        method: How.
+        scorers: Reward models: folders, hub ids or runs.
+        num_responses: Responses per item.
+        seed: Seed of everything random.
+        columns: Options of `kedge.data.parsing.ReadingOptions`, for prompts that need a template.
+
+    Raises:
+        ConfigError: As in `check_choice`.
+        ModelError: A reward model cannot be loaded.
+    """
+    check_choice(method, scorers)
+    scores = [] if method == "random" else [score_items(candidates, name, **(columns or {})) for name in scorers]
+    value = VALUES.get(method)
+    if method == "hard" and len(scorers) == 1:
+        value = partial(_chance_of_error, _calibration(scorers[0]))
+    return choose_by_scores(candidates, scores, count, value=value, num_responses=num_responses, seed=seed)
+
+
+def choose_by_scores(
+    candidates: Sequence[Item],
+    scores: Sequence[Sequence[Sequence[float]]],
+    count: int,
+    *,
+    value: Value | None,
+    num_responses: int = 2,
+    seed: int = 0,
+) -> list[Item]:
+    """Choose the items with the largest mean value of their pairs; equal values in random order.
+
+    Args:
+        candidates: Prompts with sampled responses.
+        scores: By model and candidate, a score per response; a candidate without scores is not chosen.
+        count: Number of items, at most.
+        value: The value of a pair; None chooses at random.
+        num_responses: Responses per item.
+        seed: Seed of everything random.
+    """
+    draw = random.Random(f"labels {seed}")
+    found: list[tuple[float, float, int, tuple[int, ...]]] = []
+    for number, item in enumerate(candidates):
+        own = [each[number] for each in scores]
+        sets = list(combinations(range(len(item.responses)), num_responses))
+        draw.shuffle(sets)
+        sets = [each for each in sets if len({item.responses[place] for place in each}) == num_responses]
+        if not sets or not all(own):
+            continue
+
+        def worth(places: tuple[int, ...], own: Sequence[Sequence[float]] = own) -> float:
+            pairs = combinations(places, 2)
+            return 0.0 if value is None else fmean(value([each[i] - each[j] for each in own]) for i, j in pairs)
+
+        best = max(sets, key=worth)
+        found.append((worth(best), draw.random(), number, best))
+    chosen = sorted(found, reverse=True)[:count]
+    return [_part(candidates[number], places) for *_, number, places in sorted(chosen, key=lambda each: each[2])]
+
+
+def score_items(items: Sequence[Item], model: str, **options: Any) -> list[list[float]]:
+    """Score all responses with a reward model; empty for an item that it cannot read, such as one that is too long.
+
+    Args:
+        items: Prompts with responses.
+        model: Folder, hub id or run.
+        options: Further fields of `kedge.data.parsing.ReadingOptions`.
+
+    Raises:
+        ModelError: The model cannot be loaded.
+    """
+    from kedge.data.parsing import ReadingOptions, parse_comparison
+    from kedge.data.records import RowError
+    from kedge.models import find_model, load_scalar_model, load_tokenizer, score_rows
+    from kedge.training.supervised.losses import RankedResponses
+
+    place = find_model(model)
+    tokenizer = load_tokenizer(place)
+    scorer = load_scalar_model(place, tokenizer=tokenizer)
+    reading = ReadingOptions(tokenizer, max_length=scorer.context_length, ties=True, **options)
+    rows: list[tuple[list[int], ...]] = []
+    for item in items:
+        asked = {**item.columns, "prompt": item.prompt}
+        try:
+            record = parse_comparison(
+                {**asked, "responses": list(item.responses), "ranks": [1] * len(item.responses)}, reading
+            )
+            rows.append(RankedResponses.encode(tokenizer, record).rows)
+        except RowError:
+            rows.append(())
+    flat = [row for each in rows for row in each]
+    scores = iter(score_rows(scorer, flat).tolist() if flat else ())
+    return [[next(scores) for _ in each] for each in rows]
+
+
+def _gap(gaps: Sequence[float]) -> float:
+    """The upper end of what the gap may be: its mean over the models plus their standard deviation.
+
+    Source: DeltaUCB of ActiveUltraFeedback (arXiv 2603.09692), whose ensemble of heads is here that of the models.
+    """
+    return abs(fmean(gaps)) + pstdev(gaps)
+
+
+def _uncertain(gaps: Sequence[float]) -> float:
+    return -abs(fmean(map(_chance, gaps)) - 0.5)
+
+
+def _disagreement(gaps: Sequence[float]) -> float:
+    return pstdev(map(_chance, gaps))
+
+
+VALUES: Mapping[str, Value] = {"gap": _gap, "uncertain": _uncertain, "hard": _disagreement}
+
+
+def _chance_of_error(bins: Sequence[Mapping[str, float]], gaps: Sequence[float]) -> float:
+    """How often the model was wrong on held-out pairs with about this confidence."""
+    confidence = _chance(abs(gaps[0]))
+    return 1 - min(bins, key=lambda each: abs(each["confidence"] - confidence))["accuracy"]
+
+
+def _calibration(model: str) -> Sequence[Mapping[str, float]]:
+    """The bins of a reward model's held-out calibration.
+
+    Raises:
+        ConfigError: Its run has none.
+    """
+    from kedge.models import find_model
+
+    found = read_json_object(Path(find_model(model)).parent / SUMMARY_FILE).get("calibration_bins") or ()
+    if not any(each["num_pairs"] for each in found):
+        raise ConfigError(
+            f"--select hard with a single --scorer needs its calibration, and {model} is not a run of kedge reward "
+            "with held-out comparisons (data.eval_fraction); name another --scorer as well"
+        )
+    return [each for each in found if each["num_pairs"]]
+
+
+def _chance(gap: float) -> float:
+    """The probability that the first response is better, by Bradley and Terry."""
+    return 1 / (1 + math.exp(-max(-700.0, gap)))
+
+
+def _part(item: Item, places: Sequence[int]) -> Item:
+    responses, models = (tuple(each[place] for place in places) for each in (item.responses, item.models))
+    return replace(item, responses=responses, models=models)

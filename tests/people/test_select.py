@@ -1,0 +1,92 @@
+"""Which pair next: each method takes the pairs that it names."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from kedge.stages.reward import run_reward
+from kedge_base.errors import ConfigError, KedgeError
+from kedge_people.labels import Item
+from kedge_people.select import VALUES, check_choice, choose, choose_by_scores, score_items
+from tests.stages.test_reward import ROWS, config_for
+from tests.tiny import save_tiny_reward_model
+
+ITEMS = [Item(str(number), f"Deck {number}:", ("a", "b", "c"), ("x", "y", "z")) for number in range(4)]
+# By model and item: close; far apart; far apart by one model, the other way round by the other; twice the same.
+FIRST = [[0.1, 0.0, 0.2], [3.0, 0.0, 1.0], [0.0, 2.0, 1.9], [0.0, 1.0, 5.0]]
+SECOND = [[0.0, 0.1, 0.2], [3.0, 0.0, 1.0], [0.0, -2.0, 1.9], [0.0, 1.0, 5.0]]
+
+
+def chosen(method, scores=(FIRST, SECOND), count=2, **more):
+    found = choose_by_scores(ITEMS, scores, count, value=VALUES.get(method), **more)
+    return [(item.id, "".join(item.responses), "".join(item.models)) for item in found]
+
+
+def test_a_gap_is_large_or_uncertain():
+    # Item 3: a gap of 5. Item 2: b is 2 or −2 from a, 0 ± 2 = 2; from c 0.1 or −3.9: 1.9 + 2 = 3.9. Item 1: 3.
+    assert chosen("gap") == [("2", "bc", "yz"), ("3", "ac", "xz")]
+    assert chosen("gap", count=3)[0] == ("1", "ab", "xy")
+    # A single model has no disagreement.
+    assert chosen("gap", [FIRST]) == [("1", "ab", "xy"), ("3", "ac", "xz")]
+
+
+def test_uncertain_pairs_are_near_even_and_hard_ones_divide_the_models():
+    assert chosen("uncertain") == [("0", "ab", "xy"), ("2", "ab", "xy")]  # even on average
+    assert chosen("uncertain", [FIRST]) == [("0", "ab", "xy"), ("2", "bc", "yz")]
+    assert chosen("hard", count=1) == [("2", "ab", "xy")]
+
+
+def test_several_responses_are_chosen_by_the_mean_of_their_pairs():
+    item = Item("1", "p", ("a", "b", "c", "d"), ("m",) * 4)
+    [found] = choose_by_scores([item], [[[0.0, 1.0, 10.0, 10.5]]], 1, value=VALUES["gap"], num_responses=3)
+    assert found.responses == ("a", "c", "d") or found.responses == ("a", "b", "d")
+    # a, b, d: 1 + 10.5 + 9.5; a, c, d: 10 + 10.5 + 0.5: both 21.
+    assert math.isclose(1 + 10.5 + 9.5, 10 + 10.5 + 0.5)
+
+
+def test_random_pairs_depend_on_the_seed_alone_and_never_have_equal_texts():
+    items = [Item(str(number), "p", ("a", "a", "b"), ("m",) * 3) for number in range(50)]
+    first, again, other = (choose(items, 20, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert all(set(item.responses) == {"a", "b"} for item in first)
+    assert [int(item.id) for item in first] == sorted(int(item.id) for item in first)
+    assert choose([Item("1", "p", ("a", "a"), ("m", "m"))], 5) == []
+    assert len(choose(items, 99)) == 50
+
+
+def test_scores_are_those_of_the_reward_model_and_unreadable_items_are_left_out(tmp_path):
+    save_tiny_reward_model(tmp_path / "model")
+    items = [ITEMS[0], Item("9", "Deck 9:", ("a", "  ", "b"), ("m",) * 3), ITEMS[1]]
+    scores = score_items(items, str(tmp_path / "model"))
+    assert [len(each) for each in scores] == [3, 0, 3]
+    [alone] = score_items([ITEMS[1]], str(tmp_path / "model"))
+    assert scores[2] == pytest.approx(alone, abs=1e-6)
+    found = choose(items, 9, method="uncertain", scorers=[str(tmp_path / "model")])
+    assert [item.id for item in found] == ["0", "1"]
+
+
+def test_one_model_finds_hard_pairs_by_its_calibration(tmp_path):
+    run = run_reward(config_for(tmp_path), comparisons=ROWS)
+    found = choose(ITEMS, 2, method="hard", scorers=[str(run.folder)])
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "scorers", "message"),
+    [
+        ("gap", [], "--select gap needs --scorer"),
+        ("hardest", ["m"], "--select hardest: choose one of random, gap, uncertain, hard"),
+        ("gap", ["nowhere/at/all"], "nowhere/at/all"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_loaded(method, scorers, message):
+    with pytest.raises(KedgeError, match=message):
+        check_choice(method, scorers)
+
+
+def test_one_model_without_calibration_knows_no_hard_pairs(tmp_path):
+    save_tiny_reward_model(tmp_path / "model")
+    with pytest.raises(ConfigError, match="needs its calibration"):
+        choose(ITEMS, 2, method="hard", scorers=[str(tmp_path / "model")])
