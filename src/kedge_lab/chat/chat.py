@@ -14,7 +14,6 @@ from kedge.config import Config, with_values
 from kedge.data import TLDR_ENDING, Prompt, PromptForm, encode_prompt
 from kedge.data.chat import render_prompt
 from kedge.data.records import RowError
-from kedge.models import model_width, resolve_precision
 from kedge.models.origin import read_origin
 from kedge.rewards import MESSAGES_COLUMN, Responses, WeightedReward, load_reward
 from kedge.rewards.model import share_tokens
@@ -24,17 +23,11 @@ from kedge.runs.run import pass_tokens
 from kedge.stages.policy import (
     Policy,
     SamplingSettings,
-    load_frozen_policy,
+    load_policies,
     sampling_settings,
     written_responses,
 )
-from kedge.training.runtime import (
-    avoid_kernels_per_shape,
-    resolve_device,
-    set_threads,
-    stream_seed,
-    tune_memory,
-)
+from kedge.training.runtime import resolve_device, stream_seed
 from kedge_base.errors import ConfigError, DataError, KedgeError
 from kedge_base.texts import unwritable
 
@@ -323,24 +316,7 @@ def load_chat(
     """
     if not 1 <= len(models) <= MAX_MODELS:
         raise ConfigError(f"chat needs one or {MAX_MODELS} models, not {len(models)}")
-    device = resolve_device(config.runtime.device)
-    trusted = config.runtime.trust_remote_code
-    tune_memory()
-    avoid_kernels_per_shape(device)
-    set_threads(config.runtime.num_threads)
-
-    def load(source: str) -> Policy:
-        width = model_width(source, trust_remote_code=trusted)
-        return load_frozen_policy(
-            source,
-            device=device,
-            precision=resolve_precision(config.runtime.precision, device, width=width),
-            stop_token=config.rollout.stop_token,
-            trust_remote_code=trusted,
-            chat_template=config.data.chat_template,
-        )
-
-    policies = [load(source) for source in models]
+    policies = load_policies(models, config)
     origins = [read_origin(source) for source in models]
     forms: list[PromptForm] = [
         chosen_form(policy.tokenizer, None if origin is None else origin.prompt_form, form)
@@ -353,8 +329,8 @@ def load_chat(
         scorer = load_reward(
             rewards,
             policy_tokenizer=first.tokenizer,
-            device=device,
-            trust_remote_code=trusted,
+            device=resolve_device(config.runtime.device),
+            trust_remote_code=config.runtime.trust_remote_code,
             micro_batch_tokens=pass_tokens(config),
             precision=first.precision,
             limits=call_limits(config),

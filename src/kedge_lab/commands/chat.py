@@ -1,16 +1,12 @@
 """`kedge chat`: talk to one or two models."""
 
-import os
-import re
 from typing import Annotated, Literal
 
 import typer
 
-from kedge.cli.options import PresetName, Reward, Seed, weighted_rewards
+from kedge.cli.options import PresetName, Reward, Seed, names_and_overrides, weighted_rewards
 from kedge.config import load_config
 from kedge_base.errors import ConfigError
-
-OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=.*", re.DOTALL)
 
 
 def chat(
@@ -36,8 +32,7 @@ def chat(
     preset: PresetName = None,
 ) -> None:
     """Chat with a model, or with two side by side, with a reward's scores beside the answers."""
-    overrides = [entry for entry in models if OVERRIDE.fullmatch(entry) and not os.path.exists(entry)]
-    names = [entry for entry in models if entry not in overrides]
+    names, overrides = names_and_overrides(models)
     if port is not None and not web:
         raise ConfigError("--port needs --web")
     if len(names) not in (1, 2):
