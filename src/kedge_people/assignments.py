@@ -9,7 +9,9 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from getpass import getuser
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,10 +137,25 @@ def names_of(text: str, option: str) -> tuple[str, ...]:
     Raises:
         ConfigError: A name is unusual or given twice.
     """
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"{option} {text}: {name!r} is not a name; expected letters and digits, as in ana,ben")
-        if names.count(name) > 1:
-            raise ConfigError(f"{option} {text}: {name} is given twice")
+    names = tuple(checked_name(name.strip(), option) for name in text.split(","))
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{option} {text}: a name is given twice")
     return names
+
+
+def checked_name(name: str, option: str) -> str:
+    """Check a name and return it.
+
+    Raises:
+        ConfigError: It is unusual.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{option}: {name!r} is not a name; expected letters and digits, as in ana")
+    return name
+
+
+def own_name() -> str:
+    """The login name; `me` if the system has none, or an unusual one."""
+    with suppress(OSError, KeyError, ImportError, ConfigError):
+        return checked_name(getuser(), "")
+    return "me"

@@ -7,7 +7,6 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from getpass import getuser
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +19,7 @@ from kedge_base.errors import ConfigError
 from kedge_base.machine.durable import replaced_folder
 from kedge_base.run_folder.output import check_output, writing
 from kedge_base.texts import printable
-from kedge_people.assignments import AXES, Assignments, names_of, read_assignments, write_assignments
+from kedge_people.assignments import AXES, Assignments, names_of, own_name, read_assignments, write_assignments
 from kedge_people.labels import (
     COMPARISONS_FILE,
     DEMONSTRATIONS_FILE,
@@ -160,7 +159,7 @@ def label(
     if bool(prompts) != bool(names):
         raise ConfigError("models need --prompts" if names else "--prompts needs a model; --responses-from has its own")
     if select is not None:
-        from kedge_people.select import check_choice, choose
+        from kedge_people.select import check_choice
 
         check_choice(select, scorer or ())
     elif scorer:
@@ -183,11 +182,18 @@ def label(
     }
     items = read_items(responses_from, **options) if responses_from else sample_items(config, names, **options)
     if select is not None:
+        from kedge_people.select import choose
+
         items = choose(items, count, method=select, scorers=scorer or (), num_responses=size, seed=options["seed"])
-    given = {name: value for name, value in {"overlap": overlap, "repeats": repeats}.items() if value is not None}
+    assignments = Assignments(
+        seed=options["seed"],
+        overlap=0.2 if overlap is None else overlap,
+        repeats=0.05 if repeats is None else repeats,
+        axes=graded,
+    )
     with writing(folder), replaced_folder(folder) as part:  # all or nothing
         write_items(part, items)
-        write_assignments(part, Assignments(seed=options["seed"], axes=graded, **given))
+        write_assignments(part, assignments)
     _serve(folder, joining, port)
 
 
@@ -205,7 +211,7 @@ def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trac
             file.withdraw(withdraw, now())
         write = True
     if write:
-        _say_end(folder, write_data_sets(folder))
+        say_answers(folder, write_data_sets(folder))
     for sought in filter(None, (withdraw, trace)):
         from kedge_people.trace import trace as find_models
 
@@ -225,7 +231,7 @@ def _serve(folder: Path, joining: Sequence[str], port: int | None) -> None:
     """Serve the page until Ctrl-C, and make the data sets."""
     with AnswerFile(folder) as file:
         assignments = read_assignments(folder)
-        people = joining or assignments.people or (_own_name(),)
+        people = joining or assignments.people or (own_name(),)
         assignments = assignments.dealt(read_labels(folder), people)
         write_assignments(folder, assignments)
         from kedge_people.server import label_server
@@ -235,15 +241,15 @@ def _serve(folder: Path, joining: Sequence[str], port: int | None) -> None:
                 typer.echo(f"{name}: {url}")
             typer.echo("Only this machine can open these links. Ctrl-C ends, and writes the data sets.")
             server.wait()
-        _say_end(folder, write_data_sets(folder))
+        say_answers(folder, write_data_sets(folder))
 
 
-def _say_end(folder: Path, labels: Labels) -> None:
+def say_answers(folder: Path, labels: Labels) -> None:
     """Print how many answers there are, and the commands that train on them."""
     counts = Counter(answer.person for answer in labels.answers)
     answers = ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
     typer.echo(printable(f"Answers in {folder}: {answers}"))
-    first = next(iter(labels.items.values())).models[0]
+    first = next((item.models[0] for item in labels.items.values()), "")
     model = first if os.path.isdir(first) else "MODEL"
     # Rows of ties alone would be unusable otherwise.
     ties = any(len(answer.ranks) > 1 == len(set(answer.ranks)) for answer in labels.answers)
@@ -256,10 +262,3 @@ def _say_end(folder: Path, labels: Labels) -> None:
             call = ["kedge", stage, "--model", model, option, str(folder / name), *more]
             typer.echo(printable(f"Next:    {shlex.join(call)}"))
     typer.echo(printable(f"Go on:   {shlex.join(['kedge', 'label', str(folder)])}"))
-
-
-def _own_name() -> str:
-    """The login name, or `me` if the system has none or it is an unusual one."""
-    with suppress(OSError, KeyError, ImportError):
-        return names_of(getuser(), "")[0]
-    return "me"

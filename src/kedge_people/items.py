@@ -132,7 +132,7 @@ def _items(candidates: Sequence[Candidate], num_responses: int, seed: int) -> li
     return items
 
 
-def _drawn(hashes: Sequence[Collection[str]], evaluated: Collection[str], count: int, seed: int) -> list[int]:
+def _drawn(hashes: Sequence[Collection[str]], evaluated: frozenset[str], count: int, seed: int) -> list[int]:
     """Draw prompts at random, each once, without those that are evaluated; returns their places, in order."""
     seen = set[str]()
     free: list[int] = []

@@ -181,7 +181,7 @@ MISTAKES = [
     ({"sources": ["labels"], "withdraw": "zoe"}, "--withdraw zoe: no answer is theirs"),
     ({"sources": ["m"], "prompts": ["p"], "out": "labels"}, "labels is not empty"),
     ({"sources": ["m"], "prompts": ["p"], "out": "new", "scorer": ["r"]}, "--scorer needs --select"),
-    ({"sources": ["m"], "prompts": ["p"], "out": "new", "axes": "a/b"}, "--axes a/b"),
+    ({"sources": ["m"], "prompts": ["p"], "out": "new", "axes": "a/b"}, "--axes: 'a/b'"),
 ]
 
 

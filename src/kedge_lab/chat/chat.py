@@ -106,6 +106,10 @@ class Conversation:
             turn = [{"role": "user", "content": text}, {"role": "assistant", "content": answer.strip()}]
             self.messages = [*self.messages[dropped:], *turn]
 
+    def answered(self, text: str) -> str | list[dict[str, str]]:
+        """The prompt of the newest answer, which was to this text: its messages, or a text."""
+        return self.messages[:-1] if self.form == "conversation" else self._rendered(text, []).text
+
     def _rendered(self, text: str, messages: list[dict[str, str]]) -> Prompt:
         if self.form != "conversation":
             ending = "" if self.form == "text" or text.rstrip().endswith(TLDR_ENDING.strip()) else TLDR_ENDING
