@@ -27,6 +27,7 @@ from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from kedge_base.run_folder.record_format import read_metrics
 from kedge_base.stage import stages
+from kedge_people.labels import Item, write_items
 from tests.tasks.environments.worlds import Guess
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
@@ -81,6 +82,13 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kedge_lab.chat.load_chat", lambda *_, **__: None)
     monkeypatch.setattr("kedge_lab.chat.chat_on_terminal", lambda *_: None)
     monkeypatch.setattr("kedge_lab.chat.chat_server", lambda *_, **__: page)
+    links = nullcontext(SimpleNamespace(urls={}, wait=lambda: None))
+    items = [Item("1", "prompt", ("a", "b"), ("model", "model"))]
+    monkeypatch.setattr("kedge_people.commands.check_output", lambda _: tmp_path / "new")
+    monkeypatch.setattr("kedge_people.items.sample_items", lambda *_, **__: items)
+    monkeypatch.setattr("kedge_people.server.label_server", lambda *_, **__: links)
+    (tmp_path / "labels").mkdir()
+    write_items(tmp_path / "labels", items)
     example = next(block for page, block in blocks("yaml") if page == "docs/configuration.md")
     (tmp_path / "run.yaml").write_text(example, encoding="utf-8")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -94,6 +102,7 @@ def test_every_command_parses(command: tuple[str, ...], monkeypatch: pytest.Monk
         *stages(),
         "data",
         "doctor",
+        "label",
         "push",
         "report",
         "sweep",

@@ -1,7 +1,264 @@
-"""The command `kedge label`."""
+"""`kedge label`: people compare, grade and correct responses."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
+
+from kedge.cli.options import PresetName, Seed, names_and_overrides
+from kedge.config import load_config, with_values
+from kedge_base.command import Command
+from kedge_base.errors import ConfigError
+from kedge_base.machine.durable import replaced_folder
+from kedge_base.run_folder.output import check_output, writing
+from kedge_base.texts import printable
+from kedge_people.assignments import AXES, Assignments, names_of, own_name, read_assignments, write_assignments
+from kedge_people.labels import (
+    COMPARISONS_FILE,
+    DEMONSTRATIONS_FILE,
+    ITEMS_FILE,
+    AnswerFile,
+    Labels,
+    read_labels,
+    write_data_sets,
+    write_items,
+)
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of this package."""
+    app.command(cls=Command)(label)
+
+
+def label(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL|FOLDER",
+            help="Models (folders or ids) whose responses are labeled, and fields to set, e.g. "
+            "generate.temperature=0.7. Or a folder of labels, to continue it.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DATA", help="Prompts: file, folder or id of a data set. Repeatable."),
+    ] = None,
+    responses_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DATA",
+            help="Label finished responses instead: rows of `kedge generate`, or comparisons. Repeatable; responses to "
+            "the same prompt are compared.",
+        ),
+    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="New or empty folder for the labels.")] = None,
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="Number of prompts; 200 by default.")] = None,
+    responses: Annotated[int | None, typer.Option(min=1, max=4, help="Responses to each prompt; 2 by default.")] = None,
+    people: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Who labels, as in ana,ben; you by default. Each person gets a link."),
+    ] = None,
+    overlap: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of the prompts that everybody gets; 0.2 by default.")
+    ] = None,
+    repeats: Annotated[
+        float | None,
+        typer.Option(min=0, max=0.5, help="Share of a person's prompts that is asked again later; 0.05 by default."),
+    ] = None,
+    axes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="Also grade each response from 1 to 7 on these axes; stiennon stands for his four."
+        ),
+    ] = None,
+    select: Annotated[
+        Literal["random", "gap", "uncertain", "hard"] | None,
+        typer.Option(help="Which responses to compare; all but random need --scorer."),
+    ] = None,
+    scorer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL", help="Reward model that --select predicts with. Repeatable."),
+    ] = None,
+    not_in: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DATA", help="Leave out the prompts in this data, e.g. those of an evaluation. Repeatable."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Local port; that of the last time or a free one by default.")
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Only make the data sets of FOLDER anew.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Only report how good the labels in FOLDER are: text, and labels.html.")
+    ] = False,
+    withdraw: Annotated[
+        str | None, typer.Option(metavar="PERSON", help="Only withdraw this person's answers in FOLDER.")
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ANSWER|PERSON", help="Only list the models that were trained on these answers in FOLDER."
+        ),
+    ] = None,
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Folder of runs, for --withdraw and --trace.")] = Path(
+        "runs"
+    ),
+    seed: Seed = None,
+    preset: PresetName = None,
+) -> None:
+    """Compare, grade and correct responses in a browser on this machine, one link per person. Ctrl-C exits."""
+    names, overrides = names_and_overrides(sources or ())
+    making = {
+        "--prompts": prompts,
+        "--responses-from": responses_from,
+        "--out": out,
+        "--num-prompts": num_prompts,
+        "--responses": responses,
+        "--overlap": overlap,
+        "--repeats": repeats,
+        "--axes": axes,
+        "--select": select,
+        "--scorer": scorer,
+        "--not-in": not_in,
+        "--seed": seed,
+        "--preset": preset,
+        "FIELD=VALUE": overrides,
+    }
+    folder = Path(os.path.expanduser(names[0])) if len(names) == 1 else None
+    if folder is None or not (folder / ITEMS_FILE).is_file():
+        reading = {"--write": write, "--report": report, "--withdraw": withdraw, "--trace": trace}
+        if given := [option for option, value in reading.items() if value]:
+            raise ConfigError(
+                f"{given[0]} needs a folder of labels, with {ITEMS_FILE}; {' '.join(names) or 'none'} is not"
+            )
+        folder = None
+    elif given := [option for option, value in making.items() if value not in (None, [])]:
+        raise ConfigError(
+            f"{folder} has its items and settings already: leave out {given[0]}, or choose another folder"
+        )
+    joining = () if people is None else names_of(people, "--people")
+    if folder is not None:
+        if not _look(folder, write=write, report=report, withdraw=withdraw, trace=trace, runs=runs):
+            _serve(folder, joining, port)
+        return
+    if out is None:
+        raise ConfigError("--out is needed: the folder for the labels; or name an existing one, to continue it")
+    folder = check_output(out)
+    if bool(names) == bool(responses_from):
+        raise ConfigError("give models that answer the prompts, or finished responses with --responses-from")
+    flags = {"data.prompts": prompts, "runtime.seed": seed}
+    config = load_config(None, overrides, flags, preset, stage="generate")
+    if bool(prompts) != bool(names):
+        raise ConfigError("models need --prompts" if names else "--prompts needs a model; --responses-from has its own")
+    if select is not None:
+        from kedge_people.select import check_choice
+
+        check_choice(select, scorer or ())
+    elif scorer:
+        raise ConfigError("--scorer needs --select")
+    graded = AXES[axes] if axes in AXES else () if axes is None else names_of(axes, "--axes")
+    from kedge.runs.names import check_names
+
+    for name in names:
+        check_names(with_values(config, {"model": name}), "generate")
+    from kedge_people.items import read_items, sample_items
+
+    count = num_prompts or 200
+    size = responses or 2
+    wider = 1 if select is None else 2
+    options: dict[str, Any] = {
+        "num_prompts": wider * count,
+        "num_responses": wider * size,
+        "seed": config.runtime.seed,
+        "not_in": not_in or (),
+    }
+    items = read_items(responses_from, **options) if responses_from else sample_items(config, names, **options)
+    if select is not None:
+        from kedge_people.select import choose
+
+        items = choose(items, count, method=select, scorers=scorer or (), num_responses=size, seed=options["seed"])
+    assignments = Assignments(
+        seed=options["seed"],
+        overlap=0.2 if overlap is None else overlap,
+        repeats=0.05 if repeats is None else repeats,
+        axes=graded,
+    )
+    with writing(folder), replaced_folder(folder) as part:  # all or nothing
+        write_items(part, items)
+        write_assignments(part, assignments)
+    _serve(folder, joining, port)
+
+
+def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trace: str | None, runs: Path) -> bool:
+    """Do what is asked instead of serving the page; False if nothing is."""
+    if withdraw is not None:
+        people = sorted({answer.person for answer in read_labels(folder).answers})
+        if withdraw not in people:
+            raise ConfigError(
+                f"--withdraw {withdraw}: no answer is theirs; people with answers: {', '.join(people) or 'none'}"
+            )
+        from kedge_people.server import now
+
+        with AnswerFile(folder) as file:
+            file.withdraw(withdraw, now())
+        write = True
+    if write:
+        say_answers(folder, write_data_sets(folder))
+    for sought in filter(None, (withdraw, trace)):
+        from kedge_people.trace import trace as find_models
+
+        labels = read_labels(folder)
+        is_person = sought in {*labels.withdrawn, *(answer.person for answer in labels.answers)}
+        for line in find_models(folder, runs, **{"person" if is_person else "answer": sought}):
+            typer.echo(printable(line))
+    if report:
+        from kedge_people.report import text_report, write_label_report
+
+        typer.echo(text_report(folder))
+        typer.echo(printable(str(write_label_report(folder))))
+    return write or report or trace is not None
+
+
+def _serve(folder: Path, joining: Sequence[str], port: int | None) -> None:
+    """Serve the page until Ctrl-C, and make the data sets."""
+    with AnswerFile(folder) as file:
+        assignments = read_assignments(folder)
+        people = joining or assignments.people or (own_name(),)
+        assignments = assignments.dealt(read_labels(folder), people)
+        write_assignments(folder, assignments)
+        from kedge_people.server import label_server
+
+        with suppress(KeyboardInterrupt), label_server(folder, assignments, file, port=port) as server:
+            for name, url in server.urls.items():
+                typer.echo(f"{name}: {url}")
+            typer.echo("Only this machine can open these links. Ctrl-C ends, and writes the data sets.")
+            server.wait()
+        say_answers(folder, write_data_sets(folder))
+
+
+def say_answers(folder: Path, labels: Labels) -> None:
+    """Print how many answers there are, and the commands that train on them."""
+    counts = Counter(answer.person for answer in labels.answers)
+    answers = ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+    typer.echo(printable(f"Answers in {folder}: {answers}"))
+    first = next((item.models[0] for item in labels.items.values()), "")
+    model = first if os.path.isdir(first) else "MODEL"
+    # Rows of ties alone would be unusable otherwise.
+    ties = any(len(answer.ranks) > 1 == len(set(answer.ranks)) for answer in labels.answers)
+    given = {
+        COMPARISONS_FILE: ["reward", "--comparisons", *(["reward_model.ties=davidson"] if ties else [])],
+        DEMONSTRATIONS_FILE: ["sft", "--demonstrations"],
+    }
+    for name, (stage, option, *more) in given.items():
+        if (folder / name).stat().st_size:
+            call = ["kedge", stage, "--model", model, option, str(folder / name), *more]
+            typer.echo(printable(f"Next:    {shlex.join(call)}"))
+    typer.echo(printable(f"Go on:   {shlex.join(['kedge', 'label', str(folder)])}"))

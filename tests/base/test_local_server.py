@@ -10,7 +10,7 @@ from http import HTTPStatus
 import pytest
 
 from kedge_base.errors import ConfigError
-from kedge_base.machine.local_server import Answer, LocalServer, Request
+from kedge_base.machine.local_server import Answer, LocalServer, Request, new_token
 
 
 def found(request: Request) -> Answer:
@@ -112,3 +112,17 @@ def test_it_ends():
         port = server.port
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=2)
+
+
+def test_everybody_has_an_address_of_their_own():
+    tokens = {"ana": new_token(), "ben": new_token()}
+    with LocalServer(
+        lambda request: Answer(HTTPStatus.OK, f"{request.name} {request.root}".encode()), tokens=tokens
+    ) as server:
+        assert list(server.urls) == ["ana", "ben"]
+        assert server.url == server.urls["ana"]
+        for name, token in tokens.items():
+            assert server.urls[name] == f"http://127.0.0.1:{server.port}/{token}/"
+            assert ask(server, f"/{token}/")[1].decode() == f"{name} /{token}/"
+        for wrong in ("", "ana", tokens["ana"][:-1], tokens["ana"] + tokens["ben"]):
+            assert ask(server, f"/{wrong}/")[0].status == 403

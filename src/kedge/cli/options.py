@@ -168,6 +168,15 @@ def literal_prompts(prompts: Sequence[str] | None) -> list[str] | None:
     return texts
 
 
+OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=.*", re.DOTALL)
+
+
+def names_and_overrides(entries: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separate names of models, files or folders from fields to set; an existing path is a name, even if it has `=`."""
+    overrides = [entry for entry in entries if OVERRIDE.fullmatch(entry) and not os.path.exists(entry)]
+    return [entry for entry in entries if entry not in overrides], overrides
+
+
 def announced(texts: list[str] | None) -> list[str] | None:
     """Print that these values are used as texts, and return them."""
     if texts:

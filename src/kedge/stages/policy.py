@@ -26,8 +26,10 @@ from kedge.models import (
     StopTokens,
     load_language_model,
     load_tokenizer,
+    model_width,
     named_stop_tokens,
     own_stop_tokens,
+    resolve_precision,
     response_logprobs,
 )
 from kedge.ranks import ALONE, Ranks
@@ -36,7 +38,13 @@ from kedge.rewards.score import describe_responses
 from kedge.rollout import Engine, Sampler, SharedEngine, shared_out
 from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run
-from kedge.training.runtime import stream_seed
+from kedge.training.runtime import (
+    avoid_kernels_per_shape,
+    resolve_device,
+    set_threads,
+    stream_seed,
+    tune_memory,
+)
 from kedge_base.errors import DataError
 from kedge_base.machine.invocation import as_argument
 from kedge_base.machine.progress import Progress
@@ -209,6 +217,32 @@ def load_frozen_policy(
     model.check_sampling()
     stop_tokens = named or own_stop_tokens(tokenizer, model)
     return Policy(source, tokenizer, model.requires_grad_(False), stop_tokens, precision, ranks)
+
+
+def load_policies(sources: Sequence[str], config: Config) -> list[Policy]:
+    """Load policies to sample from outside a run, on the configured device; also sets memory and threads up.
+
+    Raises:
+        ModelError: A policy cannot be loaded, or has no such stop token.
+    """
+    device = resolve_device(config.runtime.device)
+    trusted = config.runtime.trust_remote_code
+    tune_memory()
+    avoid_kernels_per_shape(device)
+    set_threads(config.runtime.num_threads)
+
+    def load(source: str) -> Policy:
+        width = model_width(source, trust_remote_code=trusted)
+        return load_frozen_policy(
+            source,
+            device=device,
+            precision=resolve_precision(config.runtime.precision, device, width=width),
+            stop_token=config.rollout.stop_token,
+            trust_remote_code=trusted,
+            chat_template=config.data.chat_template,
+        )
+
+    return list(map(load, sources))
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import hmac
 import secrets
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -46,6 +46,7 @@ class Request:
         path: The rest of the path.
         known: The version that the browser has (`If-None-Match`), or empty.
         body: The JSON of a POST.
+        name: Whose token it has, where several have one.
     """
 
     method: str
@@ -53,6 +54,7 @@ class Request:
     path: str
     known: str = ""
     body: bytes = b""
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,14 +97,23 @@ class LocalServer:
         answer: Answers a request; called from several threads.
         port: The local port; 0 picks a free one.
         takes_posts: POST is allowed; without it, nothing can be changed.
+        tokens: By name, tokens of `new_token`: everybody has an address of their own. By default, there is one address,
+            without a name.
 
     Raises:
         ConfigError: The port is taken or not permitted.
     """
 
-    def __init__(self, answer: Callable[[Request], Answer], *, port: int = 0, takes_posts: bool = False) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Request], Answer],
+        *,
+        port: int = 0,
+        takes_posts: bool = False,
+        tokens: Mapping[str, str] | None = None,
+    ) -> None:
         self._answer = answer
-        self._token = secrets.token_urlsafe(24)
+        self._tokens = {"": new_token()} if tokens is None else dict(tokens)
         try:
             self._server = _Server((LOOPBACK, port), _handler(self._answer_raw, takes_posts=takes_posts))
         except (OSError, OverflowError) as error:
@@ -116,13 +127,18 @@ class LocalServer:
 
     @property
     def root(self) -> str:
-        """The path with which every request starts: the token, between slashes."""
-        return f"/{self._token}/"
+        """The path with which every request starts: the first token, between slashes."""
+        return next(f"/{token}/" for token in self._tokens.values())
 
     @property
     def url(self) -> str:
         """Address of the page, including its token."""
         return f"http://{LOOPBACK}:{self.port}{self.root}"
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Everybody's address."""
+        return {name: f"http://{LOOPBACK}:{self.port}/{token}/" for name, token in self._tokens.items()}
 
     def wait(self) -> None:
         """Serve until Ctrl-C."""
@@ -145,7 +161,10 @@ class LocalServer:
         if sent.headers.get("Host", "") not in hosts:
             return _refusal(HTTPStatus.FORBIDDEN, "This page is only served to the machine it runs on.")
         token, _, rest = sent.path.partition("?")[0].removeprefix("/").partition("/")
-        if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token.encode()):
+        given = token.encode("utf-8", "surrogateescape")
+        # All are compared, so that the time does not tell which one is close.
+        names = [name for name, known in self._tokens.items() if hmac.compare_digest(given, known.encode())]
+        if not names:
             return _refusal(HTTPStatus.FORBIDDEN, "The address lacks the token.")
         body = b""
         if sent.command == "POST":
@@ -157,7 +176,13 @@ class LocalServer:
             if not (length.isdecimal() and len(length) < 10 and int(length) <= MAX_BODY):
                 return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"At most {MAX_BODY} bytes, of a stated length.")
             body = sent.rfile.read(int(length))
-        return self._answer(Request(sent.command, self.root, rest, sent.headers.get("If-None-Match", ""), body))
+        known = sent.headers.get("If-None-Match", "")
+        return self._answer(Request(sent.command, f"/{token}/", rest, known, body, names[0]))
+
+
+def new_token() -> str:
+    """A secret that cannot be guessed."""
+    return secrets.token_urlsafe(24)
 
 
 def _refusal(status: HTTPStatus, reason: str) -> Answer:

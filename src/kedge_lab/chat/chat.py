@@ -14,7 +14,6 @@ from kedge.config import Config, with_values
 from kedge.data import TLDR_ENDING, Prompt, PromptForm, encode_prompt
 from kedge.data.chat import render_prompt
 from kedge.data.records import RowError
-from kedge.models import model_width, resolve_precision
 from kedge.models.origin import read_origin
 from kedge.rewards import MESSAGES_COLUMN, Responses, WeightedReward, load_reward
 from kedge.rewards.model import share_tokens
@@ -25,17 +24,11 @@ from kedge.runs.run import pass_tokens
 from kedge.stages.policy import (
     Policy,
     SamplingSettings,
-    load_frozen_policy,
+    load_policies,
     sampling_settings,
     written_responses,
 )
-from kedge.training.runtime import (
-    avoid_kernels_per_shape,
-    resolve_device,
-    set_threads,
-    stream_seed,
-    tune_memory,
-)
+from kedge.training.runtime import resolve_device, stream_seed
 from kedge_base.errors import ConfigError, DataError, KedgeError
 from kedge_base.texts import unwritable
 
@@ -113,6 +106,10 @@ class Conversation:
         if self.form == "conversation":
             turn = [{"role": "user", "content": text}, {"role": "assistant", "content": answer.strip()}]
             self.messages = [*self.messages[dropped:], *turn]
+
+    def answered(self, text: str) -> str | list[dict[str, str]]:
+        """The prompt of the newest answer, which was to this text: its messages, or a text."""
+        return self.messages[:-1] if self.form == "conversation" else self._rendered(text, []).text
 
     def _rendered(self, text: str, messages: list[dict[str, str]]) -> Prompt:
         if self.form != "conversation":
@@ -324,24 +321,7 @@ def load_chat(
     """
     if not 1 <= len(models) <= MAX_MODELS:
         raise ConfigError(f"chat needs one or {MAX_MODELS} models, not {len(models)}")
-    device = resolve_device(config.runtime.device)
-    trusted = config.runtime.trust_remote_code
-    tune_memory()
-    avoid_kernels_per_shape(device)
-    set_threads(config.runtime.num_threads)
-
-    def load(source: str) -> Policy:
-        width = model_width(source, trust_remote_code=trusted)
-        return load_frozen_policy(
-            source,
-            device=device,
-            precision=resolve_precision(config.runtime.precision, device, width=width),
-            stop_token=config.rollout.stop_token,
-            trust_remote_code=trusted,
-            chat_template=config.data.chat_template,
-        )
-
-    policies = [load(source) for source in models]
+    policies = load_policies(models, config)
     origins = [read_origin(source) for source in models]
     forms: list[PromptForm] = [
         chosen_form(policy.tokenizer, None if origin is None else origin.prompt_form, form)
@@ -354,8 +334,8 @@ def load_chat(
         scorer = load_reward(
             with_judges(rewards, config),
             policy_tokenizer=first.tokenizer,
-            device=device,
-            trust_remote_code=trusted,
+            device=resolve_device(config.runtime.device),
+            trust_remote_code=config.runtime.trust_remote_code,
             micro_batch_tokens=pass_tokens(config),
             precision=first.precision,
             limits=call_limits(config),

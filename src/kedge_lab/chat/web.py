@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from http import HTTPStatus
@@ -13,7 +15,9 @@ from typing import Any, cast
 from kedge_base.errors import DataError, KedgeError
 from kedge_base.machine.local_server import CLOSED_POLICY, PAGE_POLICY, Answer, LocalServer, Request
 from kedge_inspect import page
-from kedge_lab.chat.chat import Chat, Interrupted
+from kedge_lab.chat.chat import Chat, Interrupted, Reply
+from kedge_people.corrections import Corrections
+from kedge_people.labels import Item
 
 ASSETS = {
     "": (__package__, "chat.html", "text/html"),
@@ -27,31 +31,35 @@ POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; {PAGE_POLICY
 Write = Callable[[bytes], object]
 
 
-def chat_server(chat: Chat, *, port: int = 0) -> LocalServer:
+def chat_server(chat: Chat, *, port: int = 0, corrections: Corrections | None = None) -> LocalServer:
     """Serve a page for a chat; use it as a context.
 
     Args:
         chat: The models.
         port: The local port; 0 picks a free one.
+        corrections: Takes thumbs and corrections of answers; None for none.
 
     Raises:
         ConfigError: The port is taken or not permitted.
     """
-    return LocalServer(_ChatPage(chat).answer, port=port, takes_posts=True)
+    return LocalServer(_ChatPage(chat, corrections).answer, port=port, takes_posts=True)
 
 
 class _ChatPage:
     """Answers the page's requests; one answer is sampled at a time."""
 
-    def __init__(self, chat: Chat) -> None:
+    def __init__(self, chat: Chat, corrections: Corrections | None) -> None:
         self._chat = chat
+        self._corrections = corrections
+        self._labeling = threading.Lock()
+        self._items: dict[str, tuple[Item, float]] = {}
         self._turns = list[dict[str, Any]]()
         self._busy = threading.Lock()
         self._stopped = threading.Event()
 
     def answer(self, request: Request) -> Answer:
-        """Serve the page and its parts for GET, and the actions `ask`, `stop`, `set` and `reset` for POST."""
-        actions = {"ask": self._ask, "stop": self._stop, "set": self._set, "reset": self._reset}
+        """Serve the page and its parts for GET, and the actions `ask`, `stop`, `set`, `reset`, `label` for POST."""
+        actions = {"ask": self._ask, "stop": self._stop, "set": self._set, "reset": self._reset, "label": self._label}
         if request.method == "GET" and request.path in ASSETS:
             return _asset(request.path)
         if request.method == "GET" and request.path == "state":
@@ -88,13 +96,36 @@ class _ChatPage:
             return
         try:
             self._stopped.clear()
-            replies = [asdict(reply) for reply in self._chat.ask(text, lambda *piece: self._send(write, *piece))]
+            found = self._chat.ask(text, lambda *piece: self._send(write, *piece))
+            replies = [{**asdict(reply), **self._labelable(model, text, reply)} for model, reply in enumerate(found)]
             self._turns.append({"text": text, "replies": replies})
             write(_line({"replies": replies}))
         except KedgeError as error:
             write(_line({"error": str(error)}))
         finally:
             self._busy.release()
+
+    def _labelable(self, model: int, text: str, reply: Reply) -> dict[str, Any]:
+        """How the page names an answer that can be labeled, and its label so far; nothing if it cannot."""
+        if self._corrections is None or reply.ending == "interrupted" or not reply.text.strip():
+            return {}
+        prompt = self._chat.conversations[model].answered(text)
+        response = reply.text if isinstance(prompt, str) else reply.text.strip()
+        item = Item(f"chat-{uuid.uuid4()}", prompt, (response,), (self._chat.policies[model].source,))
+        self._items[item.id] = (item, time.monotonic())
+        return {"item": item.id, "thumb": 0, "edit": None}
+
+    def _label(self, values: Mapping[str, Any]) -> Answer:
+        known = self._items.get(str(values.get("item")))
+        if self._corrections is None or known is None:
+            raise DataError("there is no such answer, or kedge chat was started without --labels")
+        item, shown = known
+        given = {"thumb": values.get("thumb"), "edit": values.get("edit")}
+        with self._labeling:
+            self._corrections.take(item, **given, seconds=time.monotonic() - shown)
+            for reply in (reply for turn in self._turns for reply in turn["replies"] if reply.get("item") == item.id):
+                reply.update(given)
+        return _as_json(given)
 
     def _send(self, write: Write, model: int, piece: str) -> None:
         if self._stopped.is_set():

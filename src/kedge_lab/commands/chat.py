@@ -1,16 +1,15 @@
 """`kedge chat`: talk to one or two models."""
 
-import os
-import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from kedge.cli.options import PresetName, Reward, Seed, weighted_rewards
+from kedge.cli.options import PresetName, Reward, Seed, names_and_overrides, weighted_rewards
 from kedge.config import load_config
 from kedge_base.errors import ConfigError
-
-OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=.*", re.DOTALL)
+from kedge_people.assignments import checked_name, own_name
+from kedge_people.commands import say_answers
 
 
 def chat(
@@ -33,13 +32,23 @@ def chat(
     ] = "auto",
     web: Annotated[bool, typer.Option("--web", help="Chat in a browser on this machine instead.")] = False,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for --web; a free one by default.")] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --web: take thumbs and corrections into this folder of labels."),
+    ] = None,
+    person: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="Whose labels they are; your login name by default.")
+    ] = None,
     preset: PresetName = None,
 ) -> None:
     """Chat with a model, or with two side by side, with a reward's scores beside the answers."""
-    overrides = [entry for entry in models if OVERRIDE.fullmatch(entry) and not os.path.exists(entry)]
-    names = [entry for entry in models if entry not in overrides]
+    names, overrides = names_and_overrides(models)
     if port is not None and not web:
         raise ConfigError("--port needs --web")
+    if labels is not None and not web:
+        raise ConfigError("--labels needs --web")
+    if person is not None and labels is None:
+        raise ConfigError("--as needs --labels")
     if len(names) not in (1, 2):
         raise ConfigError(f"kedge chat needs one or two models, not {len(names)}")
     flags = {
@@ -49,14 +58,19 @@ def chat(
         "reward": weighted_rewards(reward),
     }
     config = load_config(None, overrides, flags, preset, stage="generate")
-    from contextlib import suppress
+    from contextlib import nullcontext, suppress
 
     from kedge_lab.chat import chat_on_terminal, chat_server, load_chat
+    from kedge_people.corrections import Corrections
 
-    loaded = load_chat(config, names, form=None if form == "auto" else form)
-    if not web:
-        chat_on_terminal(loaded)
-        return
-    with suppress(KeyboardInterrupt), chat_server(loaded, port=port or 0) as server:
-        typer.echo(f"{server.url}\nOnly this machine can open it. Ctrl-C exits.")
-        server.wait()
+    name = own_name() if person is None else checked_name(person, "--as")
+    with nullcontext() if labels is None else Corrections(labels, name) as corrections:
+        loaded = load_chat(config, names, form=None if form == "auto" else form)
+        if not web:
+            chat_on_terminal(loaded)
+            return
+        with suppress(KeyboardInterrupt), chat_server(loaded, port=port or 0, corrections=corrections) as server:
+            typer.echo(f"{server.url}\nOnly this machine can open it. Ctrl-C exits.")
+            server.wait()
+        if corrections is not None:
+            say_answers(corrections.folder, corrections.write())

@@ -49,6 +49,62 @@ function figures(reply, isHigher) {
 
 const shown = (score) => (Math.abs(score) >= 1000 ? score.toFixed(0) : Number(score.toPrecision(3)).toString());
 
+function labelTools(card, reply) {
+  // Thumbs and a correction; each is sent at once.
+  const tools = make("div", "tools");
+  const text = card.querySelector(".answer");
+  const add = (label, click) => {
+    const button = make("button", "", label);
+    button.type = "button";
+    button.addEventListener("click", click);
+    tools.append(button);
+    return button;
+  };
+  const up = add("Good", () => send({ thumb: reply.thumb === 1 ? 0 : 1 }));
+  const down = add("Bad", () => send({ thumb: reply.thumb === -1 ? 0 : -1 }));
+  add("Edit", () => edit());
+  const restore = add("Undo edit", () => send({ edit: null }));
+  const show = () => {
+    up.setAttribute("aria-pressed", String(reply.thumb > 0));
+    down.setAttribute("aria-pressed", String(reply.thumb < 0));
+    restore.hidden = reply.edit === null;
+    text.textContent = (reply.edit ?? reply.text).trim();
+    card.classList.toggle("edited", reply.edit !== null);
+  };
+  async function send(values) {
+    const result = await act("label", { item: reply.item, thumb: reply.thumb, edit: reply.edit, ...values });
+    if (result) Object.assign(reply, result);
+    show();
+    return result;
+  }
+  function edit() {
+    const field = make("textarea", "");
+    field.value = reply.edit ?? reply.text;
+    field.setAttribute("aria-label", "Corrected answer");
+    const form = make("form", "correction");
+    const keep = make("button", "", "Keep");
+    const cancel = make("button", "", "Cancel");
+    cancel.type = "button";
+    form.append(field, keep, cancel);
+    const close = () => { form.replaceWith(text, tools); show(); };
+    cancel.addEventListener("click", close);
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") close();
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+    });
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      const value = field.value === reply.text ? null : field.value;
+      if (await send({ edit: value })) close();
+    });
+    tools.remove();
+    text.replaceWith(form);
+    field.focus();
+  }
+  card.append(tools);
+  show();
+}
+
 function newTurn(text) {
   // An empty card per model, below what the user wrote.
   const turn = make("section", "turn");
@@ -76,6 +132,7 @@ function finish(turn, replies) {
     }
     card.querySelector(".answer").textContent = reply.text.trim();
     card.append(figures(reply, reply.score !== null && reply.score === best));
+    if (reply.item) labelTools(card, reply);
   }
 }
 

@@ -1,0 +1,195 @@
+"""Makes the items to label: responses sampled from policies, or finished ones from files.
+
+prompts ─▶ without those that are evaluated ─▶ responses of each policy ─▶ distinct ones ─▶ items
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kedge.config import Config
+from kedge.data import Rendered, Sources, read_rows, rows_of
+from kedge.data.fields import Messages, is_conversation, messages_of
+from kedge.data.records import RowError
+from kedge.rewards import MESSAGES_COLUMN
+from kedge.runs.inputs import reading
+from kedge.stages.policy import load_policies, render_for, sampling_settings
+from kedge.stages.rankings import POST_FIELDS
+from kedge_base.errors import DataError
+from kedge_base.machine.progress import say
+from kedge_people.labels import Item
+
+PROMPT_COLUMNS = ("prompt", "messages", "text", "question", "instruction", "post")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A prompt, and the different responses to it so far, with the model of each."""
+
+    prompt: str | Messages
+    columns: Mapping[str, Any]
+    responses: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def sample_items(
+    config: Config, names: Sequence[str], *, num_prompts: int, num_responses: int, seed: int, not_in: Sequence[str] = ()
+) -> list[Item]:
+    """Sample responses of policies to prompts. With several policies, a prompt's responses come from different ones.
+
+    Args:
+        config: Names the prompts, `data.prompts`, and the settings of the sampling.
+        names: The policies, folders or hub ids.
+        num_prompts: Number of prompts, drawn at random.
+        num_responses: Responses to each prompt. Equal and blank ones are left out.
+        seed: Seed of the draws.
+        not_in: Data whose prompts are not used, such as those of an evaluation.
+
+    Raises:
+        KedgeError: An input cannot be read or does not fit, or no item is left.
+    """
+    evaluated = _known_prompts(not_in)
+    policies = load_policies(names, config)
+    reader = policies[0]
+    sampling = sampling_settings(config, num_responses=num_responses)
+    options = reading(config, "prompts", reader.tokenizer, room=reader.room(sampling.max_new_tokens))
+    share = config.data.max_rejected_fraction
+    read = read_rows(Sources(tuple(config.data.prompts)), "prompts", max_rejected_fraction=share, **options).records
+    hashes = [_hashes({**prompt.columns, "prompt": prompt.text}) for prompt in read]
+    prompts = [read[place] for place in _drawn(hashes, evaluated, num_prompts, seed)]
+    found: list[Candidate] = []
+    for prompt in prompts:
+        # A conversation stays one, so that the template of the reward model closes its answers.
+        messages = prompt.columns.get(MESSAGES_COLUMN) if isinstance(prompt.text, Rendered) else None
+        found.append(Candidate(messages or str(prompt.text), prompt.columns))
+    # With more policies than responses, all of them meet in some prompts.
+    turns = [random.Random(f"{seed} {place}").sample(range(len(names)), len(names)) for place in range(len(prompts))]
+    for index, policy in enumerate(policies):
+        rendered = render_for(policy, prompts, reader, max_new_tokens=sampling.max_new_tokens)
+        shares = [[turn[number % len(names)] for number in range(num_responses)].count(index) for turn in turns]
+        rows = [place for place, count in enumerate(shares) for _ in range(count)]
+        batches = policy.sample([rendered[place] for place in rows], sampling, title=f"sample {policy.source}")
+        texts = [text for batch in batches for text in batch.responses.completions]
+        for place, text in zip(rows, texts, strict=True):
+            found[place].responses.setdefault(text, policy.source)
+    return _items(found, num_responses, seed)
+
+
+def read_items(
+    sources: Sequence[str], *, num_prompts: int, num_responses: int, seed: int, not_in: Sequence[str] = ()
+) -> list[Item]:
+    """Read finished responses; those to the same prompt, also from several files, become one item.
+
+    Args:
+        sources: Files or data sets, whose rows have a prompt and `responses`, `completions`, `completion`, or `chosen`
+            and `rejected`.
+        num_prompts: Number of prompts, drawn at random.
+        num_responses: Maximum number of responses to a prompt, drawn at random.
+        seed: Seed of the draws.
+        not_in: Data whose prompts are not used, such as those of an evaluation.
+
+    Raises:
+        DataError: A row has no prompt or no response, or no item is left.
+    """
+    found: dict[str, Candidate] = {}
+    for source in sources:
+        for row in rows_of(source):
+            try:
+                if row.fault is not None or not isinstance(row.value, Mapping):
+                    raise RowError(row.fault or "expected an object with named fields")
+                prompt, responses = _finished(row.value, source)
+            except RowError as error:
+                raise DataError(f"{row.place}: {error}") from error
+            candidate = found.setdefault(json.dumps(prompt), Candidate(prompt, row.value))
+            for text, model in responses:
+                candidate.responses.setdefault(text, model)
+    candidates = list(found.values())
+    hashes = [_hashes({**each.columns, "prompt": each.prompt}) for each in candidates]
+    drawn = _drawn(hashes, _known_prompts(not_in), num_prompts, seed)
+    return _items([candidates[place] for place in drawn], num_responses, seed)
+
+
+def _items(candidates: Sequence[Candidate], num_responses: int, seed: int) -> list[Item]:
+    """Make items of candidates with enough different responses that are not blank: two, or one if one is asked for."""
+    items: list[Item] = []
+    for candidate in candidates:
+        pairs = [(text, model) for text, model in candidate.responses.items() if text.strip()]
+        chosen = random.Random(f"responses {seed} {len(items)}").sample(pairs, min(num_responses, len(pairs)))
+        if len(chosen) >= min(num_responses, 2):
+            texts, models = zip(*chosen, strict=True)
+            post = {name: candidate.columns[name] for name in POST_FIELDS if candidate.columns.get(name)}
+            items.append(Item(str(len(items) + 1), candidate.prompt, texts, models, post))
+    if not items:
+        raise DataError(
+            "no prompt has two different responses; raise generate.temperature, or label with --responses 1"
+        )
+    if fewer := len(candidates) - len(items):
+        say(f"{fewer} of {len(candidates)} prompts are left out: their responses are all the same, or blank")
+    return items
+
+
+def _drawn(hashes: Sequence[Collection[str]], evaluated: frozenset[str], count: int, seed: int) -> list[int]:
+    """Draw prompts at random, each once, without those that are evaluated; returns their places, in order."""
+    seen = set[str]()
+    free: list[int] = []
+    for place, own in enumerate(hashes):
+        if seen.isdisjoint(own):
+            free.append(place)
+        seen.update(own)
+    known = [place for place in free if not evaluated.isdisjoint(hashes[place])] if evaluated else []
+    free = [place for place in free if place not in set(known)]
+    if known:
+        say(f"{len(known)} prompts are left out: they are in the data of --not-in")
+    if not free:
+        raise DataError("all prompts are in the data of --not-in; give others")
+    if len(free) < count:
+        say(f"{len(free)} different prompts instead of {count}")
+    return sorted(random.Random(f"prompts {seed}").sample(free, min(count, len(free))))
+
+
+def _known_prompts(sources: Sequence[str]) -> frozenset[str]:
+    """The hashes of all prompts in some data."""
+    rows = [row.value for source in sources for row in rows_of(source)]
+    return frozenset(found for row in rows for found in _hashes(row if isinstance(row, Mapping) else {"prompt": row}))
+
+
+def _hashes(fields: Mapping[str, Any]) -> set[str]:
+    """Hashes of a prompt in all the forms that a row has it in: a question as text equals the same as a message."""
+    found = set[str]()
+    for name in PROMPT_COLUMNS:
+        value = fields.get(name)
+        if is_conversation(value):
+            messages = messages_of(value, name)
+            turns = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+            is_question = len(turns) == 1 and turns[0]["role"] == "user"
+            value = (
+                turns[0]["content"] if is_question else json.dumps([[turn["role"], turn["content"]] for turn in turns])
+            )
+        if isinstance(value, str) and value.strip():
+            found.add(hashlib.sha256(" ".join(value.split()).encode("utf-8", "surrogatepass")).hexdigest())
+    return found
+
+
+def _finished(fields: Mapping[str, Any], source: str) -> tuple[str | Messages, list[tuple[str, str]]]:
+    """The prompt of a row with finished responses, and these with the model of each."""
+    prompt = next((fields[name] for name in (MESSAGES_COLUMN, *PROMPT_COLUMNS) if fields.get(name)), None)
+    if not isinstance(prompt, str):
+        if not is_conversation(prompt):
+            raise RowError("the row has no prompt: expected a text or messages in the column 'prompt'")
+        prompt = messages_of(prompt, "prompt")
+    given = next((fields[name] for name in ("responses", "completions") if fields.get(name)), None)
+    if given is None:
+        given = [fields[name] for name in ("chosen", "rejected", "completion") if fields.get(name)]
+    texts = [messages_of(each, "response")[-1]["content"] if is_conversation(each) else each for each in given]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise RowError(
+            "the row has no responses: expected texts in 'responses', 'completion', or 'chosen' and 'rejected'"
+        )
+    models = fields.get("models") or [fields.get("model") or source] * len(texts)
+    if len(models) != len(texts):
+        raise RowError(f"{len(models)} models for {len(texts)} responses")
+    return prompt, list(zip(texts, map(str, models), strict=True))

@@ -1,0 +1,341 @@
+"""Serves the page on which people label, a link for each of them; an answer is on the disk before the page says so.
+
+question ─▶ page ─▶ answer, checked ─▶ answers.jsonl ─▶ next question
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+from http import HTTPStatus
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar, cast
+
+from kedge_base.errors import ConfigError, DataError, KedgeError, OutputError
+from kedge_base.machine.local_server import CLOSED_POLICY, PAGE_POLICY, LocalServer, Request, new_token
+from kedge_base.machine.local_server import Answer as Reply
+from kedge_base.run_folder.output import writing
+from kedge_base.run_folder.record_format import read_json_lines
+from kedge_inspect import page
+from kedge_people.assignments import Assignments, Question
+from kedge_people.labels import ANSWERS_FILE, Answer, AnswerFile, Item, read_labels
+
+LINKS_FILE = "links.json"
+"""The port and everybody's token: links and open pages still work after a restart. Only its owner may read it."""
+
+ASSETS = {
+    "": (__package__, "label.html", "text/html"),
+    "style.css": (page.__name__, "style.css", "text/css"),
+    "label.css": (__package__, "label.css", "text/css"),
+    "label.js": (__package__, "label.js", "text/javascript"),
+}
+POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; {PAGE_POLICY}"
+"""The page may run only its own script file, and no inline code."""
+
+GRADES = range(1, 8)
+LONGEST_NOTE = 10_000
+_ID = re.compile(r"[0-9A-Za-z-]{8,64}")
+
+T = TypeVar("T")
+
+
+class Stale(DataError):
+    """An answer to a question that is not this person's next one: another page of theirs has answered it."""
+
+
+@contextmanager
+def label_server(
+    folder: Path, assignments: Assignments, file: AnswerFile, *, port: int | None = None
+) -> Iterator[LocalServer]:
+    """Serve the page within this context; afterwards, no answer is taken.
+
+    Args:
+        folder: The folder of labels.
+        assignments: Who is asked what.
+        file: The folder's answers, open for writing.
+        port: The local port; by default that of the last time, or a free one.
+
+    Raises:
+        DataError: The folder is damaged.
+        ConfigError: The port is taken or not permitted.
+    """
+    known_port, tokens = _read_links(folder)
+    tokens = {name: tokens.get(name) or new_token() for name in assignments.people}
+    desk = Desk(folder, assignments, file)
+    server = None
+    if port is None and known_port:
+        with suppress(ConfigError):  # taken by another program
+            server = LocalServer(desk.reply, port=known_port, takes_posts=True, tokens=tokens)
+    server = server or LocalServer(desk.reply, port=port or 0, takes_posts=True, tokens=tokens)
+    path = folder / LINKS_FILE
+    with writing(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        with open(descriptor, "w", encoding="utf-8") as links:
+            json.dump({"port": server.port, "tokens": tokens}, links)
+    with server:
+        yield server
+    desk.close()
+
+
+class Desk:
+    """Hands out questions and takes answers.
+
+    Args:
+        folder: The folder of labels.
+        assignments: Who is asked what.
+        file: The folder's answers, open for writing.
+    """
+
+    def __init__(self, folder: Path, assignments: Assignments, file: AnswerFile) -> None:
+        labels = read_labels(folder)
+        self._items = labels.items
+        self._assignments = assignments
+        self._file = file
+        self._lock = threading.Lock()
+        self._is_open = True
+        self._answers = {answer.id: answer for answer in labels.answers}
+        self._known = {row["id"] for row in read_json_lines(folder / ANSWERS_FILE) if "id" in row}
+        self._questions = {person: assignments.questions(person, labels.items) for person in assignments.people}
+
+    def reply(self, request: Request) -> Reply:
+        """Serve the page and its parts, and questions (`question/0` is the next one, `question/1` the last one that was
+        answered), for GET; take an `answer` for POST.
+        """
+        if request.method == "GET" and request.path in ASSETS:
+            return _asset(request.path)
+        back = re.fullmatch(r"question/(\d{1,6})", request.path)
+        try:
+            if request.method == "GET" and back:
+                with self._lock:
+                    return _as_json(self._shown(request.name, int(back[1])))
+            if request.method == "POST" and request.path == "answer":
+                with self._lock:
+                    self._take(request.name, read_object(request.body))
+                    return _as_json(self._shown(request.name, 0))
+        except KedgeError as error:
+            # The page sends an answer again that could not be written.
+            unwritten = HTTPStatus.SERVICE_UNAVAILABLE if isinstance(error, OutputError) else HTTPStatus.BAD_REQUEST
+            return _as_json({"error": str(error)}, HTTPStatus.CONFLICT if isinstance(error, Stale) else unwritten)
+        return Reply(HTTPStatus.NOT_FOUND, b"Not found.\n")
+
+    def close(self) -> None:
+        """Wait for the answer that is being written, and take no more."""
+        with self._lock:
+            self._is_open = False
+
+    def _shown(self, person: str, back: int) -> dict[str, Any]:
+        """What the page shows: progress, and a question without its models and other people's answers."""
+        own = self._own(person)
+        left = self._left(person)
+        total = len(self._questions[person])
+        state = {
+            "person": person,
+            "done": total - len(left),
+            "total": total,
+            "seconds": median([each.seconds for each in own]) if own else None,
+            "axes": self._assignments.axes,
+            "back": min(back, len(own)),
+            "most_back": len(own),
+            "question": None,
+        }
+        earlier = own[-state["back"]] if state["back"] else None
+        if earlier is not None:
+            question = Question(earlier.item, earlier.order)
+        elif left:
+            question = left[0]
+        else:
+            return state
+        item = self._items[question.item]
+        state["question"] = {
+            "id": _question_id(question),
+            "prompt": item.prompt,
+            "responses": [item.responses[place] for place in question.order],
+            "replaces": None if earlier is None else earlier.id,
+            "answer": None if earlier is None else _as_shown(earlier),
+        }
+        return state
+
+    def _take(self, person: str, values: Mapping[str, Any]) -> None:
+        """Check an answer and write it; one that was sent before, whose reply was lost, changes nothing.
+
+        Raises:
+            OutputError: It cannot be written now.
+            Stale: It answers another question than the person's next one, or replaces an answer that does not count.
+            DataError: It is not an answer to the question.
+        """
+        given = values.get("id")
+        if not (isinstance(given, str) and _ID.fullmatch(given)):
+            raise DataError("expected an id of 8 to 64 letters and digits")
+        name = f"{person}-{given}"
+        if name in self._known:
+            return
+        if not self._is_open:
+            raise OutputError("the server is ending")
+        replaces = values.get("replaces")
+        if replaces is None:
+            left = self._left(person)
+            question = left[0] if left else None
+        else:
+            before = self._answers.get(str(replaces))
+            question = Question(before.item, before.order) if before and before.person == person else None
+        if question is None or values.get("question") != _question_id(question):
+            raise Stale("this question was answered in another window, or is not yours; the next one is shown")
+        item = self._items[question.item]
+        answer = replace(
+            _checked(values, item, question.order, self._assignments.axes),
+            id=name,
+            person=person,
+            when=now(),
+            replaces=replaces,
+        )
+        self._file.add(answer)
+        self._known.add(name)
+        self._answers.pop(answer.replaces or "", None)
+        self._answers[name] = answer
+
+    def _own(self, person: str) -> list[Answer]:
+        return [answer for answer in self._answers.values() if answer.person == person]
+
+    def _left(self, person: str) -> list[Question]:
+        """The questions that a person has not answered. What was skipped is not asked again."""
+        own: dict[str, list[Answer]] = {}
+        for answer in self._own(person):
+            own.setdefault(answer.item, []).append(answer)
+        left: list[Question] = []
+        seen = set[str]()
+        for question in self._questions[person]:
+            answers = own.get(question.item, [])
+            needed = 2 if question.item in seen and "skipped" not in {each.verdict for each in answers} else 1
+            seen.add(question.item)
+            if len(answers) < needed:
+                left.append(question)
+        return left
+
+
+def _question_id(question: Question) -> str:
+    """A name of a question that tells nothing, and differs when its item is asked again, in another order."""
+    return hashlib.sha256(repr(tuple(question)).encode()).hexdigest()[:16]
+
+
+def _as_shown(answer: Answer) -> dict[str, Any]:
+    """An answer with its lists in the order shown."""
+
+    def shown(values: Sequence[T]) -> list[T]:
+        return [values[place] for place in answer.order] if values else []
+
+    return {
+        "verdict": answer.verdict,
+        "ranks": shown(answer.ranks),
+        "axes": {name: shown(grades) for name, grades in answer.axes.items()},
+        "thumbs": shown(answer.thumbs),
+        "edits": shown(answer.edits),
+        "note": answer.note,
+        "seconds": answer.seconds,
+    }
+
+
+def _checked(values: Mapping[str, Any], item: Item, order: tuple[int, ...], axes: Sequence[str]) -> Answer:
+    """Check the page's answer, and bring its lists from the order shown into that of the item; it is nobody's yet."""
+
+    def listed(field: str, given: object, is_right: Callable[[Any], bool], expected: str) -> tuple[Any, ...]:
+        if given in (None, []):
+            return ()
+        entries = cast("list[Any]", given) if isinstance(given, list) else []
+        if len(entries) != len(order) or not all(map(is_right, entries)):
+            raise DataError(f"{field} must be a list of {len(order)}: {expected}")
+        found = tuple(entries[order.index(place)] for place in range(len(order)))
+        return found if any(found) else ()
+
+    verdict = values.get("verdict")
+    if verdict not in ("ranked", "bad", "skipped"):
+        raise DataError("verdict must be ranked, bad or skipped")
+    ranks = listed("ranks", values.get("ranks"), lambda rank: _is_whole(rank, range(1, len(order) + 1)), "ranks from 1")
+    if (verdict == "ranked") != bool(ranks):
+        raise DataError("ranks are needed where the verdict is ranked, and nowhere else")
+    levels = sorted(set(ranks))
+    grades = values.get("axes") or {}
+    if not isinstance(grades, dict) or not set(grades) <= set(axes):
+        raise DataError(f"axes must be some of {', '.join(axes) or 'none'}")
+    found = {
+        axis: listed(
+            axis, given, lambda grade: grade is None or _is_whole(grade, GRADES), "grades from 1 to 7, or null"
+        )
+        for axis, given in grades.items()
+    }
+    seconds = values.get("seconds")
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < math.inf:
+        raise DataError("seconds must be a number from 0")
+    note = values.get("note") or ""
+    if not isinstance(note, str) or len(note) > LONGEST_NOTE:
+        raise DataError(f"note must be a text of at most {LONGEST_NOTE:,} characters")
+    given = values.get("edits")
+    texts = listed("edits", given, lambda text: text is None or isinstance(text, str), "texts, or null")
+    edits = tuple(None if text == response else text for text, response in zip(texts, item.responses, strict=False))
+    if any(text is not None and not text.strip() for text in edits):
+        raise DataError("edits must not be blank")
+    return Answer(
+        id="",
+        item=item.id,
+        person="",
+        when="",
+        seconds=round(seconds, 2),
+        order=order,
+        verdict=verdict,
+        ranks=tuple(levels.index(rank) + 1 for rank in ranks),
+        axes={axis: kept for axis, kept in found.items() if kept},
+        thumbs=listed("thumbs", values.get("thumbs"), lambda thumb: _is_whole(thumb, (-1, 0, 1)), "-1, 0 or 1"),
+        edits=edits if any(edits) else (),
+        note=note,
+    )
+
+
+def _is_whole(value: object, among: Sequence[int] | range) -> bool:
+    return type(value) is int and value in among
+
+
+def now() -> str:
+    """The time in UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def read_object(body: bytes) -> Mapping[str, Any]:
+    """Read the body of a request.
+
+    Raises:
+        DataError: It is not a JSON object.
+    """
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise DataError("expected JSON") from error
+    if not isinstance(values, dict):
+        raise DataError("expected a JSON object")
+    return cast("Mapping[str, Any]", values)
+
+
+def _read_links(folder: Path) -> tuple[int, dict[str, str]]:
+    """The port and the tokens of the last time; nothing if there are none, or the file is damaged."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        links = json.loads((folder / LINKS_FILE).read_bytes())
+        return int(links["port"]), {str(name): str(token) for name, token in links["tokens"].items() if len(token) > 24}
+    return 0, {}
+
+
+def _asset(path: str) -> Reply:
+    package, name, kind = ASSETS[path]
+    content = (files(package) / "assets" / name).read_bytes()
+    return Reply(HTTPStatus.OK, content, f"{kind}; charset=utf-8", policy=CLOSED_POLICY if path else POLICY)
+
+
+def _as_json(values: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Reply:
+    return Reply(status, (json.dumps(values) + "\n").encode(), "application/json")

@@ -1,0 +1,242 @@
+"""What people are asked: sampled and finished responses, without what is evaluated; and the command that serves it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import kedge.cli  # noqa: F401  # imports the commands, which import parts of it
+from kedge.config import load_config
+from kedge.stages.reward import run_reward
+from kedge.stages.sft import run_sft
+from kedge_base.errors import DataError, KedgeError
+from kedge_people.assignments import read_assignments
+from kedge_people.commands import label
+from kedge_people.items import read_items, sample_items
+from kedge_people.labels import read_labels, write_data_sets
+from tests.people.test_server import answer, ask, give, send, serving
+from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
+
+GIVEN = {"num_prompts": 100, "num_responses": 2, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> SimpleNamespace:
+    folder = tmp_path_factory.mktemp("models")
+    chat = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    return SimpleNamespace(
+        first=str(save_tiny_policy(folder / "first", tokenizer=chat)),
+        second=str(save_tiny_policy(folder / "second", seed=1, tokenizer=chat)),
+        third=str(save_tiny_policy(folder / "third", seed=2, tokenizer=chat)),
+    )
+
+
+def rows(path: Path, given) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    return str(path)
+
+
+@pytest.fixture
+def questions(tmp_path) -> str:
+    asked = [{"messages": [{"role": "user", "content": f"question {number}"}]} for number in range(8)]
+    return rows(tmp_path / "questions.jsonl", [*asked, asked[0]])
+
+
+def config(prompts: str, *overrides: str):
+    fixed = ["generate.max_new_tokens=6", "runtime.num_threads=1", "runtime.device=cpu"]
+    return load_config(None, [*fixed, *overrides], {"data.prompts": [prompts]}, stage="generate")
+
+
+def test_two_policies_meet_in_every_prompt_and_three_in_some(models, questions):
+    two = sample_items(config(questions), [models.first, models.second], **GIVEN)
+    assert [item.prompt[0]["content"] for item in two] == [f"question {number}" for number in range(8)]
+    assert all(set(item.models) == {models.first, models.second} for item in two)
+    assert len({item.models for item in two}) == 2, "either one can be first"
+    assert len({item.id for item in two}) == 8
+    assert two == sample_items(config(questions), [models.first, models.second], **GIVEN)
+    three = sample_items(config(questions), list(vars(models).values()), **GIVEN)
+    assert len({frozenset(item.models) for item in three}) == 3
+    four = sample_items(config(questions), [models.first], **{**GIVEN, "num_responses": 4})
+    assert {len(set(item.responses)) for item in four} == {4}
+
+
+def test_prompts_are_drawn_each_once_and_not_those_of_an_evaluation(models, questions, tmp_path, capsys):
+    evaluated = rows(tmp_path / "eval.jsonl", [{"prompt": " question\n0 "}, {"question": "question 1"}, "question 2"])
+    told = [{"messages": [{"role": "user", "content": "question 3"}, {"role": "assistant", "content": "yes"}]}]
+    more = rows(tmp_path / "more.jsonl", told)
+    given = {**GIVEN, "num_prompts": 3, "not_in": [evaluated, more]}
+    items = sample_items(config(questions), [models.first], **given)
+    assert len(items) == 3
+    assert {item.prompt[0]["content"] for item in items} <= {f"question {number}" for number in range(4, 8)}
+    assert "4 prompts are left out" in capsys.readouterr().err
+    with pytest.raises(DataError, match="all prompts are in the data of --not-in"):
+        sample_items(config(questions), [models.first], **{**GIVEN, "not_in": [questions]})
+
+
+def test_equal_responses_are_nothing_to_compare(models, questions):
+    with pytest.raises(DataError, match="two different responses"):
+        sample_items(config(questions, "generate.temperature=0"), [models.first], **GIVEN)
+    single = sample_items(config(questions), [models.first], **{**GIVEN, "num_responses": 1})
+    assert {len(item.responses) for item in single} == {1}
+
+
+def test_posts_keep_their_columns(models, tmp_path):
+    post = {"subreddit": "sail", "title": "Rope", "post": "It broke."}
+    posts = rows(tmp_path / "posts.jsonl", [{**post, "summary": "broke", "extra": 1}])
+    [item] = sample_items(config(posts, "data.template=tldr"), [models.first], **GIVEN)
+    assert item.columns == post
+    assert item.prompt.startswith("SUBREDDIT: r/sail")
+
+
+def test_finished_responses_to_the_same_prompt_are_compared(tmp_path):
+    first = rows(tmp_path / "first.jsonl", [{"prompt": f"p{n}", "completion": f"first {n}"} for n in range(3)])
+    chat = [{"role": "user", "content": "hi"}]
+    second = rows(
+        tmp_path / "second.jsonl",
+        [
+            {"prompt": "p0", "completion": "second 0", "model": "m"},
+            {"prompt": "p1", "completion": "first 1"},
+            {"prompt": "p2", "responses": ["x", "y", "x", " "], "models": ["a", "b", "c", "d"], "post": "long"},
+            {"prompt": chat, "chosen": [{"role": "assistant", "content": "good"}], "rejected": "bad"},
+            {"prompt": "<|user|>\nhi", "messages": chat, "completions": ["one", "two"]},
+        ],
+    )
+    items = read_items([first, second], **{**GIVEN, "num_responses": 3})
+    found = {json.dumps(item.prompt): dict(zip(item.responses, item.models, strict=True)) for item in items}
+    assert found == {
+        '"p0"': {"first 0": first, "second 0": "m"},
+        '"p2"': {"first 2": first, "x": "a", "y": "b"},
+        json.dumps(chat): items and found[json.dumps(chat)],
+    }
+    assert len(found[json.dumps(chat)]) == 3
+    assert set(found[json.dumps(chat)]) <= {"good", "bad", "one", "two"}
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"completion": "x"}, "1: the row has no prompt"),
+        ({"prompt": "x"}, "1: the row has no responses"),
+        ({"prompt": "x", "responses": ["a", 7]}, "1: the row has no responses"),
+        ({"prompt": "x", "responses": ["a", "b"], "models": ["m"]}, "1: 1 models for 2 responses"),
+        ("text", "1: not a JSON object"),
+    ],
+)
+def test_rows_that_cannot_be_labeled_are_named(tmp_path, row, fault):
+    with pytest.raises(DataError, match=fault):
+        read_items([rows(tmp_path / "rows.jsonl", [row])], **GIVEN)
+
+
+def test_what_people_answer_trains_a_reward_model_and_a_policy(models, questions, tmp_path):
+    items = sample_items(config(questions), [models.first, models.second], **GIVEN)
+    folder = tmp_path / "labels"
+    folder.mkdir()
+    with serving(folder, ["ana"], items=items) as server:
+        for number in range(8):
+            texts = {"edits": [f"fixed {number}", None]} if number % 2 else {"thumbs": [1, -1]}
+            give(server, "ana", f"answer-{number}", **texts)
+    write_data_sets(folder)
+    given = ["runtime.num_threads=1", "runtime.device=cpu", "runtime.report=false", f"model={models.first}"]
+    trained = run_reward(
+        load_config(
+            None,
+            [*given, "num_epochs=1", f"out={tmp_path / 'reward'}", f"data.comparisons={folder / 'comparisons.jsonl'}"],
+            stage="reward",
+        )
+    )
+    assert json.loads((trained.folder / "data.json").read_text())["comparisons"]["used"] == 16
+    tuned = run_sft(
+        load_config(
+            None,
+            [
+                *given,
+                "num_epochs=1",
+                f"out={tmp_path / 'sft'}",
+                f"data.demonstrations={folder / 'demonstrations.jsonl'}",
+            ],
+            stage="sft",
+        )
+    )
+    assert json.loads((tuned.folder / "data.json").read_text())["demonstrations"]["used"] == 8
+
+
+MISTAKES = [
+    ({}, "--out is needed"),
+    ({"out": "new"}, "give models that answer the prompts"),
+    ({"sources": ["m"], "responses_from": ["f"], "out": "new"}, "give models that answer the prompts"),
+    ({"sources": ["m"], "out": "new"}, "models need --prompts"),
+    ({"responses_from": ["f"], "prompts": ["p"], "out": "new"}, "--prompts needs a model"),
+    ({"sources": ["m"], "prompts": ["questions.jsonl"], "out": "new"}, "model 'm': no such folder"),
+    ({"sources": ["labels"], "overlap": 0.5}, "leave out --overlap"),
+    ({"sources": ["labels", "generate.temperature=1"]}, "leave out FIELD=VALUE"),
+    ({"sources": ["labels"], "out": "new"}, "leave out --out"),
+    ({"sources": ["m"], "write": True}, "--write needs a folder of labels"),
+    ({"sources": ["labels"], "people": "ana,"}, "'' is not a name"),
+    ({"sources": ["labels"], "withdraw": "zoe"}, "--withdraw zoe: no answer is theirs"),
+    ({"sources": ["m"], "prompts": ["p"], "out": "labels"}, "labels is not empty"),
+    ({"sources": ["m"], "prompts": ["p"], "out": "new", "scorer": ["r"]}, "--scorer needs --select"),
+    ({"sources": ["m"], "prompts": ["p"], "out": "new", "axes": "a/b"}, "--axes: 'a/b'"),
+]
+
+
+@pytest.mark.parametrize(("given", "fault"), MISTAKES)
+def test_mistakes_are_one_line_and_leave_nothing(questions, tmp_path, monkeypatch, given, fault):
+    monkeypatch.chdir(tmp_path)
+    with serving_folder(tmp_path / "labels"), pytest.raises(KedgeError, match=fault):
+        label(**given)
+    assert not Path("new").exists()
+
+
+def serving_folder(folder: Path):
+    folder.mkdir()
+    return serving(folder)
+
+
+def test_the_command_serves_and_continues(models, questions, tmp_path):
+    def run(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "kedge", "label", *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+
+    def links(process: subprocess.Popen[str], count: int) -> SimpleNamespace:
+        assert process.stdout is not None
+        urls = dict(process.stdout.readline().strip().split(": ", 1) for _ in range(count))
+        assert "Only this machine" in process.stdout.readline()
+        port = int(next(iter(urls.values())).split("/")[2].split(":")[1])
+        return SimpleNamespace(urls=urls, port=port)
+
+    def end(process: subprocess.Popen[str]) -> str:
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+        assert process.returncode == 0, error
+        return out
+
+    first = run(
+        *(models.first, "generate.max_new_tokens=6", "runtime.device=cpu", "--prompts", questions, "--out", "out"),
+        *("--people", "ana", "--axes", "stiennon", "--num-prompts", "6", "--repeats", "0", "--seed", "4"),
+    )
+    server = links(first, 1)
+    assert ask(server, "ana")["axes"] == ["overall", "accuracy", "coverage", "coherence"]
+    state = give(server, "ana", "answer-1", ranks=[1, 1], edits=["fixed", None])
+    assert state["total"] == 6
+    out = end(first)
+    assert "Answers in out: ana 1\n" in out
+    assert f"kedge reward --model {models.first} --comparisons out/comparisons.jsonl reward_model.ties=davidson" in out
+    assert f"kedge sft --model {models.first} --demonstrations out/demonstrations.jsonl" in out
+    assert read_assignments(tmp_path / "out").seed == 4
+    second = run("out", "--people", "ben")
+    both = links(second, 2)
+    assert both.urls["ana"] == server.urls["ana"]
+    assert ask(both, "ana", 0)["question"] == state["question"]
+    assert send(both, "ben", "answer", answer(ask(both, "ben")))[0] == 200
+    end(second)
+    assert [each.person for each in read_labels(tmp_path / "out").answers] == ["ana", "ben"]
+    written = run("out", "--write")
+    out, _ = written.communicate(timeout=60)
+    assert "Answers in out: ana 1, ben 1" in out
+    assert len((tmp_path / "out" / "comparisons.jsonl").read_text().splitlines()) == 3
