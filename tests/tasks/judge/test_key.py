@@ -74,12 +74,12 @@ def test_a_server_that_repeats_the_key_does_not_spread_it(server, tmp_path, stat
     text = text.replace("/", "\\/") if escaped else text
     server.answer = lambda body: Reply(text.encode(), status)
     with pytest.raises(RewardError) as caught:
-        Judge(server.judge, limits={"retries": 0}, file=tmp_path / "judge.sqlite").score(["a"], ["e"])
+        Judge(server.judge, limits={"retries": 0}, file=tmp_path / "judges.sqlite").score(["a"], ["e"])
     assert "Secret" not in str(caught.value)
     answer: Any = {"reasoning": f"I saw {KEY}", "score": 3}
     server.answer = lambda body: said(json.dumps(answer).replace("/", "\\/") if escaped else answer)
-    assert Judge(server.judge, file=tmp_path / "judge.sqlite").score(["a"], ["e"]) == [3]
-    assert b"I saw [key]" in (tmp_path / "judge.sqlite-wal").read_bytes()
+    assert Judge(server.judge, file=tmp_path / "judges.sqlite").score(["a"], ["e"]) == [3]
+    assert b"I saw [key]" in (tmp_path / "judges.sqlite-wal").read_bytes()
     assert not any(b"Secret" in path.read_bytes() for path in tmp_path.iterdir())
 
 
