@@ -13,6 +13,7 @@ import secrets
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ class Ledger:
         with self._failing():
             name = ":memory:" if path is None else os.fspath(path)
             self._base = sqlite3.connect(name, timeout=60, isolation_level=None, check_same_thread=False)
+            weakref.finalize(self, self._base.close)
             for statement in _SETUP:
                 self._base.execute(statement)
 

@@ -306,6 +306,8 @@ def test_the_check_before_a_run_finds_a_wrong_model_and_accepts_servers_without_
         "openai:m@http://127.0.0.1:port/v1",
         "openai:m@http://user:secret@127.0.0.1/v1",
         "openai:m@http://127.0.0.1/v1?key=secret",
+        "openai:m@http://user:secret@127.0.0.1:port/v1",
+        "openai:m@http://user:secret @127.0.0.1/v1",
     ],
 )
 def test_a_wrong_name_is_one_line_without_its_secrets(name):

@@ -88,3 +88,13 @@ def test_a_key_that_no_header_can_have_is_one_line_without_it(server, monkeypatc
     with pytest.raises(RewardError, match="characters that no key has") as caught:
         Judge(server.judge)
     assert "Secret" not in str(caught.value)
+
+
+def test_the_key_is_in_no_repr(server):
+    ours = Judge(server.judge)
+    assert "Secret" not in repr(ours) + repr(ours.endpoint) + repr(vars(ours))
+
+
+def test_a_host_that_cannot_be_encoded_is_one_line():
+    with pytest.raises(RewardError, match="label"):
+        check_judge(f"openai:m@https://{'x' * 70}.example/v1")

@@ -198,5 +198,5 @@ def test_killed_processes_lose_no_answer_and_no_count(server, tmp_path):
 
 def test_a_file_that_is_none_is_one_line(tmp_path):
     (tmp_path / "judges.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(RewardError, match=r"judge\.sqlite: file is not a database"):
+    with pytest.raises(RewardError, match=r"judges\.sqlite: file is not a database"):
         Ledger(tmp_path / "judges.sqlite", Limits())
