@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from kedge_base.errors import RewardError
+from kedge_base.errors import LastingRewardError, RewardError
 from kedge_base.texts import error_text
 from kedge_base.version import __version__
 from kedge_tasks.judge.ledger import Limits
@@ -200,7 +200,8 @@ class Endpoint:
             hint = "; is the address complete, as in http://127.0.0.1:8000/v1, and the model's name right?"
         elif not error.status:
             hint = "; is the server running?"
-        return RewardError(f"judge openai:{self.model} at {self.url}: {error}{hint}")
+        kind = RewardError if error.is_passing else LastingRewardError
+        return kind(f"judge openai:{self.model} at {self.url}: {error}{hint}")
 
     def clean(self, text: str) -> str:
         """Remove the key from a text of the server, which may repeat what it was sent."""

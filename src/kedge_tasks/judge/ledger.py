@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge_base.errors import RewardError
+from kedge_base.errors import LastingRewardError, RewardError
 
 POLL = 0.05
 """Seconds after which a request that waits looks again at what others have settled."""
@@ -36,7 +36,7 @@ _SETUP = (
 )
 
 
-class JudgeLimitError(RewardError):
+class JudgeLimitError(LastingRewardError):
     """A limit of the run is reached."""
 
 

@@ -126,6 +126,16 @@ def trained(tmp_path: Path, prompts: Path, server: StandIn, *more: object, out: 
     ]
 
 
+def test_a_limit_ends_a_run_also_where_failures_give_a_score(tmp_path, prompts, server):
+    command = trained(tmp_path, prompts, server, "judge.max_requests=6", "reward_functions.on_error=0.5")
+    done = forked_kedge(*command)
+    assert done.returncode == 2
+    assert "judge.max_requests=6 is reached" in done.stderr
+    assert len(server.requests) == 6
+    [row] = read_json_lines(tmp_path / "ppo" / "metrics.jsonl")
+    assert row["reward/m_given_up"] == 0
+
+
 def test_a_killed_ppo_run_asks_nothing_twice(tmp_path, prompts, server):
     with StandIn().running() as twin:
         whole = forked_kedge(*trained(tmp_path, prompts, twin, out="whole"))
