@@ -106,6 +106,14 @@ class RewardError(KedgeError, RuntimeError):
     """A reward function that cannot be loaded or returned invalid results."""
 
 
+class LastingRewardError(RewardError):
+    """A failure that ends a run whatever its settings for failures: no further call can succeed, such as after a limit
+    is reached.
+    """
+
+    is_lasting = True
+
+
 class NonfiniteScoreError(RewardError):
     """A NaN or infinite score.
 

@@ -19,7 +19,7 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Literal
 
 from kedge.rewards.source import Responses, Score, Verdict, checked_scores, free_names
-from kedge_base.errors import RewardError, RunEnded
+from kedge_base.errors import LastingRewardError, RewardError, RunEnded
 from kedge_base.generators import seeded
 from kedge_base.importing import find_named
 from kedge_base.texts import place_of, typed_error_text
@@ -360,7 +360,8 @@ def _one_line_errors(name: str) -> Iterator[None]:
     except RunEnded:
         raise
     except RewardError as error:
-        raise RewardError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error
+        kind = LastingRewardError if isinstance(error, LastingRewardError) else RewardError
+        raise kind(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         text = typed_error_text(error)
         hint = AS_TEXT if re.search(r"string ind|'str' object has no attribute '(get|content|role)'", text) else ""
@@ -526,7 +527,8 @@ class GuardedReward:
         """Start a call; the returned function waits for its result.
 
         Raises:
-            RewardError: From the returned function: every attempt failed, and `on_error` is `stop`.
+            RewardError: From the returned function: every attempt failed, and `on_error` is `stop`; or a
+                `LastingRewardError`, whatever it is.
         """
         ranks = self._ranks
         if ranks is None or not ranks.are_several:
@@ -539,8 +541,8 @@ class GuardedReward:
         rows = range(len(responses))
         try:
             scores = dict(zip(rows, self._attempts(first, responses, failures), strict=True))
-        except RewardError:
-            if self._limits.on_error == "stop":
+        except RewardError as error:
+            if self._limits.on_error == "stop" or isinstance(error, LastingRewardError):
                 raise
             until = time.monotonic() + self._limits.timeout
             scores = self._halves(responses, rows, until, failures)
@@ -564,6 +566,8 @@ class GuardedReward:
         for attempt in range(self._limits.retries):
             with suppress(RewardError):
                 return self._counted(collect, failures)
+            if isinstance(failures[-1], LastingRewardError):
+                raise failures[-1]
             time.sleep(self._limits.pause * 2**attempt)
             collect = self._function.start(responses)
         return self._counted(collect, failures)
@@ -585,6 +589,8 @@ class GuardedReward:
                 collect = self._function.start(responses.select(half), timeout=remaining / 2)
                 try:
                     scores.update(zip(half, self._counted(collect, failures), strict=True))
+                except LastingRewardError:
+                    raise
                 except RewardError:
                     failed.append(half)
         return scores

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
 from statistics import mean
@@ -147,7 +147,6 @@ class PairwiseJudge:
 
     Args:
         function: The judge, or `file.py:function`, `package.module:function`.
-        settings: Fixed keyword arguments for every call.
         name: Its name; the function's own by default.
         ranks: The function is loaded and runs on the first rank; all ranks get its verdicts or its error.
 
@@ -159,7 +158,6 @@ class PairwiseJudge:
         self,
         function: Callable[..., Any] | str,
         *,
-        settings: Mapping[str, Any] | None = None,
         name: str | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -167,7 +165,7 @@ class PairwiseJudge:
         self._ranks = ranks
 
         def load() -> str:
-            self._loaded = _loaded(function, settings, name)
+            self._loaded = _loaded(function, name)
             return self._loaded.name
 
         self._name = ranks.first(load)
@@ -216,12 +214,12 @@ def _checked_verdicts(returned: Any, *, name: str, lengths: Sequence[int]) -> li
     return verdicts
 
 
-def _loaded(function: Callable[..., Any] | str, settings: Mapping[str, Any] | None, name: str | None) -> FunctionReward:
+def _loaded(function: Callable[..., Any] | str, name: str | None) -> FunctionReward:
     found = find_function(function) if isinstance(function, str) else function
     if not _takes_two(found):
         shown = getattr(found, "__name__", repr(found))
         raise RewardError(f"{shown} cannot judge pairs; expected a function f(prompts, first, second, **columns)")
-    return FunctionReward(found, name=name, settings=settings)
+    return FunctionReward(found, name=name)
 
 
 def _takes_two(function: object) -> bool:
@@ -317,10 +315,8 @@ def load_judge(
     if config.evaluate.judge_mode == "score":
         return Judge(load_rewards(judge, config, run, tokenizer))
     if isinstance(judge, str) and names_judge(judge):
-        settings = {"judge": judge, "settings": judge_settings(config, run.folder)}
-        return Judge(
-            PairwiseJudge("kedge_tasks.judge:compare", settings=settings, name=source_name(judge), ranks=run.ranks)
-        )
+        opened = find_function("kedge_tasks.judge:Judge")(judge, **judge_settings(config, run.folder))
+        return Judge(PairwiseJudge(opened.compare, name=source_name(judge), ranks=run.ranks))
     if not callable(judge) and not names_function(str(judge)):
         raise ConfigError(f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model")
     return Judge(PairwiseJudge(judge if callable(judge) else str(judge), ranks=run.ranks))

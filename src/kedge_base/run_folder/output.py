@@ -82,7 +82,7 @@ RESPONSES_FILE = "responses.jsonl"
 IN_MEMORY_FOLDER = "in_memory_models"
 """Models that were given as Python objects; written before a run starts."""
 
-JUDGE_FILE = "judge.sqlite"
+JUDGE_FILE = "judges.sqlite"
 """The requests to judges behind an API, and their answers."""
 
 DEEPEST = 200

@@ -35,11 +35,13 @@ class WorkerError(Exception):
 
     Attributes:
         row: The row of a batch on which the request failed; None if unknown.
+        is_lasting: Whether every further request would fail.
     """
 
-    def __init__(self, message: str, row: int | None = None) -> None:
+    def __init__(self, message: str, row: int | None = None, *, is_lasting: bool = False) -> None:
         super().__init__(message)
         self.row = row
+        self.is_lasting = is_lasting
 
 
 class WorkerEnded(WorkerError):
@@ -155,7 +157,8 @@ class WorkerProcess:
                 reply = decode(self._line(deadline))
             match reply:
                 case {"error": str(message), "traceback": str(traceback), "row": int() | None as row}:
-                    raise self._failed(WorkerError(message, row), traceback)
+                    is_lasting = reply.get("lasting") is True
+                    raise self._failed(WorkerError(message, row, is_lasting=is_lasting), traceback)
                 case {"result": result} if is_valid(result):
                     self._log.end()
                     return result

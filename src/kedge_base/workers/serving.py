@@ -75,6 +75,7 @@ def _answer(
     except expected as error:
         trace = "" if error.__cause__ is None else traceback_text(error.__cause__)
         answer = {"error": str(error), "traceback": trace, "row": getattr(error, "row", None)}
+        answer["lasting"] = hasattr(error, "is_lasting")
     except BaseException as error:
         text = f"{request['name']} raised {typed_error_text(error)}"
         answer = {"error": text, "traceback": traceback_text(error), "row": None}

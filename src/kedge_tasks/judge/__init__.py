@@ -17,7 +17,7 @@ from kedge_base.verdict import reads
 from kedge_tasks.judge.judge import Judge, check_judge
 from kedge_tasks.judge.ledger import JudgeLimitError, Limits, read_usage
 
-__all__ = ["Judge", "JudgeLimitError", "Limits", "check_judge", "compare", "read_usage", "score"]
+__all__ = ["Judge", "JudgeLimitError", "Limits", "check_judge", "read_usage", "score"]
 
 SECONDS = 3600.0
 """Added to the time limit of a call for each response: the judge has limits of its own."""
@@ -39,20 +39,6 @@ def score(
     """Score responses; see `Judge.score`, and `Judge` for the settings."""
     settings = {"rubric": rubric, "ranks": ranks, "max_tokens": max_tokens, "limits": limits, "file": file}
     return _judge(judge, json.dumps(settings)).score(prompts, completions, messages)
-
-
-def compare(
-    prompts: Sequence[Any],
-    first: Sequence[Any],
-    second: Sequence[Any],
-    messages: Sequence[Any] | None = None,
-    *,
-    judge: str,
-    settings: Mapping[str, Any],
-    **_: Any,
-) -> list[float | None]:
-    """Compare pairs of responses; see `Judge.compare`, and `Judge` for the settings."""
-    return _judge(judge, json.dumps(settings)).compare(prompts, first, second, messages)
 
 
 @cache

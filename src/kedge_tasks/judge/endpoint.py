@@ -12,11 +12,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from kedge_base.errors import RewardError
+from kedge_base.errors import LastingRewardError, RewardError
 from kedge_base.texts import error_text
 from kedge_base.version import __version__
 from kedge_tasks.judge.ledger import Limits
@@ -70,7 +70,7 @@ class Endpoint:
     model: str
     url: str
     timeout: float
-    key: str
+    key: str = field(repr=False)
     key_variable: str | None
 
     @classmethod
@@ -82,14 +82,14 @@ class Endpoint:
         """
         found = _SPEC.fullmatch(judge)
         if found is None or (found["url"] is None and "@" in found["model"]):
-            raise RewardError(f"judge {judge!r} is not of the form {EXPECTED}")
+            raise RewardError(f"judge {judge.partition('://')[0]!r} is not of the form {EXPECTED}")
         url = (found["url"] or OPENAI).rstrip("/").removesuffix("/chat/completions")
         variable = limits.key_variable
         try:
             parts = urlsplit(url)
             is_whole = bool(parts.hostname) and parts.port != 0
         except ValueError as error:
-            raise RewardError(f"judge {judge!r}: {error}; expected {EXPECTED}") from None
+            raise RewardError(f"judge openai:{found['model']}: {error}; expected {EXPECTED}") from None
         if not is_whole or parts.username or parts.password or parts.query or parts.fragment:
             raise RewardError(
                 f"judge openai:{found['model']}: the address must be a host and a path, without a user, a password or "
@@ -146,7 +146,7 @@ class Endpoint:
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refused(error, until) from None
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             is_late = isinstance(reason, TimeoutError)
             what = f"no answer within {self.timeout:g} s" if is_late else error_text(reason)  # pyright: ignore
@@ -200,7 +200,8 @@ class Endpoint:
             hint = "; is the address complete, as in http://127.0.0.1:8000/v1, and the model's name right?"
         elif not error.status:
             hint = "; is the server running?"
-        return RewardError(f"judge openai:{self.model} at {self.url}: {error}{hint}")
+        kind = RewardError if error.is_passing else LastingRewardError
+        return kind(f"judge openai:{self.model} at {self.url}: {error}{hint}")
 
     def clean(self, text: str) -> str:
         """Remove the key from a text of the server, which may repeat what it was sent."""

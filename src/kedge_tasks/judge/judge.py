@@ -100,7 +100,12 @@ class Judge:
         return self._ask([Question("score", text, (response,), self._rubric) for text, response in pairs])
 
     def compare(
-        self, prompts: Sequence[Any], first: Sequence[Any], second: Sequence[Any], messages: Sequence[Any] | None = None
+        self,
+        prompts: Sequence[Any],
+        first: Sequence[Any],
+        second: Sequence[Any],
+        messages: Sequence[Any] | None = None,
+        **_: Any,
     ) -> list[float | None]:
         """Compare two responses to each prompt, shown in this order: 1 if the first is better, 0 if the second, ½ for a
         tie, None without a usable answer. Equal texts tie without a request; the rest is as in `score`.

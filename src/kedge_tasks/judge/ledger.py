@@ -13,13 +13,14 @@ import secrets
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge_base.errors import RewardError
+from kedge_base.errors import LastingRewardError, RewardError
 
 POLL = 0.05
 """Seconds after which a request that waits looks again at what others have settled."""
@@ -35,7 +36,7 @@ _SETUP = (
 )
 
 
-class JudgeLimitError(RewardError):
+class JudgeLimitError(LastingRewardError):
     """A limit of the run is reached."""
 
 
@@ -85,6 +86,7 @@ class Ledger:
         with self._failing():
             name = ":memory:" if path is None else os.fspath(path)
             self._base = sqlite3.connect(name, timeout=60, isolation_level=None, check_same_thread=False)
+            weakref.finalize(self, self._base.close)
             for statement in _SETUP:
                 self._base.execute(statement)
 

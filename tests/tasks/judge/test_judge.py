@@ -162,11 +162,11 @@ def test_an_answer_of_the_form_is_read(answer):
 
 def test_an_unreadable_answer_is_asked_for_again_then_none_and_counted(server, tmp_path):
     server.replies(said("no idea"), said("no idea"), said('{"score": 5}'), then=lambda body: said("no idea"))
-    ours = judge(server, limits={"concurrency": 1}, file=tmp_path / "judge.sqlite")
+    ours = judge(server, limits={"concurrency": 1}, file=tmp_path / "judges.sqlite")
     assert ours.score(PROMPTS[:2], ["e", "ee"]) == [5, None]
     assert len(server.requests) == 6
     assert [body["temperature"] for body in server.requests] == [0, 1, 1, 0, 1, 1]
-    again = judge(server, file=tmp_path / "judge.sqlite")
+    again = judge(server, file=tmp_path / "judges.sqlite")
     assert again.score(PROMPTS[:2], ["e", "ee"]) == [5, None]
     assert len(server.requests) == 6
     assert again._ledger.usage()["unanswered"] == 1
@@ -306,6 +306,8 @@ def test_the_check_before_a_run_finds_a_wrong_model_and_accepts_servers_without_
         "openai:m@http://127.0.0.1:port/v1",
         "openai:m@http://user:secret@127.0.0.1/v1",
         "openai:m@http://127.0.0.1/v1?key=secret",
+        "openai:m@http://user:secret@127.0.0.1:port/v1",
+        "openai:m@http://user:secret @127.0.0.1/v1",
     ],
 )
 def test_a_wrong_name_is_one_line_without_its_secrets(name):

@@ -74,12 +74,12 @@ def test_a_server_that_repeats_the_key_does_not_spread_it(server, tmp_path, stat
     text = text.replace("/", "\\/") if escaped else text
     server.answer = lambda body: Reply(text.encode(), status)
     with pytest.raises(RewardError) as caught:
-        Judge(server.judge, limits={"retries": 0}, file=tmp_path / "judge.sqlite").score(["a"], ["e"])
+        Judge(server.judge, limits={"retries": 0}, file=tmp_path / "judges.sqlite").score(["a"], ["e"])
     assert "Secret" not in str(caught.value)
     answer: Any = {"reasoning": f"I saw {KEY}", "score": 3}
     server.answer = lambda body: said(json.dumps(answer).replace("/", "\\/") if escaped else answer)
-    assert Judge(server.judge, file=tmp_path / "judge.sqlite").score(["a"], ["e"]) == [3]
-    assert b"I saw [key]" in (tmp_path / "judge.sqlite-wal").read_bytes()
+    assert Judge(server.judge, file=tmp_path / "judges.sqlite").score(["a"], ["e"]) == [3]
+    assert b"I saw [key]" in (tmp_path / "judges.sqlite-wal").read_bytes()
     assert not any(b"Secret" in path.read_bytes() for path in tmp_path.iterdir())
 
 
@@ -88,3 +88,13 @@ def test_a_key_that_no_header_can_have_is_one_line_without_it(server, monkeypatc
     with pytest.raises(RewardError, match="characters that no key has") as caught:
         Judge(server.judge)
     assert "Secret" not in str(caught.value)
+
+
+def test_the_key_is_in_no_repr(server):
+    ours = Judge(server.judge)
+    assert "Secret" not in repr(ours) + repr(ours.endpoint) + repr(vars(ours))
+
+
+def test_a_host_that_cannot_be_encoded_is_one_line():
+    with pytest.raises(RewardError, match="label"):
+        check_judge(f"openai:m@https://{'x' * 70}.example/v1")

@@ -59,10 +59,10 @@ def test_requests_and_concurrency_are_never_exceeded_by_32_at_once(server, tmp_p
     limits = {"concurrency": 32, "max_requests": 100, "retries": 9, "timeout": 10.0}
     for _ in range(2):  # the second is a resumed run
         with pytest.raises(JudgeLimitError, match=r"judge\.max_requests=100 is reached: 100 requests with .* --resume"):
-            Judge(server.judge, limits=limits, file=tmp_path / "judge.sqlite").score(PROMPTS, TEXTS)
+            Judge(server.judge, limits=limits, file=tmp_path / "judges.sqlite").score(PROMPTS, TEXTS)
     assert len(server.requests) == 100
     assert 8 < server.most_at_once <= 32
-    more = Judge(server.judge, limits={**limits, "max_requests": None}, file=tmp_path / "judge.sqlite")
+    more = Judge(server.judge, limits={**limits, "max_requests": None}, file=tmp_path / "judges.sqlite")
     assert more.score(PROMPTS, TEXTS) == [5] * len(TEXTS)
 
 
@@ -113,7 +113,7 @@ def test_the_bound_of_a_prompt_is_above_what_any_tokenizer_makes_of_it(server):
 def test_requests_per_minute_count_from_the_end_of_a_request(tmp_path, monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr("kedge_tasks.judge.ledger.time.time", lambda: clock[0])
-    ledger = Ledger(tmp_path / "judge.sqlite", Limits(requests_per_minute=2, timeout=300))
+    ledger = Ledger(tmp_path / "judges.sqlite", Limits(requests_per_minute=2, timeout=300))
     stop = threading.Event()
     first = ledger.reserve(1, 1, stop)
     clock[0] += 100  # a slow one: the server may have seen it just now
@@ -161,7 +161,7 @@ def test_processes_of_a_run_share_its_limits(server, tmp_path):
         return likes_e(body)
 
     server.answer = slow
-    processes = [started(server, tmp_path / "judge.sqlite", 60 * place, 100) for place in range(3)]
+    processes = [started(server, tmp_path / "judges.sqlite", 60 * place, 100) for place in range(3)]
     errors = [process.communicate(timeout=60)[1] for process in processes]
     assert len(server.requests) == 100
     assert server.most_at_once <= 4
@@ -176,7 +176,7 @@ def test_killed_processes_lose_no_answer_and_no_count(server, tmp_path):
         return likes_e(body)
 
     server.answer = slow
-    path = tmp_path / "judge.sqlite"
+    path = tmp_path / "judges.sqlite"
     for _ in range(5):
         before = len(server.requests)
         process = started(server, path, 0, 1000)
@@ -197,6 +197,6 @@ def test_killed_processes_lose_no_answer_and_no_count(server, tmp_path):
 
 
 def test_a_file_that_is_none_is_one_line(tmp_path):
-    (tmp_path / "judge.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(RewardError, match=r"judge\.sqlite: file is not a database"):
-        Ledger(tmp_path / "judge.sqlite", Limits())
+    (tmp_path / "judges.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(RewardError, match=r"judges\.sqlite: file is not a database"):
+        Ledger(tmp_path / "judges.sqlite", Limits())

@@ -126,6 +126,16 @@ def trained(tmp_path: Path, prompts: Path, server: StandIn, *more: object, out: 
     ]
 
 
+def test_a_limit_ends_a_run_also_where_failures_give_a_score(tmp_path, prompts, server):
+    command = trained(tmp_path, prompts, server, "judge.max_requests=6", "reward_functions.on_error=0.5")
+    done = forked_kedge(*command)
+    assert done.returncode == 2
+    assert "judge.max_requests=6 is reached" in done.stderr
+    assert len(server.requests) == 6
+    [row] = read_json_lines(tmp_path / "ppo" / "metrics.jsonl")
+    assert row["reward/m_given_up"] == 0
+
+
 def test_a_killed_ppo_run_asks_nothing_twice(tmp_path, prompts, server):
     with StandIn().running() as twin:
         whole = forked_kedge(*trained(tmp_path, prompts, twin, out="whole"))
@@ -185,8 +195,8 @@ def test_rlhf_labels_with_a_judge_and_its_stages_share_the_limits(tmp_path, prom
         assert row["ranks"] == [levels.index(count) + 1 for count in counts]
     kinds = [body["response_format"]["json_schema"]["name"] for body in server.requests]
     assert {"score", "winner"} == set(kinds)
-    assert [path.parent.name for path in tmp_path.rglob("judge.sqlite")] == ["chain"]
-    used = read_usage(tmp_path / "chain" / "judge.sqlite")
+    assert [path.parent.name for path in tmp_path.rglob("judges.sqlite")] == ["chain"]
+    used = read_usage(tmp_path / "chain" / "judges.sqlite")
     assert used is not None
     assert used["requests"] == len(server.requests) == len({str(body["messages"]) for body in server.requests})
 
@@ -213,7 +223,7 @@ def test_the_key_is_in_no_file_output_or_process_listing(tmp_path, prompts, serv
     assert set(server.keys) == {f"Bearer {KEY}"}
     assert KEY not in done.stdout + done.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {"config.yaml", "judge.sqlite", "reward.log"} <= {path.name for path in files}
+    assert {"config.yaml", "judges.sqlite", "reward.log"} <= {path.name for path in files}
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
     assert listed
     assert not any(KEY.encode() in each for each in listed)

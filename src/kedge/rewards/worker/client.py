@@ -10,7 +10,7 @@ from typing import Any
 
 from kedge.rewards.function import CallLimits, CallTimeout, given_columns
 from kedge.rewards.source import Responses, Score, checked_scores
-from kedge_base.errors import DataError, NonfiniteScoreError, RewardError
+from kedge_base.errors import DataError, LastingRewardError, NonfiniteScoreError, RewardError
 from kedge_base.term_names import source_name
 from kedge_base.texts import error_text
 from kedge_base.workers.codec import encode
@@ -178,6 +178,8 @@ def _reply(worker: WorkerProcess, request: Request, do: str, seconds: float) -> 
         raise CallTimeout(str(error)) from error
     except WorkerError as error:
         text = str(error)
+        if error.is_lasting:
+            raise LastingRewardError(text) from error
         raise (RewardError(text) if error.row is None else NonfiniteScoreError(text, error.row)) from error
 
 
