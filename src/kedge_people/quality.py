@@ -47,7 +47,7 @@ understanding is lost (Rayner et al. 2016, Psychological Science in the Public I
 OFTEN_FAST = 0.2
 """Share of answers faster than reading from which a person is named; some pairs are decided at a glance."""
 
-ONE_SIDED = 0.7
+ONE_SIDED = 0.75
 """Share of the answers in favor of one position from which a person is named; chance has ½."""
 
 USUALLY_LONGER = 0.6
@@ -75,6 +75,9 @@ UNLIKELY_STREAK = 5e-4
 UNLIKE_OTHERS = 2.5
 SURELY_UNLIKE = 5.0
 """Log likelihood ratios of a warning and of a serious finding: 12 and 150 times."""
+
+MACHINE = "openai:"
+"""Start of the name of a judge over an API, which need not read at a person's pace."""
 
 DOCS = "docs/labels.md"
 
@@ -365,7 +368,7 @@ def _ties(person: Person, others: Sequence[Person]) -> Finding | None:
 
 def _fast(person: Person) -> Finding | None:
     share = share_interval(person.fast, confidence=CERTAIN)
-    if share.low <= OFTEN_FAST:
+    if share.low <= OFTEN_FAST or person.name.startswith(MACHINE):
         return None
     return _found(
         person,
@@ -406,15 +409,18 @@ def _reliability(person: Person) -> Finding | None:
             "The person may take the scale the other way round: 1 for the worst.",
             "ask how they read the scale; do not reverse the answers yourself",
         )
-    if model.log_coin <= UNLIKE_OTHERS:
+    if model.log_coin <= 0:
         return None
+    is_unclear = model.log_coin <= UNLIKE_OTHERS
     return _found(
         person,
-        "agrees_with_nobody",
-        _graded(model.log_coin),
+        "agreement_unclear" if is_unclear else "agrees_with_nobody",
+        "note" if is_unclear else _graded(model.log_coin),
         f"{agrees}; such answers are {_times(model.log_coin)} likely from a coin as from a typical person",
-        "The person does not tell the responses apart as the others do, or judges something else.",
-        "go through some disagreements together; more shared items tell chance from the rest",
+        "Chance may be the reason: too few items are shared to tell."
+        if is_unclear
+        else "The person does not tell the responses apart as the others do, or judges something else.",
+        "share more items" if is_unclear else "go through some disagreements together, and share more items",
     )
 
 
@@ -431,4 +437,5 @@ def _graded(log_ratio: float) -> Severity:
 
 
 def _times(log_ratio: float) -> str:
-    return f"{math.exp(min(log_ratio, math.log(1000))):,.0f}{'+' if log_ratio > math.log(1000) else ''} times as"
+    ratio = math.exp(min(log_ratio, 7.0))
+    return "over 1,000 times as" if ratio > 1000 else f"{ratio:.2g} times as"
