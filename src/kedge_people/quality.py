@@ -6,7 +6,7 @@ The findings are the doctor's: the evidence, its meaning and what to do.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -72,9 +72,10 @@ MANY_DEVIATIONS = 3.5
 UNLIKELY_STREAK = 5e-4
 """Probability of a streak on one side from which a person is named."""
 
-UNLIKE_OTHERS = 2.5
+UNLIKE_OTHERS = 3.0
 SURELY_UNLIKE = 5.0
-"""Log likelihood ratios of a warning and of a serious finding: 12 and 150 times."""
+"""Log likelihood ratios of a warning and of a serious finding: 20 and 150 times. An
+honest person gets the warning by chance in about 1 % of the cases, if 20 pairs are shared."""
 
 MACHINE = "openai:"
 """Start of the name of a judge over an API, which need not read at a person's pace."""
@@ -206,14 +207,8 @@ def examine_labels(labels: Labels) -> Quality:
             words_per_minute=median(paces),
             fast=[float(pace > FASTEST_READING) for pace in paces],
             tied=[float(not any(each.outcome for each in item)) for item in by_item],
-            first=[
-                share
-                for item in by_item
-                if (share := _won([each.outcome * each.position for each in item])) is not None
-            ],
-            longer=[
-                share for item in by_item if (share := _won([each.outcome * each.words for each in item])) is not None
-            ],
+            first=_shares([each.outcome * each.position for each in item] for item in by_item),
+            longer=_shares([each.outcome * each.longer for each in item] for item in by_item),
             again=interval_over(again, share_alike),
             others=interval_over(summed(others), share_alike),
             num_others=len(others),
@@ -241,10 +236,10 @@ def _item(comparison: Comparison) -> str:
     return comparison.unit[0]
 
 
-def _won(signs: Sequence[int]) -> float | None:
-    """Share of the positive among the signs that are not 0; None without any."""
-    known = [sign > 0 for sign in signs if sign]
-    return fmean(known) if known else None
+def _shares(items: Iterable[Sequence[int]]) -> list[float]:
+    """Share of the positive signs of each item, among those that are not 0; without items that have none."""
+    known = ([sign > 0 for sign in signs if sign] for signs in items)
+    return [fmean(signs) for signs in known if signs]
 
 
 def _pair(names: tuple[str, str], tables: Tables) -> Pair:
