@@ -280,10 +280,11 @@ def _findings(people: Sequence[Person]) -> Iterator[tuple[str, Finding]]:
     judged = [person for person in people if person.num_answers >= FEW]
     for person in judged:
         others = [other for other in judged if other is not person]
-        for finding in (_position(person), _length(person, others), _ties(person, others), _fast(person),
-                        _again(person), _reliability(person)):  # fmt: skip
-            if finding is not None:
-                yield person.name, finding
+        checked = (_position(person), _length(person, others), _ties(person, others), _fast(person), _again(person),
+                   _reliability(person))  # fmt: skip
+        found = [finding for finding in checked if finding is not None]
+        # A person with another finding need not be told that their agreement is unclear.
+        yield from ((person.name, each) for each in found if len(found) == 1 or each.severity != "note")
 
 
 def _position(person: Person) -> Finding | None:

@@ -70,6 +70,18 @@ def test_only_people_read_at_a_persons_pace():
     assert {person for person, _ in examine_labels(labels).findings} == {"ana"}
 
 
+def test_an_unclear_agreement_is_a_note_on_people_without_another_finding():
+    notes = set()
+    for seed in range(2):
+        found = defaultdict(set)
+        for person, finding in examine_labels(both_kinds(seed)).findings:
+            found[person].add(finding.rule)
+            if finding.severity == "note":
+                notes.add(finding.rule)
+        assert all(len(rules) == 1 for rules in found.values() if "agreement_unclear" in rules)
+    assert notes == {"agreement_unclear"}
+
+
 PAIR = Item("pair", "one two", ("three four", "five"), ("new", "old"))
 
 
