@@ -37,14 +37,14 @@ class Comparison:
         unit: The item's id, and the places of both responses.
         outcome: 1 if `i` is better, 0 for a tie, −1 if `j` is better.
         position: 1 if `i` was shown before `j`, else −1.
-        words: How many words more `i` has.
+        longer: How many characters more `i` has; languages without spaces have no words to count.
     """
 
     person: str
     unit: tuple[str, int, int]
     outcome: int
     position: int
-    words: int
+    longer: int
 
 
 def judgments(labels: Labels) -> tuple[Answers, list[tuple[Answer, Answer]]]:
@@ -70,10 +70,10 @@ def comparisons_in(labels: Labels, answers: Answers) -> list[Comparison]:
     found: list[Comparison] = []
     for person, by_item in answers.items():
         for name, answer in by_item.items():
-            words = [len(text.split()) for text in labels.items[name].responses]
+            lengths = [len(text) for text in labels.items[name].responses]
             for (i, j), outcome in outcomes(answer).items():
                 position = 1 if answer.order.index(i) < answer.order.index(j) else -1
-                found.append(Comparison(person, (name, i, j), outcome, position, words[i] - words[j]))
+                found.append(Comparison(person, (name, i, j), outcome, position, lengths[i] - lengths[j]))
     return found
 
 

@@ -130,7 +130,7 @@ class WinRate:
         models: The model, and the other one.
         num_items: Items with responses of both.
         raw: Share of the items that the first wins; ties count half, and so do several people's answers together.
-        controlled: The same, controlled for length in words and for markdown; None if that is unknown.
+        controlled: The same, controlled for length in characters and for markdown; None if that is unknown.
     """
 
     models: tuple[str, str]
@@ -148,7 +148,7 @@ def win_rates(labels: Labels, comparisons: Iterable[Comparison]) -> list[WinRate
         one, other = sorted(places, key=lambda place: item.models[place])
         if item.models[one] != item.models[other]:
             win = (1 + (each.outcome if one == places[0] else -each.outcome)) / 2
-            styles = [style_of(item.responses[at], len(item.responses[at].split())) for at in (one, other)]
+            styles = [style_of(item.responses[at], len(item.responses[at])) for at in (one, other)]
             rows = found.setdefault((item.models[one], item.models[other]), {}).setdefault(name, [])
             rows.append([win, *styles[0], *styles[1]])
     return [_win_rate(models, np.array([np.mean(rows, 0) for rows in each.values()])) for models, each in found.items()]

@@ -6,7 +6,7 @@ The findings are the doctor's: the evidence, its meaning and what to do.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -47,7 +47,7 @@ understanding is lost (Rayner et al. 2016, Psychological Science in the Public I
 OFTEN_FAST = 0.2
 """Share of answers faster than reading from which a person is named; some pairs are decided at a glance."""
 
-ONE_SIDED = 0.7
+ONE_SIDED = 0.75
 """Share of the answers in favor of one position from which a person is named; chance has ½."""
 
 USUALLY_LONGER = 0.6
@@ -72,9 +72,13 @@ MANY_DEVIATIONS = 3.5
 UNLIKELY_STREAK = 5e-4
 """Probability of a streak on one side from which a person is named."""
 
-UNLIKE_OTHERS = 2.5
+UNLIKE_OTHERS = 3.0
 SURELY_UNLIKE = 5.0
-"""Log likelihood ratios of a warning and of a serious finding: 12 and 150 times."""
+"""Log likelihood ratios of a warning and of a serious finding: 20 and 150 times. An
+honest person gets the warning by chance in about 1 % of the cases, if 20 pairs are shared."""
+
+MACHINE = "openai:"
+"""Start of the name of a judge over an API, which need not read at a person's pace."""
 
 DOCS = "docs/labels.md"
 
@@ -203,14 +207,8 @@ def examine_labels(labels: Labels) -> Quality:
             words_per_minute=median(paces),
             fast=[float(pace > FASTEST_READING) for pace in paces],
             tied=[float(not any(each.outcome for each in item)) for item in by_item],
-            first=[
-                share
-                for item in by_item
-                if (share := _won([each.outcome * each.position for each in item])) is not None
-            ],
-            longer=[
-                share for item in by_item if (share := _won([each.outcome * each.words for each in item])) is not None
-            ],
+            first=_shares([each.outcome * each.position for each in item] for item in by_item),
+            longer=_shares([each.outcome * each.longer for each in item] for item in by_item),
             again=interval_over(again, share_alike),
             others=interval_over(summed(others), share_alike),
             num_others=len(others),
@@ -238,10 +236,10 @@ def _item(comparison: Comparison) -> str:
     return comparison.unit[0]
 
 
-def _won(signs: Sequence[int]) -> float | None:
-    """Share of the positive among the signs that are not 0; None without any."""
-    known = [sign > 0 for sign in signs if sign]
-    return fmean(known) if known else None
+def _shares(items: Iterable[Sequence[int]]) -> list[float]:
+    """Share of the positive signs of each item, among those that are not 0; without items that have none."""
+    known = ([sign > 0 for sign in signs if sign] for signs in items)
+    return [fmean(signs) for signs in known if signs]
 
 
 def _pair(names: tuple[str, str], tables: Tables) -> Pair:
@@ -282,10 +280,11 @@ def _findings(people: Sequence[Person]) -> Iterator[tuple[str, Finding]]:
     judged = [person for person in people if person.num_answers >= FEW]
     for person in judged:
         others = [other for other in judged if other is not person]
-        for finding in (_position(person), _length(person, others), _ties(person, others), _fast(person),
-                        _again(person), _reliability(person)):  # fmt: skip
-            if finding is not None:
-                yield person.name, finding
+        checked = (_position(person), _length(person, others), _ties(person, others), _fast(person), _again(person),
+                   _reliability(person))  # fmt: skip
+        found = [finding for finding in checked if finding is not None]
+        # A person with another finding need not be told that their agreement is unclear.
+        yield from ((person.name, each) for each in found if len(found) == 1 or each.severity != "note")
 
 
 def _position(person: Person) -> Finding | None:
@@ -365,7 +364,7 @@ def _ties(person: Person, others: Sequence[Person]) -> Finding | None:
 
 def _fast(person: Person) -> Finding | None:
     share = share_interval(person.fast, confidence=CERTAIN)
-    if share.low <= OFTEN_FAST:
+    if share.low <= OFTEN_FAST or person.name.startswith(MACHINE):
         return None
     return _found(
         person,
@@ -406,15 +405,18 @@ def _reliability(person: Person) -> Finding | None:
             "The person may take the scale the other way round: 1 for the worst.",
             "ask how they read the scale; do not reverse the answers yourself",
         )
-    if model.log_coin <= UNLIKE_OTHERS:
+    if model.log_coin <= 0:
         return None
+    is_unclear = model.log_coin <= UNLIKE_OTHERS
     return _found(
         person,
-        "agrees_with_nobody",
-        _graded(model.log_coin),
+        "agreement_unclear" if is_unclear else "agrees_with_nobody",
+        "note" if is_unclear else _graded(model.log_coin),
         f"{agrees}; such answers are {_times(model.log_coin)} likely from a coin as from a typical person",
-        "The person does not tell the responses apart as the others do, or judges something else.",
-        "go through some disagreements together; more shared items tell chance from the rest",
+        "Chance may be the reason: too few items are shared to tell."
+        if is_unclear
+        else "The person does not tell the responses apart as the others do, or judges something else.",
+        "share more items" if is_unclear else "go through some disagreements together, and share more items",
     )
 
 
@@ -431,4 +433,5 @@ def _graded(log_ratio: float) -> Severity:
 
 
 def _times(log_ratio: float) -> str:
-    return f"{math.exp(min(log_ratio, math.log(1000))):,.0f}{'+' if log_ratio > math.log(1000) else ''} times as"
+    ratio = math.exp(min(log_ratio, 7.0))
+    return "over 1,000 times as" if ratio > 1000 else f"{ratio:.2g} times as"

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
@@ -47,7 +48,7 @@ GRID = np.array([NormalDist().inv_cdf((place + 0.5) / 200) for place in range(20
 """Equally likely values of the standard normal distribution, for figures that depend on the sign of x."""
 
 MOST_ROUNDS = 300
-CLOSE = 1e-6
+CLOSE = 1e-5
 """EM ends after so many rounds, or when no parameter moves further."""
 
 LARGEST_STEP = 1.0
@@ -76,14 +77,16 @@ class Ratings:
     terms: np.ndarray
     offsets: np.ndarray
 
-    def of(self, person: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return a person's units, choices, and factors of all parameters `[rating, node, category, parameter]`."""
-        mine = self.people == person
-        terms = self.terms[mine]
+    @cached_property
+    def by_person(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Per person, units, choices, and factors of all parameters `[rating, node, category, parameter]`."""
         values = np.multiply.outer(NODES, self.steps)[None, :, :, None]
-        shape = (len(terms), len(NODES), *terms.shape[1:])
-        factors = [np.broadcast_to(values, (*shape[:3], 1)), np.broadcast_to(terms[:, None], shape)]
-        return self.units[mine], self.chosen[mine], np.concatenate(factors, -1)
+        found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for mine in (self.people == person for person in range(1 + self.people.max())):
+            terms = np.repeat(self.terms[mine][:, None], len(NODES), 1)
+            factors = np.concatenate([np.repeat(values, len(terms), 0), terms], -1)
+            found.append((self.units[mine], self.chosen[mine], factors))
+        return found
 
 
 def log_posterior(ratings: Ratings, prior: np.ndarray, parameters: np.ndarray) -> tuple[float, np.ndarray]:
@@ -95,8 +98,7 @@ def log_posterior(ratings: Ratings, prior: np.ndarray, parameters: np.ndarray) -
         parameters: `[person, parameter]`.
     """
     logs = np.tile(np.log(WEIGHTS), (1 + ratings.units.max(), 1))
-    for person, mine in enumerate(parameters):
-        units, chosen, factors = ratings.of(person)
+    for (units, chosen, factors), mine in zip(ratings.by_person, parameters, strict=True):
         np.add.at(logs, units, _chosen(np.log(_probabilities(factors @ mine + ratings.offsets)), chosen))
     most = logs.max(1, keepdims=True)
     density = np.exp(logs - most)
@@ -105,33 +107,31 @@ def log_posterior(ratings: Ratings, prior: np.ndarray, parameters: np.ndarray) -
     return float(known), density / total
 
 
-def fit_raters(ratings: Ratings, num_people: int, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def fit_raters(ratings: Ratings, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Find the parameters with the largest posterior density, and their standard errors.
 
     A standard error takes the other people's parameters as given.
 
     Args:
         ratings: The ratings.
-        num_people: Number of people.
         prior: `[parameter, (mean, deviation)]`.
 
     Returns:
         Two arrays `[person, parameter]`.
     """
-    parameters = np.tile(prior[:, 0], (num_people, 1))
+    parameters = np.tile(prior[:, 0], (len(ratings.by_person), 1))
     errors = np.zeros_like(parameters)
-    views = [ratings.of(person) for person in range(num_people)]
     moved = math.inf
     for left in reversed(range(MOST_ROUNDS)):
         is_last = moved < CLOSE or not left
         _, density = log_posterior(ratings, prior, parameters)
         moved = 0.0
-        for person, (units, chosen, factors) in enumerate(views):
+        for person, (units, chosen, factors) in enumerate(ratings.by_person):
             weights = density[units]
             likely = _probabilities(factors @ parameters[person] + ratings.offsets)
             expected = (likely[..., None, :] @ factors)[..., 0, :]
             scores = _chosen(np.swapaxes(factors, 2, 3), chosen) - expected
-            gradient = _summed(weights, scores) - (parameters[person] - prior[:, 0]) / prior[:, 1] ** 2
+            gradient = np.einsum("rk,rkp->p", weights, scores) - (parameters[person] - prior[:, 0]) / prior[:, 1] ** 2
             curvature = _crossed(weights[..., None] * likely, factors) - _crossed(weights, expected)
             curvature += np.diag(prior[:, 1] ** -2.0)
             step = np.clip(np.linalg.solve(curvature, gradient), -LARGEST_STEP, LARGEST_STEP)
@@ -146,11 +146,6 @@ def fit_raters(ratings: Ratings, num_people: int, prior: np.ndarray) -> tuple[np
     return parameters, errors
 
 
-def _summed(weights: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """Sum of the vectors in the last axis, weighted."""
-    return weights.reshape(-1) @ vectors.reshape(-1, vectors.shape[-1])
-
-
 def _crossed(weights: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """Sum of the outer products of the vectors in the last axis, weighted."""
     rows = vectors.reshape(-1, vectors.shape[-1])
@@ -159,23 +154,19 @@ def _crossed(weights: np.ndarray, vectors: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Comparer:
-    """How a person compares, with intervals.
+    """How a person compares.
 
     Attributes:
         accuracy: Share of the pairs in which they choose the better response, without their biases; ½ for a coin, less
             for a reversed scale.
-        first: b, in favor of the response shown first.
-        longer: c, in favor of the longer response.
         parameters: a, b, c, t.
-        scale: Difference in words that counts 1 before the tanh.
+        scale: Difference in characters that counts 1 before the tanh.
         log_coin: Log of how many times more likely the answers are for a person who does not tell responses apart than
             for a typical one, given everybody else's.
         log_reversed: The same for a person who chooses the worse response as often as a typical one the better.
     """
 
     accuracy: Interval
-    first: Interval
-    longer: Interval
     parameters: np.ndarray
     scale: float
     log_coin: float
@@ -184,7 +175,7 @@ class Comparer:
     def evidence(self, comparison: Comparison) -> float:
         """Probability that the first response of a pair is the better one, given this person's comparison alone."""
         a, b, c, t = self.parameters
-        half = (a * GRID + b * comparison.position + c * math.tanh(comparison.words / self.scale)) / 2
+        half = (a * GRID + b * comparison.position + c * math.tanh(comparison.longer / self.scale)) / 2
         likely = _probabilities(np.stack([-half, np.full_like(half, t), half], -1))[:, comparison.outcome + 1]
         return float(likely[GRID > 0].sum() / likely.sum())
 
@@ -198,23 +189,20 @@ def fit_comparers(comparisons: Sequence[Comparison]) -> dict[str, Comparer]:
     scale = length_scale(comparisons)
     steps = np.array([-0.5, 0.0, 0.5])
     terms = np.zeros((len(comparisons), 3, 3))
-    covariates = np.array([[each.position, math.tanh(each.words / scale)] for each in comparisons])
+    covariates = np.array([[each.position, math.tanh(each.longer / scale)] for each in comparisons])
     terms[:, :, :2] = steps[:, None] * covariates[:, None]
     terms[:, 1, 2] = 1.0
     columns = [(units[each.unit], people[each.person], each.outcome + 1) for each in comparisons]
     unit, person, chosen = np.array(columns).T
     ratings = Ratings(unit, person, chosen, steps, terms, np.zeros(3))
-    found, errors = fit_raters(ratings, len(people), COMPARING)
+    found, errors = fit_raters(ratings, COMPARING)
     typical = np.clip(np.median(found[:, 0]), *TYPICAL)
     _, density = log_posterior(ratings, COMPARING, found)
 
     def comparer(at: int) -> Comparer:
         known = [_log_likelihood(ratings, at, density, found[at], factor * typical) for factor in (1, 0, -1)]
-        a, b, c, _ = zip(found[at], errors[at], strict=True)
-        accuracy = _interval(*a, _accuracy)
-        return Comparer(
-            accuracy, _interval(*b), _interval(*c), found[at], scale, known[1] - known[0], known[2] - known[0]
-        )
+        accuracy = _interval(found[at, 0], errors[at, 0], _accuracy)
+        return Comparer(accuracy, found[at], scale, known[1] - known[0], known[2] - known[0])
 
     return {person: comparer(at) for person, at in people.items()}
 
@@ -223,7 +211,7 @@ def _log_likelihood(
     ratings: Ratings, person: int, density: np.ndarray, parameters: np.ndarray, discrimination: float
 ) -> float:
     """Log probability of a person's answers for another discrimination, given everybody else's answers."""
-    units, chosen, factors = ratings.of(person)
+    units, chosen, factors = ratings.by_person[person]
     alone = np.ones((len(density), len(NODES)))
     new = alone.copy()
     np.multiply.at(alone, units, _chosen(_probabilities(factors @ parameters), chosen))
@@ -256,7 +244,7 @@ def _severities(rows: Sequence[tuple[tuple[str, int], str, int]]) -> dict[str, I
     steps = np.arange(len(counts)) - (len(counts) - 1) / 2
     terms = np.tile(np.stack([-steps, -(steps**2)], -1), (len(rows), 1, 1))
     offsets = np.log(counts / counts.sum())
-    found, errors = fit_raters(Ratings(unit, person, chosen, steps, terms, offsets), len(people), GRADING)
+    found, errors = fit_raters(Ratings(unit, person, chosen, steps, terms, offsets), GRADING)
 
     def mean(at: int, severity: float) -> float:
         potentials = np.multiply.outer(found[at, 0] * NODES - severity, steps) - found[at, 2] * steps**2 + offsets
@@ -269,8 +257,8 @@ def _severities(rows: Sequence[tuple[tuple[str, int], str, int]]) -> dict[str, I
 
 
 def length_scale(comparisons: Sequence[Comparison]) -> float:
-    """Root mean square of the differences in words; 1 if all are 0."""
-    return math.sqrt(sum(each.words**2 for each in comparisons) / len(comparisons)) or 1.0
+    """Root mean square of the differences in length; 1 if all are 0."""
+    return math.sqrt(sum(each.longer**2 for each in comparisons) / len(comparisons)) or 1.0
 
 
 def _numbered(names: Iterable[Hashable]) -> dict[Any, int]:
@@ -282,7 +270,7 @@ def _accuracy(discrimination: float) -> float:
     return float((1 / (1 + np.exp(-discrimination * abs(GRID)))).mean())
 
 
-def _interval(value: float, error: float, figure: Callable[[float], float] = float) -> Interval:
+def _interval(value: float, error: float, figure: Callable[[float], float]) -> Interval:
     """A monotonic figure of a parameter, with its interval."""
     ends = sorted((figure(value - Z * error), figure(value + Z * error)))
     return Interval(figure(value), *ends)

@@ -94,9 +94,9 @@ def test_positions_and_lengths_of_a_comparison():
     items = {"a": Item("a", "p", ("one two three", "one", "one"), ("m", "n", "o"))}
     given = Answer("1", "a", "ana", "", 1.0, (2, 0, 1), "ranked", (1, 2, 2))
     found = comparisons_in(Labels(items, [given]), {"ana": {"a": given}})
-    assert [(each.unit[1:], each.outcome, each.position, each.words) for each in found] == [
-        ((0, 1), 1, 1, 2),
-        ((0, 2), 1, -1, 2),
+    assert [(each.unit[1:], each.outcome, each.position, each.longer) for each in found] == [
+        ((0, 1), 1, 1, 10),
+        ((0, 2), 1, -1, 10),
         ((1, 2), 0, -1, 0),
     ]
 

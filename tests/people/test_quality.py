@@ -31,10 +31,11 @@ EXPECTED = {
 
 
 def accused(labels: Labels) -> dict[str, set[str]]:
-    """The rules by person."""
+    """The rules of warnings and serious findings, by person."""
     found = defaultdict(set)
     for person, finding in examine_labels(labels).findings:
-        found[person].add(finding.rule)
+        if finding.severity != "note":
+            found[person].add(finding.rule)
     return found
 
 
@@ -62,6 +63,23 @@ def test_biased_annotators_are_found_for_more_seeds():
 
 def test_of_two_people_who_disagree_neither_is_accused():
     assert not accused(simulate({"honest": None, "reversed": BIASED["reversed"]}, 1))["honest"]
+
+
+def test_only_people_read_at_a_persons_pace():
+    labels = simulate({"ana": BIASED["too fast"], "openai:judge@http://localhost": BIASED["too fast"]}, 1)
+    assert {person for person, _ in examine_labels(labels).findings} == {"ana"}
+
+
+def test_an_unclear_agreement_is_a_note_on_people_without_another_finding():
+    notes = set()
+    for seed in range(2):
+        found = defaultdict(set)
+        for person, finding in examine_labels(both_kinds(seed)).findings:
+            found[person].add(finding.rule)
+            if finding.severity == "note":
+                notes.add(finding.rule)
+        assert all(len(rules) == 1 for rules in found.values() if "agreement_unclear" in rules)
+    assert notes == {"agreement_unclear"}
 
 
 PAIR = Item("pair", "one two", ("three four", "five"), ("new", "old"))

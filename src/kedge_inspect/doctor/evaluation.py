@@ -144,7 +144,8 @@ def judge_contradicts_itself(run: RunRecord, bias: Mapping[str, float]) -> Sympt
 def judge_prefers_length(run: RunRecord, longer: Mapping[str, Any], pairs: float) -> Symptom | None:
     """Seen: The share of pairs that the longer response wins, and the mean lengths of both sides.
 
-    Try: Compare responses of similar length, or use a second judge that ignores length.
+    Try: Look at the win rate controlled for length, compare responses of similar length, or use a second judge that
+    ignores length.
 
     Threshold: The longer response wins 70% of the pairs of different length, with an interval above 50%, and there are
     at least 20 of them: a note.
@@ -158,7 +159,8 @@ def judge_prefers_length(run: RunRecord, longer: Mapping[str, Any], pairs: float
         f"the longer response wins {longer['value']:.0%} ({longer['low']:.0%} to {longer['high']:.0%}) of the "
         f"{pairs:,.0f} pairs whose lengths differ{means}",
         (),
-        "compare responses of similar length, or use a second judge that ignores it",
+        "look at the win rate controlled for length, compare responses of similar length, or use a second judge that "
+        "ignores it",
     )
 
 

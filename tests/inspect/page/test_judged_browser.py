@@ -44,3 +44,18 @@ def test_pairs_are_filtered_and_searched_and_nothing_is_markup(tmp_path: Path) -
         assert page.evaluate("window.caught") is None
         browser.close()
     assert messages == []
+
+
+def test_the_controlled_win_rate_stands_beside_the_raw_one(tmp_path: Path) -> None:
+    controlled = {"value": 0.55, "low": 0.25, "high": 0.75, "for": ["length", "bold"]}
+    runs = [ReportedRun("e", evaluation_record(win_rate_controlled=controlled), [])]
+    (tmp_path / "report.html").write_bytes(render_page(page_data(runs, title="controlled")))
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto((tmp_path / "report.html").as_uri())
+        cells = page.locator("#evaluation table").first.locator("tbody td").all_inner_texts()
+        assert cells[1:3] == ["62.5% (25% to 100%)", "55% (25% to 75%)"]
+        sentence = "If both sides were alike in length, bold, the win rate would be 55% (25% to 75%)"
+        assert page.locator("#evaluation p", has_text=sentence).count() == 1
+        browser.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,3 +63,25 @@ def test_pairs_whose_lengths_differ_are_counted(reported):
     summary, _ = reported
     assert summary["num_unequal_lengths"] == 4
     assert summary["longer_wins"]["value"] == 1.5 / 4
+
+
+def test_the_win_rate_is_also_controlled_for_length(tmp_path, capsys):
+    # "ab" against lengths 1, 2, 3: of equal length, three of four are won; the longer text always wins otherwise.
+    wins: Scores = [{0: 1.0, 1: float(number % 4 > 0), 2: 0.0}[number % 3] for number in range(240)]
+    summary = report(evaluation(wins), tmp_path)
+    controlled = summary["win_rate_controlled"]
+    assert summary["win_rate"]["value"] == pytest.approx(7 / 12)
+    assert controlled["for"] == ["length"]
+    assert controlled["value"] == pytest.approx(0.75, abs=0.01)
+    assert controlled["low"] < 0.75 < controlled["high"]
+    printed = capsys.readouterr().out
+    assert f"{controlled['value']:.2f} ({controlled['low']:.2f}–{controlled['high']:.2f})" in printed
+    assert "Controlled: the win rate if both sides were alike in length" in printed
+
+
+def test_a_frontier_is_controlled_too_and_few_pairs_are_not(reported, tmp_path):
+    assert reported[0]["win_rate_controlled"] is None
+    assert "ontrolled" not in reported[1]
+    several = evaluation([float(number % 4 > 0) for number in range(60)])
+    summary = report(replace(several, frontier=[several.policy]), tmp_path)
+    assert summary["frontier"][0]["win_rate_controlled"] == summary["win_rate_controlled"] is not None
