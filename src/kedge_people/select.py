@@ -53,7 +53,7 @@ def choose(
     scorers: Sequence[str] = (),
     num_responses: int = 2,
     seed: int = 0,
-    columns: Mapping[str, Any] | None = None,
+    **reading: Any,
 ) -> list[Item]:
     """Choose items, each with a few of a candidate's responses, which differ.
 
@@ -64,14 +64,14 @@ def choose(
         scorers: Reward models: folders, hub ids or runs.
         num_responses: Responses per item.
         seed: Seed of everything random.
-        columns: Options of `kedge.data.parsing.ReadingOptions`, for prompts that need a template.
+        reading: Further fields of `kedge.data.parsing.ReadingOptions`, such as `template`.
 
     Raises:
         ConfigError: As in `check_choice`.
         ModelError: A reward model cannot be loaded.
     """
     check_choice(method, scorers)
-    scores = [] if method == "random" else [score_items(candidates, name, **(columns or {})) for name in scorers]
+    scores = [] if method == "random" else [score_items(candidates, name, **reading) for name in scorers]
     value = VALUES.get(method)
     if method == "hard" and len(scorers) == 1:
         value = partial(_chance_of_error, _calibration(scorers[0]))
@@ -117,13 +117,13 @@ def choose_by_scores(
     return [_part(candidates[number], places) for *_, number, places in sorted(chosen, key=lambda each: each[2])]
 
 
-def score_items(items: Sequence[Item], model: str, **options: Any) -> list[list[float]]:
+def score_items(items: Sequence[Item], model: str, **reading: Any) -> list[list[float]]:
     """Score all responses with a reward model; empty for an item that it cannot read, such as one that is too long.
 
     Args:
         items: Prompts with responses.
         model: Folder, hub id or run.
-        options: Further fields of `kedge.data.parsing.ReadingOptions`.
+        reading: Further fields of `kedge.data.parsing.ReadingOptions`.
 
     Raises:
         ModelError: The model cannot be loaded.
@@ -136,13 +136,13 @@ def score_items(items: Sequence[Item], model: str, **options: Any) -> list[list[
     place = find_model(model)
     tokenizer = load_tokenizer(place)
     scorer = load_scalar_model(place, tokenizer=tokenizer)
-    reading = ReadingOptions(tokenizer, max_length=scorer.context_length, ties=True, **options)
+    options = ReadingOptions(tokenizer, max_length=scorer.context_length, ties=True, **reading)
     rows: list[tuple[list[int], ...]] = []
     for item in items:
         asked = {**item.columns, "prompt": item.prompt}
         try:
             record = parse_comparison(
-                {**asked, "responses": list(item.responses), "ranks": [1] * len(item.responses)}, reading
+                {**asked, "responses": list(item.responses), "ranks": [1] * len(item.responses)}, options
             )
             rows.append(RankedResponses.encode(tokenizer, record).rows)
         except RowError:

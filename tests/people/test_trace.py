@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kedge.config import load_config
+from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
@@ -162,6 +163,29 @@ def test_steps_that_an_interrupted_run_has_not_reached_are_left_out(tmp_path):
     assert max(planned) > 2
     [line] = trace(tmp_path / "labels", tmp_path / "runs", person="ana")
     assert line.endswith(("optimizer steps 1–2", "optimizer steps 1", "optimizer steps 2"))
+
+
+def test_steps_before_a_withdrawal_stay_traced_when_the_run_goes_on_without(tmp_path):
+    """The rows of ana are gone from the data of the resumed run, but not from the weights that it goes on with."""
+    label(tmp_path / "labels")
+
+    def stop(update):
+        if update.number == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, callback=stop)
+    before = steps_of(tmp_path / "runs" / "reward")
+    with AnswerFile(tmp_path / "labels") as file:
+        file.withdraw("ana", "2026-04-01T00:00:00Z")
+    write_data_sets(tmp_path / "labels")
+    run = train(tmp_path, resume=Resume(("data.comparisons",))).folder
+    after = steps_of(run)
+    for name, steps in before.items():
+        done = [step for step in steps if step <= 4]
+        assert [step for step in after.get(name, []) if step <= 4] == done
+        assert int(name[1]) % 2 or after.get(name, []) == done  # ana's
+    assert any(step > 4 for steps in after.values() for step in steps)
 
 
 def test_demonstrations_are_traced_and_their_prompts_refused_in_evaluations(tmp_path):

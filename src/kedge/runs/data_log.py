@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from kedge.data.prompts import RecordT
 from kedge_base.errors import DataError
 from kedge_base.machine.progress import say
 from kedge_base.run_folder.output import DATA_FILE, LABELS_FILE, replace_file
-from kedge_base.run_folder.record_format import text_hash
+from kedge_base.run_folder.record_format import read_json_object, text_hash
 
 
 @dataclass(frozen=True)
@@ -141,14 +141,23 @@ class DataLog:
         """Rows of a model card, one per role."""
         return {role: usage.public_line for role, usage in self.roles.items()}
 
-    def publish(self, folder: Path) -> None:
-        """Write `data.json` and print one line per role; nothing for a run without data."""
+    def publish(self, folder: Path, done: int = 0) -> None:
+        """Write `data.json` and `labels.json`, and print one line per role; nothing for a run without data.
+
+        Args:
+            folder: The run's folder.
+            done: Steps so far of a run that is resumed, whose labels may have been others.
+        """
         if not self.roles:
             return
         content = {role: usage.as_json() for role, usage in self.roles.items()}
         replace_file(folder / DATA_FILE, [json.dumps(content, indent=2, ensure_ascii=False).encode()])
-        labels = {role: list(each.values()) for role, each in self.labels.items() if each}
-        if labels:
+        before = read_json_object(folder / LABELS_FILE)
+        labels = {
+            role: _joined(before.get(role, ()), self.labels.get(role, {}).values(), done)
+            for role in {**before, **self.labels}
+        }
+        if any(labels.values()):
             replace_file(folder / LABELS_FILE, [json.dumps(labels).encode()])
         self.say()
 
@@ -160,3 +169,15 @@ class DataLog:
         say(f"first of the {role}, in tokens:")
         for line in example_lines(parts, width=shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns):
             say(line)
+
+
+def _joined(before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]], done: int) -> list[dict[str, Any]]:
+    """Join the labels of the steps that are done and those of the steps to come."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for labels, is_past in ((before, True), (now, False)):
+        for label in labels:
+            key = tuple(value for name, value in label.items() if name != "steps")
+            steps = [step for step in label["steps"] if (step <= done) == is_past]
+            if steps or not is_past:
+                found.setdefault(key, {**label, "steps": []})["steps"] += steps
+    return list(found.values())

@@ -243,7 +243,7 @@ class Run:
         write_config(self.folder, self.config_text, self.facts)
         if self.ranks.are_several:
             say(f"ranks: {self.facts['ranks']}")
-        self.data.publish(self.folder)
+        self.data.publish(self.folder, self.checkpoint.update if self.checkpoint else 0)
         self.has_started = True
 
     def finish(self, summary: Mapping[str, Any]) -> None:
