@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 from kedge_base.errors import ConfigError, DataError
 from kedge_base.run_folder.output import replace_file
-from kedge_people.labels import Item, Labels
+from kedge_people.labels import Answer, Item, Labels
 
 ASSIGNMENTS_FILE = "assignments.json"
 
@@ -25,6 +26,7 @@ AXES = {"stiennon": ("overall", "accuracy", "coverage", "coherence")}
 """Named sets of axes. Source: Stiennon et al. 2020, appendix C.5."""
 
 _NAME = re.compile(r"[\w.@+-][\w .@+-]{0,63}")
+_JUDGE = re.compile(r"openai:\S+")
 
 
 class Question(NamedTuple):
@@ -72,6 +74,26 @@ class Assignments:
             if name in again
         ]
         return [question for _, question in sorted(asked)]
+
+    def left(self, person: str, items: Mapping[str, Item], own: Sequence[Answer]) -> list[Question]:
+        """The questions that a person has not answered; a skipped item is not asked again.
+
+        Args:
+            person: The person.
+            items: All items.
+            own: The person's answers that count.
+        """
+        open_ones: list[Question] = []
+        counts = Counter(answer.item for answer in own)
+        skipped = {answer.item for answer in own if answer.verdict == "skipped"}
+        asked = Counter[str]()
+        for question in self.questions(person, items):
+            asked[question.item] += 1
+            if counts[question.item] < asked[question.item] and not (
+                asked[question.item] > 1 and question.item in skipped
+            ):
+                open_ones.append(question)
+        return open_ones
 
     def question(self, person: str, item: Item, *, again: bool = False) -> Question:
         """An item with its responses in random order, in another one if it is asked again."""
@@ -149,9 +171,14 @@ def checked_name(name: str, option: str) -> str:
     Raises:
         ConfigError: It is unusual.
     """
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) and not is_judge(name):
         raise ConfigError(f"{option}: {name!r} is not a name; expected letters and digits, as in ana")
     return name
+
+
+def is_judge(name: str) -> bool:
+    """True for a model behind an API, `openai:MODEL@URL`."""
+    return _JUDGE.fullmatch(name) is not None
 
 
 def own_name() -> str:

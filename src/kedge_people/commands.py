@@ -19,7 +19,15 @@ from kedge_base.errors import ConfigError
 from kedge_base.machine.durable import replaced_folder
 from kedge_base.run_folder.output import check_output, writing
 from kedge_base.texts import printable
-from kedge_people.assignments import AXES, Assignments, names_of, own_name, read_assignments, write_assignments
+from kedge_people.assignments import (
+    AXES,
+    Assignments,
+    is_judge,
+    names_of,
+    own_name,
+    read_assignments,
+    write_assignments,
+)
 from kedge_people.labels import (
     COMPARISONS_FILE,
     DEMONSTRATIONS_FILE,
@@ -63,7 +71,10 @@ def label(
     responses: Annotated[int | None, typer.Option(min=1, max=4, help="Responses to each prompt; 2 by default.")] = None,
     people: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="Who labels, as in ana,ben; you by default. Each person gets a link."),
+        typer.Option(
+            metavar="NAMES",
+            help="Who labels, as in ana,ben; you by default. Each gets a link; openai:MODEL@URL is a judge.",
+        ),
     ] = None,
     overlap: Annotated[
         float | None, typer.Option(min=0, max=1, help="Share of the prompts that everybody gets; 0.2 by default.")
@@ -145,6 +156,11 @@ def label(
             f"{folder} has its items and settings already: leave out {given[0]}, or choose another folder"
         )
     joining = () if people is None else names_of(people, "--people")
+    if any(map(is_judge, joining)):
+        from kedge_tasks.judge import check_judge
+
+        for judge in filter(is_judge, joining):
+            check_judge(judge)
     if folder is not None:
         if not _look(folder, write=write, report=report, withdraw=withdraw, trace=trace, runs=runs):
             _serve(folder, joining, port)
@@ -228,19 +244,23 @@ def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trac
 
 
 def _serve(folder: Path, joining: Sequence[str], port: int | None) -> None:
-    """Serve the page until Ctrl-C, and make the data sets."""
+    """Let the judges among the people answer, serve the page until Ctrl-C, and make the data sets."""
     with AnswerFile(folder) as file:
         assignments = read_assignments(folder)
         people = joining or assignments.people or (own_name(),)
         assignments = assignments.dealt(read_labels(folder), people)
         write_assignments(folder, assignments)
+        from kedge_people.judges import ask_judges
         from kedge_people.server import label_server
 
-        with suppress(KeyboardInterrupt), label_server(folder, assignments, file, port=port) as server:
-            for name, url in server.urls.items():
-                typer.echo(f"{name}: {url}")
-            typer.echo("Only this machine can open these links. Ctrl-C ends, and writes the data sets.")
-            server.wait()
+        with suppress(KeyboardInterrupt):
+            ask_judges(folder, assignments, file)
+            if not all(map(is_judge, assignments.people)):
+                with label_server(folder, assignments, file, port=port) as server:
+                    for name, url in server.urls.items():
+                        typer.echo(f"{name}: {url}")
+                    typer.echo("Only this machine can open these links. Ctrl-C ends, and writes the data sets.")
+                    server.wait()
         say_answers(folder, write_data_sets(folder))
 
 

@@ -16,31 +16,28 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from http import HTTPStatus
-from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar, cast
 
 from kedge_base.errors import ConfigError, DataError, KedgeError, OutputError
-from kedge_base.machine.local_server import CLOSED_POLICY, PAGE_POLICY, LocalServer, Request, new_token
 from kedge_base.machine.local_server import Answer as Reply
+from kedge_base.machine.local_server import LocalServer, Request, as_json, asset, new_token, read_object
 from kedge_base.run_folder.output import writing
 from kedge_base.run_folder.record_format import read_json_lines
 from kedge_inspect import page
-from kedge_people.assignments import Assignments, Question
+from kedge_people.assignments import Assignments, Question, is_judge
 from kedge_people.labels import ANSWERS_FILE, Answer, AnswerFile, Item, read_labels
 
 LINKS_FILE = "links.json"
 """The port and everybody's token: links and open pages still work after a restart. Only its owner may read it."""
 
 ASSETS = {
-    "": (__package__, "label.html", "text/html"),
-    "style.css": (page.__name__, "style.css", "text/css"),
-    "label.css": (__package__, "label.css", "text/css"),
-    "label.js": (__package__, "label.js", "text/javascript"),
+    "": (__package__, "label.html"),
+    "style.css": (page.__name__, "style.css"),
+    "label.css": (__package__, "label.css"),
+    "label.js": (__package__, "label.js"),
 }
-POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; {PAGE_POLICY}"
-"""The page may run only its own script file, and no inline code."""
 
 GRADES = range(1, 8)
 LONGEST_NOTE = 10_000
@@ -70,7 +67,7 @@ def label_server(
         ConfigError: The port is taken or not permitted.
     """
     known_port, tokens = _read_links(folder)
-    tokens = {name: tokens.get(name) or new_token() for name in assignments.people}
+    tokens = {name: tokens.get(name) or new_token() for name in assignments.people if not is_judge(name)}
     desk = Desk(folder, assignments, file)
     server = None
     if port is None and known_port:
@@ -82,9 +79,11 @@ def label_server(
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
         with open(descriptor, "w", encoding="utf-8") as links:
             json.dump({"port": server.port, "tokens": tokens}, links)
-    with server:
-        yield server
-    desk.close()
+    try:
+        with server:
+            yield server
+    finally:
+        desk.close()
 
 
 class Desk:
@@ -105,27 +104,26 @@ class Desk:
         self._is_open = True
         self._answers = {answer.id: answer for answer in labels.answers}
         self._known = {row["id"] for row in read_json_lines(folder / ANSWERS_FILE) if "id" in row}
-        self._questions = {person: assignments.questions(person, labels.items) for person in assignments.people}
 
     def reply(self, request: Request) -> Reply:
         """Serve the page and its parts, and questions (`question/0` is the next one, `question/1` the last one that was
         answered), for GET; take an `answer` for POST.
         """
         if request.method == "GET" and request.path in ASSETS:
-            return _asset(request.path)
+            return asset(*ASSETS[request.path])
         back = re.fullmatch(r"question/(\d{1,6})", request.path)
         try:
             if request.method == "GET" and back:
                 with self._lock:
-                    return _as_json(self._shown(request.name, int(back[1])))
+                    return as_json(self._shown(request.name, int(back[1])))
             if request.method == "POST" and request.path == "answer":
                 with self._lock:
                     self._take(request.name, read_object(request.body))
-                    return _as_json(self._shown(request.name, 0))
+                    return as_json(self._shown(request.name, 0))
         except KedgeError as error:
             # The page sends an answer again that could not be written.
             unwritten = HTTPStatus.SERVICE_UNAVAILABLE if isinstance(error, OutputError) else HTTPStatus.BAD_REQUEST
-            return _as_json({"error": str(error)}, HTTPStatus.CONFLICT if isinstance(error, Stale) else unwritten)
+            return as_json({"error": str(error)}, HTTPStatus.CONFLICT if isinstance(error, Stale) else unwritten)
         return Reply(HTTPStatus.NOT_FOUND, b"Not found.\n")
 
     def close(self) -> None:
@@ -137,7 +135,7 @@ class Desk:
         """What the page shows: progress, and a question without its models and other people's answers."""
         own = self._own(person)
         left = self._left(person)
-        total = len(self._questions[person])
+        total = len(self._assignments.questions(person, self._items))
         state = {
             "person": person,
             "done": total - len(left),
@@ -207,19 +205,7 @@ class Desk:
         return [answer for answer in self._answers.values() if answer.person == person]
 
     def _left(self, person: str) -> list[Question]:
-        """The questions that a person has not answered. What was skipped is not asked again."""
-        own: dict[str, list[Answer]] = {}
-        for answer in self._own(person):
-            own.setdefault(answer.item, []).append(answer)
-        left: list[Question] = []
-        seen = set[str]()
-        for question in self._questions[person]:
-            answers = own.get(question.item, [])
-            needed = 2 if question.item in seen and "skipped" not in {each.verdict for each in answers} else 1
-            seen.add(question.item)
-            if len(answers) < needed:
-                left.append(question)
-        return left
+        return self._assignments.left(person, self._items, self._own(person))
 
 
 def _question_id(question: Question) -> str:
@@ -233,15 +219,9 @@ def _as_shown(answer: Answer) -> dict[str, Any]:
     def shown(values: Sequence[T]) -> list[T]:
         return [values[place] for place in answer.order] if values else []
 
-    return {
-        "verdict": answer.verdict,
-        "ranks": shown(answer.ranks),
-        "axes": {name: shown(grades) for name, grades in answer.axes.items()},
-        "thumbs": shown(answer.thumbs),
-        "edits": shown(answer.edits),
-        "note": answer.note,
-        "seconds": answer.seconds,
-    }
+    lists = {"ranks": answer.ranks, "thumbs": answer.thumbs, "edits": answer.edits}
+    axes = {name: shown(grades) for name, grades in answer.axes.items()}
+    return {**{name: shown(values) for name, values in lists.items()}, "axes": axes, "note": answer.note}
 
 
 def _checked(values: Mapping[str, Any], item: Item, order: tuple[int, ...], axes: Sequence[str]) -> Answer:
@@ -308,34 +288,9 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def read_object(body: bytes) -> Mapping[str, Any]:
-    """Read the body of a request.
-
-    Raises:
-        DataError: It is not a JSON object.
-    """
-    try:
-        values = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise DataError("expected JSON") from error
-    if not isinstance(values, dict):
-        raise DataError("expected a JSON object")
-    return cast("Mapping[str, Any]", values)
-
-
 def _read_links(folder: Path) -> tuple[int, dict[str, str]]:
     """The port and the tokens of the last time; nothing if there are none, or the file is damaged."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         links = json.loads((folder / LINKS_FILE).read_bytes())
         return int(links["port"]), {str(name): str(token) for name, token in links["tokens"].items() if len(token) > 24}
     return 0, {}
-
-
-def _asset(path: str) -> Reply:
-    package, name, kind = ASSETS[path]
-    content = (files(package) / "assets" / name).read_bytes()
-    return Reply(HTTPStatus.OK, content, f"{kind}; charset=utf-8", policy=CLOSED_POLICY if path else POLICY)
-
-
-def _as_json(values: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Reply:
-    return Reply(status, (json.dumps(values) + "\n").encode(), "application/json")

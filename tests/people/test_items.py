@@ -240,3 +240,36 @@ def test_the_command_serves_and_continues(models, questions, tmp_path):
     out, _ = written.communicate(timeout=60)
     assert "Answers in out: ana 1, ben 1" in out
     assert len((tmp_path / "out" / "comparisons.jsonl").read_text().splitlines()) == 3
+
+
+def test_judges_answer_their_share_once(tmp_path, monkeypatch, capsys):
+    asked: list[str] = []
+
+    class Judge:
+        def __init__(self, name: str, *, file: Path) -> None:
+            assert name == JUDGE
+
+        def rank(self, prompt, responses):
+            if len(asked) == 3:
+                raise KeyboardInterrupt
+            asked.append(prompt)
+            return [2.0, 1.0]
+
+    checked: list[str] = []
+    monkeypatch.setitem(sys.modules, "kedge_tasks.judge", SimpleNamespace(Judge=Judge, check_judge=checked.append))
+    folder = tmp_path / "labels"
+    with serving_folder(folder):
+        pass
+    (folder / "assignments.json").unlink()
+    label([str(folder)], people=JUDGE)
+    asked.clear()
+    label([str(folder)])
+    assert checked == [JUDGE]
+    found = read_labels(folder).answers
+    assert [each.item for each in found] == list(read_labels(folder).items), "the second call went on"
+    assert {each.ranks for each in found} == {(2.0, 1.0)}
+    assert {each.person for each in found} == {JUDGE}
+    assert f"Answers in {folder}: {JUDGE} 6" in capsys.readouterr().out
+
+
+JUDGE = "openai:org/llama3:8b@http://127.0.0.1:8000/v1"

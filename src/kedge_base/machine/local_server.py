@@ -8,6 +8,7 @@ that changes something must come from the server's own page, as JSON.
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
 import sys
 import threading
@@ -15,10 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
-from kedge_base.errors import ConfigError
+from kedge_base.errors import ConfigError, DataError
 
 LOOPBACK = "127.0.0.1"
 MAX_BODY = 2**20
@@ -30,6 +32,8 @@ POLL = 0.1
 CLOSED_POLICY = "default-src 'none'; frame-ancestors 'none'"
 PAGE_POLICY = "object-src 'none'; base-uri 'none'; form-action 'none'; connect-src 'self'; frame-ancestors 'none'"
 """Restrictions on top of the page's own policy, which names its scripts."""
+SCRIPT_POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; {PAGE_POLICY}"
+KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
 Stream: TypeAlias = "Callable[[Callable[[bytes], object]], None]"
@@ -183,6 +187,34 @@ class LocalServer:
 def new_token() -> str:
     """A secret that cannot be guessed."""
     return secrets.token_urlsafe(24)
+
+
+def as_json(values: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer:
+    """An answer with a JSON object, on a line of its own."""
+    return Answer(status, (json.dumps(values) + "\n").encode(), "application/json")
+
+
+def read_object(body: bytes) -> Mapping[str, Any]:
+    """Read the JSON object in the body of a request.
+
+    Raises:
+        DataError: There is none.
+    """
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise DataError("expected JSON") from error
+    if not isinstance(values, dict):
+        raise DataError("expected a JSON object")
+    return cast("Mapping[str, Any]", values)
+
+
+def asset(package: str, name: str) -> Answer:
+    """A file in a package's folder `assets`. Pages may run their own script files, and no inline code."""
+    path = files(package) / "assets" / name
+    kind = KINDS[name.rpartition(".")[2]]
+    policy = SCRIPT_POLICY if kind == KINDS["html"] else CLOSED_POLICY
+    return Answer(HTTPStatus.OK, path.read_bytes(), f"{kind}; charset=utf-8", policy=policy)
 
 
 def _refusal(status: HTTPStatus, reason: str) -> Answer:

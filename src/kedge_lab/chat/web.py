@@ -9,24 +9,21 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from http import HTTPStatus
-from importlib.resources import files
-from typing import Any, cast
+from typing import Any
 
 from kedge_base.errors import DataError, KedgeError
-from kedge_base.machine.local_server import CLOSED_POLICY, PAGE_POLICY, Answer, LocalServer, Request
+from kedge_base.machine.local_server import Answer, LocalServer, Request, as_json, asset, read_object
 from kedge_inspect import page
 from kedge_lab.chat.chat import Chat, Interrupted, Reply
 from kedge_people.corrections import Corrections
 from kedge_people.labels import Item
 
 ASSETS = {
-    "": (__package__, "chat.html", "text/html"),
-    "style.css": (page.__name__, "style.css", "text/css"),
-    "chat.css": (__package__, "chat.css", "text/css"),
-    "chat.js": (__package__, "chat.js", "text/javascript"),
+    "": (__package__, "chat.html"),
+    "style.css": (page.__name__, "style.css"),
+    "chat.css": (__package__, "chat.css"),
+    "chat.js": (__package__, "chat.js"),
 }
-POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; {PAGE_POLICY}"
-"""The page may run only its own script file, and no inline code."""
 
 Write = Callable[[bytes], object]
 
@@ -61,15 +58,15 @@ class _ChatPage:
         """Serve the page and its parts for GET, and the actions `ask`, `stop`, `set`, `reset`, `label` for POST."""
         actions = {"ask": self._ask, "stop": self._stop, "set": self._set, "reset": self._reset, "label": self._label}
         if request.method == "GET" and request.path in ASSETS:
-            return _asset(request.path)
+            return asset(*ASSETS[request.path])
         if request.method == "GET" and request.path == "state":
-            return _as_json(self._state())
+            return as_json(self._state())
         if request.method != "POST" or request.path not in actions:
             return Answer(HTTPStatus.NOT_FOUND, b"Not found.\n")
         try:
-            return actions[request.path](_read(request.body))
+            return actions[request.path](read_object(request.body))
         except KedgeError as error:
-            return _as_json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
+            return as_json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
 
     def _state(self) -> dict[str, Any]:
         chat = self._chat
@@ -125,7 +122,7 @@ class _ChatPage:
             self._corrections.take(item, **given, seconds=time.monotonic() - shown)
             for reply in (reply for turn in self._turns for reply in turn["replies"] if reply.get("item") == item.id):
                 reply.update(given)
-        return _as_json(given)
+        return as_json(given)
 
     def _send(self, write: Write, model: int, piece: str) -> None:
         if self._stopped.is_set():
@@ -137,12 +134,12 @@ class _ChatPage:
 
     def _stop(self, values: Mapping[str, Any]) -> Answer:
         self._stopped.set()
-        return _as_json({})
+        return as_json({})
 
     def _set(self, values: Mapping[str, Any]) -> Answer:
         for name, value in values.items():
             self._chat.set(name, value)
-        return _as_json({"settings": self._chat.settings})
+        return as_json({"settings": self._chat.settings})
 
     def _reset(self, values: Mapping[str, Any]) -> Answer:
         if not self._busy.acquire(blocking=False):
@@ -152,27 +149,7 @@ class _ChatPage:
             self._turns.clear()
         finally:
             self._busy.release()
-        return _as_json({})
-
-
-def _read(body: bytes) -> Mapping[str, Any]:
-    try:
-        values = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise DataError("expected JSON") from error
-    if not isinstance(values, dict):
-        raise DataError("expected a JSON object")
-    return cast("Mapping[str, Any]", values)
-
-
-def _asset(path: str) -> Answer:
-    package, name, kind = ASSETS[path]
-    content = (files(package) / "assets" / name).read_bytes()
-    return Answer(HTTPStatus.OK, content, f"{kind}; charset=utf-8", policy=CLOSED_POLICY if path else POLICY)
-
-
-def _as_json(values: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer:
-    return Answer(status, _line(values), "application/json")
+        return as_json({})
 
 
 def _line(values: Mapping[str, Any]) -> bytes:

@@ -29,6 +29,15 @@ function make(tag, name, text = "") {
 const named = (character) => `\u2039U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}\u203a`;
 const visible = (text) => text.replaceAll("\r\n", "\n").replace(HIDDEN, named).trim();
 
+function setText(element, text) {
+  if (element.given === text) return;
+  element.given = text;
+  // Layout of a megabyte takes seconds; of its parts, only those in sight are laid out.
+  const parts = visible(text).match(/[^]{1,3000}\n|[^]{1,3000}/gu) ?? [""];
+  if (parts.length === 1) element.textContent = parts[0];
+  else element.replaceChildren(...parts.map((part) => make("div", "part", part)));
+}
+
 function button(label, key, act, name = "") {
   const made = make("button", name, `${label} `);
   made.type = "button";
@@ -130,8 +139,9 @@ function drawPrompt() {
   const turns = typeof prompt === "string" ? [{ role: "prompt", content: prompt }] : prompt;
   at("prompt").replaceChildren(...turns.map(({ role, content }) => {
     const said = make("div", "said");
-    const text = make("div", "text", visible(content));
+    const text = make("div", "text");
     text.dir = "auto";
+    setText(text, content);
     said.append(make("h4", "", visible(role)), text);
     return said;
   }));
@@ -232,7 +242,7 @@ function refresh() {
     made.classList.toggle("edited", isEdited);
     made.querySelector(".restore").hidden = !isEdited;
     const text = made.querySelector(".text");
-    if (text) text.textContent = visible(draft.edits[place] ?? state.question.responses[place]);
+    if (text) setText(text, draft.edits[place] ?? state.question.responses[place]);
     made.querySelectorAll(".ranks button").forEach((choice, index) => {
       choice.setAttribute("aria-pressed", String(draft.ranks[place] === index + 1));
     });
@@ -374,21 +384,21 @@ function sendRanks() {
 
 // --- Keys
 
-const KEYS = {
-  "←  →": "two responses: the left or right one is better",
-  "=": "they are equally good",
-  "1 2 3 4": "three or four: type the rank of A, then B, …; Backspace takes one back",
-  Enter: "sends the ranks",
-  0: "all are bad",
-  s: "skip",
-  Tab: "goes from response to response",
-  "u  d": "thumb up or down for the focused response",
-  "e  x": "edit the focused response; undo the edit",
-  g: "grade: then 1 to 7 for each axis, 0 for none; Escape ends",
-  n: "note",
-  z: "back to the last answer, to change it",
-};
-for (const [key, meaning] of Object.entries(KEYS)) {
+const KEYS = [
+  ["←  →", "two responses: the left or right one is better"],
+  ["=", "they are equally good"],
+  ["1 2 3 4", "three or four: type the rank of A, then B, …; Backspace takes one back"],
+  ["Enter", "sends the ranks"],
+  ["0", "all are bad"],
+  ["s", "skip"],
+  ["Tab", "goes from response to response"],
+  ["u  d", "thumb up or down for the focused response"],
+  ["e  x", "edit the focused response; undo the edit"],
+  ["g", "grade: then 1 to 7 for each axis, 0 for none; Escape ends"],
+  ["n", "note"],
+  ["z", "back to the last answer, to change it"],
+];
+for (const [key, meaning] of KEYS) {
   const term = make("dt");
   term.append(...key.split("  ").map((each) => make("kbd", "", each)));
   at("keys").querySelector("dl").append(term, make("dd", "", meaning));

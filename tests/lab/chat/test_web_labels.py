@@ -112,3 +112,21 @@ def test_the_page_takes_thumbs_and_corrections(chat, tmp_path: Path):
         browser.close()
     found = read_labels(tmp_path).answers
     assert [(each.thumbs, each.edits) for each in found] == [((1,), ()), ((), ())]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_two_models_are_side_by_side_on_the_whole_page(chat):
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+    chat.reset()
+    with chat_server(chat) as server, playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1000, "height": 700})
+        page.goto(server.url)
+        page.get_by_role("textbox", name="Your text").fill("hello")
+        page.keyboard.press("Enter")
+        page.locator(".figures").nth(1).wait_for()
+        assert [page.locator(name).bounding_box()["width"] for name in ("header", "main", "footer")] == [1000] * 3
+        left, right = [card.bounding_box() for card in page.locator(".reply").all()]
+        assert left["y"] == right["y"]
+        assert left["x"] + left["width"] < right["x"]
+        browser.close()

@@ -101,7 +101,7 @@ function labelTools(card, reply) {
     text.replaceWith(form);
     field.focus();
   }
-  card.append(tools);
+  text.after(tools);
   show();
 }
 
@@ -244,7 +244,7 @@ async function start() {
     showError("The server does not answer. Is kedge chat still running?");
     return;
   }
-  document.body.classList.toggle("two", state.models.length > 1);
+  document.body.classList.toggle("both", state.models.length > 1);
   for (const [index, model] of state.models.entries()) {
     const label = state.models.length > 1 ? `${LETTERS[index]}  ${model.name}` : model.name;
     const entry = make("div", "");
