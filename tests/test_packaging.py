@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, packages_distributions
@@ -187,3 +189,67 @@ def test_entry_points_are_the_same_wherever_a_package_is_installed_from() -> Non
         for entry in [*project["dependencies"], *extras]:
             name = normalized(re.split(r"[<>=;\s]", entry)[0])
             assert name == "kedge-base" or entry == ranges[name]
+
+
+PLACES = [ROOT, *sorted(path.parent for path in (ROOT / "distributions").glob("*/pyproject.toml"))]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+def test_a_distribution_has_what_pypi_shows(place: Path) -> None:
+    project = table(place / "pyproject.toml")["project"]
+    assert project["license"] == "Apache-2.0"
+    assert project["license-files"] == ["LICENSE"]
+    assert {"version", "readme", "urls"} == set(project["dynamic"])  # the last two from hatch_build.py
+    assert project["description"]
+    assert project["keywords"]
+    assert project["classifiers"] == table(ROOT / "pyproject.toml")["project"]["classifiers"]
+    for name in ("LICENSE", "hatch_build.py"):  # an sdist has nothing outside of its folder
+        assert (place / name).read_bytes() == (ROOT / name).read_bytes()
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """hatch_build.py, without hatchling, which the environment need not have."""
+    for name, base in (("builders.hooks", "BuildHookInterface"), ("metadata", "MetadataHookInterface")):
+        monkeypatch.setitem(sys.modules, f"hatchling.{name}.plugin.interface", SimpleNamespace(**{base: object}))
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_links_of_a_description_lead_to_the_repository(build: Any) -> None:
+    text = "[a](docs/a.md#b) ![p](docs/p.svg) [w](https://example.org) [up](../LICENSE) [here](#x)"
+    found = build.absolute_links(text, "src/kedge_base/README.md", "https://example.org/k")
+    at = "https://example.org/k"
+    assert found == (
+        f"[a]({at}/blob/main/src/kedge_base/docs/a.md#b) ![p]({at}/raw/main/src/kedge_base/docs/p.svg) "
+        f"[w](https://example.org) [up]({at}/blob/main/src/LICENSE) [here](#x)"
+    )
+    assert build.absolute_links(text, "README.md", "") == "a  [w](https://example.org) up [here](#x)"
+
+
+@pytest.mark.parametrize("name", ["kedge-rl", "kedge-base", "kedge-inspect", "kedge-tasks", "ppo-conformance"])
+def test_no_description_has_a_relative_link_or_an_install_line_of_a_clone(build: Any, name: str) -> None:
+    hook = build.Description()
+    hook.root = str(ROOT if name == "kedge-rl" else ROOT / "distributions" / name.rpartition("-")[2])
+    metadata: dict[str, Any] = {"name": name}
+    hook.update(metadata)
+    text = metadata["readme"]["text"]
+    assert text.startswith("# ")
+    assert [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith(("https://", "#"))] == []
+    assert "pip install -e" not in text
+    assert f"pip install {name}" in text or name == "kedge-base"
+
+
+def test_the_version_has_a_section_in_the_changelog() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## \[{re.escape(__version__)}\] – (unreleased|\d{{4}}-\d\d-\d\d)$", changes, re.MULTILINE)
+
+
+def test_a_tag_is_the_version() -> None:
+    listed = ["git", "tag", "--points-at", "HEAD", "--list", "v[0-9]*"]
+    tags = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    assert tags in ([], [f"v{__version__}"])

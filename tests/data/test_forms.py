@@ -480,6 +480,18 @@ def test_a_named_column_may_be_empty_in_some_rows(tmp_path):
         read_rows(path, "comparisons", tokenizer=CHAT, columns={**columns, "margin": "size"})
 
 
+def test_a_dotted_column_reaches_into_mappings():
+    row = {"prompt": "Why?", "reward_model": {"style": "rule", "ground_truth": "72"}}
+    columns = {"answer": "reward_model.ground_truth"}
+    assert only(read_rows([row], "prompts", tokenizer=PLAIN, columns=columns)).columns["answer"] == "72"
+    plain = {**row, "reward_model.ground_truth": "73"}  # a column of that very name comes first
+    assert only(read_rows([plain], "prompts", tokenizer=PLAIN, columns=columns)).columns["answer"] == "73"
+    with pytest.raises(DataError, match=r"^data.columns.answer=reward_model.truth: list has no column"):
+        read_rows([row], "prompts", tokenizer=PLAIN, columns={"answer": "reward_model.truth"})
+    with pytest.raises(DataError, match=r"^data.columns.answer=prompt.truth: list has no column"):
+        read_rows([row], "prompts", tokenizer=PLAIN, columns={"answer": "prompt.truth"})
+
+
 def test_a_named_column_that_is_missing_names_those_that_exist():
     rows = [{"dialogue": "Why?", "summary": " So."}]
     with pytest.raises(DataError) as raised:

@@ -18,6 +18,7 @@ from kedge.config import (
     schedule_in_words,
     stage_of,
 )
+from kedge.config.translation import as_yaml, read_settings, translate
 from kedge_base.command import Command
 from kedge_base.errors import ConfigError
 from kedge_base.stage import registered_stages, value_of
@@ -84,6 +85,42 @@ def presets(
 ) -> None:
     """List the presets, or show the values of some with their sources."""
     typer.echo("\n\n".join(map(describe_presets, names or [None])))
+
+
+Source = Annotated[
+    Path, typer.Argument(metavar="FILE", help="YAML; of verl also overrides, or a script that starts it.")
+]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting by the library's name. Repeatable.")
+]
+NumPrompts = Annotated[int | None, typer.Option(min=1, help="Prompts in the data, which turn passes into updates.")]
+Target = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help="New file; by default printed.")]
+
+
+@app.command(cls=Command)
+def from_verl(file: Source, changes: Changes = None, num_prompts: NumPrompts = None, out: Target = None) -> None:
+    """Translate a configuration of verl's PPO or GRPO, and list what has no counterpart."""
+    _translate("verl", file, changes, num_prompts, out)
+
+
+@app.command(cls=Command)
+def from_trl(file: Source, changes: Changes = None, num_prompts: NumPrompts = None, out: Target = None) -> None:
+    """Translate a configuration of TRL's PPO or GRPO, and list what has no counterpart."""
+    _translate("TRL", file, changes, num_prompts, out)
+
+
+def _translate(library: str, file: Path, changes: list[str] | None, num_prompts: int | None, out: Path | None) -> None:
+    settings, lines = translate(library, read_settings(file, changes or []), num_prompts)
+    text = as_yaml(settings, [f"Translated from {library}'s {file.name}.", *lines])
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        with out.open("x", encoding="utf-8") as target:
+            target.write(text)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written ({error.strerror})") from None
+    typer.echo("\n".join([*lines, f"kedge ppo --config {out}"]))
 
 
 def _resolved(

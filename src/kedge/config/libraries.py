@@ -51,17 +51,24 @@ def _owners(entries: Iterable[tuple[str, str, str]], *, full: bool = False) -> s
 def _lead(here: str) -> str:
     """The field at the start of a counterpart, or the whole text."""
     field = re.match(r"`([^`]+)`", here)
-    return field[1] if field else "nothing" if here.startswith("none") else _without_links(here)
+    return field[1] if field else "nothing" if here.startswith("none") else without_links(here)
 
 
 def _plain(here: str, stage: str | None) -> str:
     """The counterpart as text without Markdown: `here it is ppo.clip_range`."""
     if stage and (own := re.search(rf"\bin {stage} (`[^`]+`)", here, re.IGNORECASE)):
         here = own[1]
-    text = _without_links(here)
+    text = without_links(here)
     lead = "here it is " if text.startswith("`") else "here there is " if text.startswith("none") else "here: "
     return lead + text.replace("`", "")
 
 
-def _without_links(here: str) -> str:
+def lead_of(here: str) -> tuple[str, bool]:
+    """The field that a counterpart starts with, and whether one of its values is named; "" if it starts otherwise."""
+    found = re.match(r"`([a-z_.]+)(=?)", here)
+    return (found[1], bool(found[2])) if found else ("", False)
+
+
+def without_links(here: str) -> str:
+    """The counterpart without references to pages."""
     return re.sub(r"[,;.:]? [sS]ee \[[^\]]*\]\([^)]*\)", "", here)

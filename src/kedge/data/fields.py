@@ -269,10 +269,26 @@ def rename_columns(fields: Fields, columns: Mapping[str, str]) -> dict[str, Any]
         fields: the row.
         columns: ours → theirs; one column of theirs may serve as several of ours.
     """
+    found = {ours: value_in(fields, theirs) for ours, theirs in columns.items() if has_column(fields, theirs)}
     hidden = {name for ours in columns for name in _WHOLE.get(ours, ()) if name not in columns}
     gone = {*columns, *columns.values(), *hidden}
     kept = {name: value for name, value in fields.items() if name not in gone}
-    return {**kept, **{ours: fields[theirs] for ours, theirs in columns.items() if theirs in fields}}
+    return {**kept, **found}
+
+
+def has_column(fields: Fields, name: str) -> bool:
+    """True if `value_in` finds the column."""
+    outer, dot, inner = name.partition(".")
+    held = fields.get(outer)
+    return name in fields or (bool(dot) and isinstance(held, Mapping) and has_column(held, inner))
+
+
+def value_in(fields: Fields, name: str) -> Any:
+    """A column's value; a dotted name that is no column, `reward_model.ground_truth`, reaches into a mapping."""
+    if name in fields:
+        return fields[name]
+    outer, _, inner = name.partition(".")
+    return value_in(fields[outer], inner)
 
 
 def name_missing_columns(fields: Fields, columns: Mapping[str, str], role: Role, source: str) -> None:
@@ -282,7 +298,7 @@ def name_missing_columns(fields: Fields, columns: Mapping[str, str], role: Role,
         DataError: A column is missing; the message lists those that exist.
     """
     for ours, theirs in columns.items():
-        if theirs not in fields and ours not in _OPTIONAL.get(role, ()):
+        if not has_column(fields, theirs) and ours not in _OPTIONAL.get(role, ()):
             present = ", ".join(repr(str(name)[:40]) for name in list(fields)[:12]) or "none"
             raise DataError(
                 f"data.columns.{ours}={theirs}: {source} has no column {theirs!r}; its columns are {present} "

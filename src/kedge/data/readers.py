@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kedge.data.fields import MAY_BE_EMPTY, Role, columns_of, name_missing_columns
+from kedge.data.fields import MAY_BE_EMPTY, Role, columns_of, has_column, name_missing_columns
 from kedge.data.parsing import ReadingOptions, parse_comparison, parse_demonstration, parse_prompt
 from kedge.data.records import Prompt, Rejection, RowError, Table, hint_of, write_rejections
 from kedge.data.sources import Source, numbered_rows
@@ -100,7 +100,9 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
                 always = {ours: theirs for ours, theirs in columns.items() if ours not in MAY_BE_EMPTY}
                 name_missing_columns(row.value, always, role, row.source)
             if absent := unseen[row.source]:
-                unseen[row.source] = {ours: theirs for ours, theirs in absent.items() if theirs not in row.value}
+                unseen[row.source] = {
+                    ours: theirs for ours, theirs in absent.items() if not has_column(row.value, theirs)
+                }
         options.cuts.clear()
         try:
             if row.fault is not None:

@@ -235,7 +235,13 @@ def _revision() -> str:
 def _processor() -> str:
     """The system, the processor, and a hash of the instructions that it has."""
     path = Path("/proc/cpuinfo")
-    found = dict(re.findall(r"^(model name|flags)\s*: (.*)$", path.read_text() if path.is_file() else "", re.MULTILINE))
+    found = dict(
+        re.findall(
+            r"^(model name|flags)\s*: (.*)$",
+            path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "",
+            re.MULTILINE,
+        )
+    )
     flags = hashlib.sha256(found.get("flags", "").encode()).hexdigest()[:12]
     return f"{found.get('model name', platform.processor())}, flags {flags}, {platform.system()} {platform.machine()}"
 

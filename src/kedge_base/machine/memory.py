@@ -141,7 +141,7 @@ def memory_limit(most: int) -> Iterator[None]:
 def _own_pages(field: int) -> int:
     if sys.platform != "linux":
         return 0
-    return int(OWN_PAGES.read_text().split()[field]) * os.sysconf("SC_PAGE_SIZE")
+    return int(OWN_PAGES.read_text(encoding="ascii").split()[field]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _own_limits() -> Iterator[MemoryLimit]:
@@ -206,7 +206,9 @@ def _stat(folder: Path, name: str) -> int:
 
 
 def _machine() -> MemoryLimit:
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in MEMORY_INFO.read_text().splitlines()}
+    sizes = {
+        line.split(":")[0]: int(line.split()[1]) * 1024 for line in MEMORY_INFO.read_text(encoding="ascii").splitlines()
+    }
     return MemoryLimit("the machine", sizes["MemTotal"], sizes["MemTotal"] - sizes["MemAvailable"])
 
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
+from kedge_base.errors import ConfigError
 from kedge_base.workers.codec import decode, encode
 from kedge_base.workers.log import CallLog
 from kedge_base.workers.serving import GRACE
@@ -86,6 +87,8 @@ class WorkerProcess:
     """
 
     def __init__(self, module: str, log: CallLog) -> None:
+        if not hasattr(os, "killpg"):
+            raise ConfigError("environments in a separate process need process groups; Linux and macOS have them")
         self._log = log
         self._outgoing = bytearray()
         self._incoming = bytearray()

@@ -9,23 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kedge_base.libraries import LIBRARIES
+from kedge_base.libraries import LIBRARIES, NUMBERS, OTHER_UNIT
 from kedge_inspect.abroad.trainers import Trainer
 
 if TYPE_CHECKING:
     from kedge_inspect.doctor.rule import Change
     from kedge_inspect.record import RunRecord
-
-CARRIED = (
-    *("ppo.learning_rate", "ppo.critic_learning_rate", "ppo.kl_coef", "ppo.entropy_coef", "ppo.clip_range"),
-    *("ppo.clip_range_high", "ppo.num_epochs", "ppo.num_minibatches", "ppo.gamma", "ppo.gae_lambda"),
-    *("rollout.temperature", "rollout.num_prompts", "rollout.num_responses", "rollout.max_new_tokens"),
-    *("sft.learning_rate", "sft.num_epochs", "reward_model.learning_rate", "reward_model.num_epochs"),
-)
-"""Fields with the same unit in every library, unless the table says otherwise."""
-
-OTHER_UNIT = re.compile(r"their product|divided by|times `|optimizer steps|the quotient|of all processes")
-"""In the table's words: a value that is not kedge's."""
 
 SECTIONS = {"sft": "sft", "reward": "reward_model"}
 KEDGE_ONLY = re.compile(
@@ -87,7 +76,7 @@ def _counterparts(trainer: Trainer, names: str, here: str) -> Iterator[Counterpa
     name = lead[1]
     if trainer.stage in SECTIONS and name.startswith("ppo."):
         name = f"{SECTIONS[trainer.stage]}.{name.removeprefix('ppo.')}"
-    is_carried = name in CARRIED and not lead[2] and not OTHER_UNIT.search(here)
+    is_carried = name in NUMBERS and not lead[2] and not OTHER_UNIT.search(here)
     values = dict(re.findall(r"(\w+) for (\w+)", here))
     for argument in names.split():
         yield Counterpart(argument, name, is_carried, bool(lead[2]), values)

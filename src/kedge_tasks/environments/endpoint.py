@@ -59,7 +59,9 @@ class Endpoint:
 
         # Each episode holds two ends of a connection; the usual limit allows some five hundred.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        # macOS has no hard limit, but refuses more than this.
+        soft = 10240 if most == resource.RLIM_INFINITY else most
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
         await web.TCPSite(self._runner, HOST, 0).start()
         self.url = f"http://{HOST}:{self._runner.addresses[0][1]}/v1"
         return self

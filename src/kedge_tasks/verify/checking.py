@@ -199,8 +199,10 @@ def deadline(name: str, seconds: float = SECONDS) -> Iterator[None]:
 
     Raises:
         Expired: The limit has passed.
-        RewardError: This is not the main thread, the only one that can be interrupted.
+        RewardError: This is not the main thread, the only one that can be interrupted, or the system has no such timer.
     """
+    if not hasattr(signal, "setitimer"):
+        raise RewardError(f"{name} needs timers for its time limit; Linux and macOS have them")
     if threading.current_thread() is not threading.main_thread():
         raise RewardError(
             f"{name} needs the main thread for its time limit: pass its name, 'kedge_tasks.verify:{name}', so that "

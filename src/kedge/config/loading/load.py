@@ -75,7 +75,7 @@ def resolve(layers: Sequence[Mapping[str, Any]], places: Mapping[str, str] | Non
     later = {name for layer in flat[1:] for name in layer}
     try:
         return validated(
-            _nested({**_merged([recipes, *flat]), "preset": names}),
+            nested({**_merged([recipes, *flat]), "preset": names}),
             {name: place for name, place in (places or {}).items() if name not in later},
         )
     except ConfigError as error:
@@ -86,7 +86,7 @@ def resolve(layers: Sequence[Mapping[str, Any]], places: Mapping[str, str] | Non
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """A copy of the configuration with new values for some dotted names, validated again as a whole."""
-    return validated(_nested(_merged([flat_settings(config.model_dump()), flat_settings(values)])), {})
+    return validated(nested(_merged([flat_settings(config.model_dump()), flat_settings(values)])), {})
 
 
 def resolved_yaml(config: Config) -> str:
@@ -100,7 +100,7 @@ def resolved_yaml(config: Config) -> str:
 def _mistake(values: Mapping[str, Any]) -> str | None:
     """Return the first mistake in some values, or None."""
     try:
-        validated(_nested(values), {})
+        validated(nested(values), {})
     except ConfigError as error:
         return str(error)
     return None
@@ -178,15 +178,15 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
     return flat
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Nest settings given by dotted name.
 
     A dotted name that starts with neither a section nor a mapping is unchanged, and rejected as unknown:
     `reward.clip=3` would otherwise become a reward named clip with weight 3.
     """
-    nested: dict[str, Any] = {}
+    made: dict[str, Any] = {}
     for dotted, value in flat.items():
-        level, path, rest = nested, "", dotted
+        level, path, rest = made, "", dotted
         while "." in rest:
             part, _, further = rest.partition(".")
             path = f"{path}.{part}" if path else part
@@ -194,7 +194,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
                 break
             level, rest = level[part], further
         level[rest] = value
-    return nested
+    return made
 
 
 def _holds_names(name: str) -> bool:

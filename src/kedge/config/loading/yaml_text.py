@@ -59,7 +59,7 @@ def read_document(path: str | Path) -> Document:
     Raises:
         ConfigError: The file cannot be read, is not YAML, or has a key twice.
     """
-    settings, places = _load(_text_of(Path(os.path.expanduser(path))), str(path))
+    settings, places = _load(text_of(Path(os.path.expanduser(path))), str(path))
     if settings is None:
         return Document({}, {})
     if not isinstance(settings, dict):
@@ -76,7 +76,12 @@ def parse_value(text: str, where: str) -> Any:
     return _load(text, where)[0]
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of a configuration file.
+
+    Raises:
+        ConfigError: It cannot be read, or is too large.
+    """
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise ConfigError(f"{path}: is not a regular file")

@@ -1,0 +1,129 @@
+"""Turns another trainer's settings into kedge's by the tables of `kedge_base.libraries`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from kedge.config.libraries import lead_of, without_links
+from kedge.config.loading.load import nested, resolve
+from kedge.config.loading.yaml_text import parse_value
+from kedge.config.translation.reading import computed
+from kedge_base.errors import ConfigError
+from kedge_base.libraries import DEFAULTS, LIBRARIES, NUMBERS, OTHER_UNIT, RULES
+
+SAME = {
+    *NUMBERS,
+    *("model", "data.prompts", "data.max_prompt_tokens", "ppo.num_updates", "ppo.whiten_rewards", "ppo.value_coef"),
+    *("optimization.weight_decay", "optimization.max_grad_norm", "optimization.adam_eps", "checkpoint.keep"),
+    *("runtime.seed", "runtime.trust_remote_code", "runtime.activation_checkpointing"),
+} - {"ppo.critic_learning_rate"}
+"""Fields whose values are taken as they are, unless a rule says otherwise."""
+
+_CONDITION = re.compile(r"(!?)([\w.]+)(?:(!?=|>|~)(.*))?")
+
+
+def translate(
+    library: str, given: Mapping[str, Any], num_prompts: int | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """Translate settings, with the library's defaults for those that are not given.
+
+    Args:
+        library: As in the tables. Of its trainers, it is the one that knows most of the settings.
+        given: Settings by the library's names.
+        num_prompts: Prompts in the data, which turn passes into updates.
+
+    Returns:
+        kedge's settings, and a line for whatever was not simply renamed: what is missing, what became something else
+        and why, what is to be set by hand, what has no counterpart.
+
+    Raises:
+        ConfigError: The advantage has no counterpart, or the settings do not fit together in kedge.
+    """
+    trainers = [trainer for owner, trainer in DEFAULTS if owner == library]
+    trainer = max(trainers, key=lambda name: len(given.keys() & DEFAULTS[library, name]))
+    defaults = {name: parse_value(text, name) for name, text in DEFAULTS[library, trainer].items()}
+    values = {**defaults, **given, "num_prompts": num_prompts}
+    rows = dict(reversed(list(_rows(library))))  # of several arguments of a field, the first one counts
+    leads = {name: lead_of(here)[0] for name, here in rows.items() if not OTHER_UNIT.search(here)}
+    same = [name for name, field in leads.items() if field in SAME and values.get(name) is not None]
+    made, known = {leads[name]: values[name] for name in same}, " ".join(same)
+    lines: list[str] = []
+    for conditions, settings, remark in (rule[2:] for rule in RULES if rule[0] == library and rule[1] in ("", trainer)):
+        if all(_holds(condition, values) for condition in conditions):
+            known += f" {' '.join((*conditions, *settings))}"
+            made |= {name: _value(text, values) for name, _, text in (each.partition("=") for each in settings)}
+            lines += [_text(remark, values)] if remark else []
+    if "ppo.advantage" not in made:
+        named = next(name for name in ("algorithm.adv_estimator", "scale_rewards") if name in defaults)
+        raise ConfigError(f"{named}={values[named]} has no counterpart in kedge; name another one: --set {named}=…")
+    read = {
+        *re.findall(r"[\w.]+", known),
+        *(name for name in given if name[:7] == "critic." and "ppo.critic" not in made),
+    }
+    lines = [
+        *(f"set {name}" for name in ("model", "data.prompts", "reward") if not made.get(name)),
+        *lines,
+        *_others(rows, {name: value for name, value in given.items() if name not in read}),
+    ]
+    try:
+        resolve([made])
+    except ConfigError as error:
+        raise ConfigError(f"the settings do not fit together in kedge: {error}") from None
+    return made, lines
+
+
+def as_yaml(settings: Mapping[str, Any], lines: list[str]) -> str:
+    """A file for `--config`, with the lines as comments."""
+    comments = "".join(f"# {line}\n" for line in lines)
+    return comments + yaml.safe_dump(nested(settings), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _rows(library: str) -> Iterator[tuple[str, str]]:
+    """The library's arguments, each with its counterpart; "none: …" for those of the table without a title."""
+    for title, rows in LIBRARIES[library].items():
+        for names, here in rows:
+            yield from ((name.removesuffix(".*"), here if title else f"none: {here}") for name in names.split())
+
+
+def _others(rows: Mapping[str, str], others: Mapping[str, Any]) -> Iterator[str]:
+    """List arguments that no rule reads, by what the tables say about them, or about the section that they are in."""
+    found: dict[str, dict[str, None]] = {}
+    for name, value in others.items():
+        place = name
+        while place and place not in rows:
+            place = place.rpartition(".")[0]
+        text = without_links(rows.get(place, "none: kedge has no such setting"))
+        # Otherwise it is off, or always so in kedge.
+        if value and value != -1 and text[0] in "`n" and not name.endswith("_target_"):
+            shown = f"{name}={value}" if place == name else place if "." in place else name
+            found.setdefault(text.replace("`", ""), {})[shown] = None
+    for text, names in sorted(found.items(), key=lambda item: item[0].startswith("none")):
+        yield f"{', '.join(names)}: {text.replace('none:', 'no counterpart:') if text[:4] == 'none' else f'see {text}'}"
+
+
+def _holds(condition: str, values: Mapping[str, Any]) -> bool:
+    """Check a condition of a rule; `kedge_base/library_rules.tsv` says what they mean."""
+    found = _CONDITION.fullmatch(condition)
+    assert found is not None
+    negated, name, sign, text = found.groups()
+    value = values.get(name)
+    if not sign:
+        return bool(value and value != -1) != bool(negated)
+    if value is None or sign == ">":
+        return isinstance(value, (int, float)) and value > float(text)
+    word, wanted = str(value).lower(), _text(text, values).lower().split("|")
+    return any(part in word for part in wanted) if sign == "~" else (word in wanted) == (sign == "=")
+
+
+def _value(text: str, values: Mapping[str, Any]) -> Any:
+    """The value of a setting: that of an argument as it is, or YAML with arguments in it."""
+    found = re.fullmatch("<([^<>]*)>", text)
+    return computed(found[1], values) if found else parse_value(_text(text, values), text)
+
+
+def _text(text: str, values: Mapping[str, Any]) -> str:
+    return re.sub("<([^<>]*)>", lambda found: str(computed(found[1], values)), text)
