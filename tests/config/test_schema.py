@@ -99,6 +99,8 @@ def test_reward_short_forms(short: object, long: list[tuple[str, float]]) -> Non
         ("package.module:function", True),
         ("package.module:Class.method", True),
         ("python:in_memory", True),
+        ("openai:llama3:8b@http://127.0.0.1:8000/v1", True),  # a judge behind an API is one of kedge's functions
+        ("openai:gpt-4.1-mini", True),
         ("rewards.py", True),  # a function whose name is missing, which the loader reports; never a model
         ("models/reward", False),
         ("org/model", False),

@@ -197,6 +197,7 @@ def test_names_say_nothing_about_the_machine(tmp_path, monkeypatch):
     assert public_name("/elsewhere/someone/runs/sft/model") == "sft/model"
     assert public_name("/elsewhere/someone/rewards.py:brief") == "rewards.py:brief"
     assert public_name("package.module:brief") == "package.module:brief"
+    assert public_name("openai:llama3:8b@http://gpu7.internal:8000/v1") == "openai:llama3:8b"
     assert [hub_id(name) for name in ("org/name:train", "org/local", "a.jsonl", "/a/b")] == [
         "org/name",
         None,

@@ -13,6 +13,7 @@ import pytest
 from kedge.rewards import load_function
 from kedge.rewards.penalties import too_long
 from kedge_base.errors import RewardError
+from kedge_base.term_names import source_name
 from kedge_base.texts import names_function
 
 RUN_CONTROL = "kedge.control(env='CartPole-v1')"
@@ -188,3 +189,15 @@ def test_a_module_whose_own_import_fails_is_not_called_missing(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RewardError, match=r"'half_module' raised ModuleNotFoundError.*never_installed"):
         load_function("half_module:f")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("openai:llama3:8b@http://127.0.0.1:8000/v1", "llama3:8b"),
+        ("openai:Qwen/Qwen3-8B@https://gpu7/v1", "Qwen3-8B"),
+        ("openai:gpt-4.1-mini", "gpt-4.1-mini"),
+    ],
+)
+def test_a_judge_is_named_like_its_model(source, name):
+    assert source_name(source) == name

@@ -15,7 +15,7 @@ from transformers.utils.hub import cached_file
 from kedge.data.chat import PromptForm
 from kedge.models.sources import find_model, quiet_transformers
 from kedge_base.errors import ModelError
-from kedge_base.texts import names_function, printable
+from kedge_base.texts import names_function, names_judge, printable
 from kedge_base.version import __version__
 
 CARD = "README.md"
@@ -122,9 +122,11 @@ def public_name(source: str | os.PathLike[str]) -> str:
     """Return a model's, file's or function's name without details of this machine.
 
     Hub ids and relative paths are unchanged. An absolute path becomes relative to the working directory, or is reduced
-    to its last part.
+    to its last part. A judge behind an API loses its address.
     """
     name = os.fspath(source)
+    if names_judge(name):
+        return name.partition("@http")[0]
     if names_function(name) and ":" in name and not os.path.isdir(name):
         file, _, function = name.rpartition(":")
         return f"{public_name(file)}:{function}" if os.sep in file else name

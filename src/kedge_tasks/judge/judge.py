@@ -227,7 +227,7 @@ class Judge:
         try:
             found = self.endpoint.request("/chat/completions", body)
             match found.get("usage"):
-                case {"prompt_tokens": int(prompt), "completion_tokens": int(answer)} if min(prompt, answer) >= 0:
+                case {"prompt_tokens": int(prompt), "completion_tokens": int(answer)} if prompt > 0 <= answer:
                     used = prompt, answer
         except RequestError as error:
             used = (0, 0) if error.is_free else None

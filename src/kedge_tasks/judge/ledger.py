@@ -115,7 +115,7 @@ class Ledger:
         Args:
             prompt: Most tokens of the prompt.
             answer: Most tokens of the answer.
-            stop: Set to give up waiting.
+            stop: Set to send nothing more.
 
         Returns:
             Its number.
@@ -123,7 +123,7 @@ class Ledger:
         Raises:
             JudgeLimitError: A limit of the whole run would be exceeded.
         """
-        while True:
+        while not stop.is_set():
             with self._held() as base:
                 now = time.time()
                 wait = self._wait(base, now, prompt, answer)
@@ -131,8 +131,8 @@ class Ledger:
                     until = now + 4 * self._limits.timeout  # connecting, sending, and the parts of the answer
                     row = (self._owner, os.getpid(), until, None, prompt, answer)
                     return int(base.execute("INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?)", row).lastrowid or 0)
-            if stop.wait(min(wait, 1.0)):
-                raise JudgeLimitError("the run has ended")
+            stop.wait(min(wait, 1.0))
+        raise JudgeLimitError("the run has ended")
 
     def settle(self, number: int, used: tuple[int, int] | None) -> None:
         """Note that a request has ended, and the tokens that it used; None if unknown: its bounds stay counted."""

@@ -66,7 +66,7 @@ def test_requests_and_concurrency_are_never_exceeded_by_32_at_once(server, tmp_p
     assert more.score(PROMPTS, TEXTS) == [5] * len(TEXTS)
 
 
-@pytest.mark.parametrize("usage", [(300, 40), None], ids=["with usage", "without"])
+@pytest.mark.parametrize("usage", [(300, 40), None, (0, 0)], ids=["with usage", "without", "of nothing"])
 def test_tokens_and_cost_are_never_exceeded(server, tmp_path, usage):
     spent: list[int] = []
     lock = threading.Lock()
@@ -82,7 +82,7 @@ def test_tokens_and_cost_are_never_exceeded(server, tmp_path, usage):
         Judge(server.judge, limits=limits, max_tokens=500, file=tmp_path / "a").score(PROMPTS, TEXTS)
     used = read_usage(tmp_path / "a")
     assert used is not None
-    if usage is not None:
+    if usage == (300, 40):
         assert used["tokens"] == 340 * len(spent) <= 40_000
         # The next one no longer fits: its bound is that of about 3,500 bytes, overhead, and the answer.
         assert used["tokens"] > 40_000 - 6_000
@@ -93,7 +93,7 @@ def test_tokens_and_cost_are_never_exceeded(server, tmp_path, usage):
     with pytest.raises(JudgeLimitError, match=r"judge\.max_cost=0\.04 is reached"):
         Judge(server.judge, limits={"max_cost": price}, max_tokens=500, file=tmp_path / "b").score(PROMPTS, TEXTS)
     cost = (300 * 1.0 + 40 * 10.0) / 1e6
-    if usage is not None:
+    if usage == (300, 40):
         assert 0.02 < cost * (len(spent) - before) <= 0.04
     used = read_usage(tmp_path / "b", price)
     assert used is not None

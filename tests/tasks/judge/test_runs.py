@@ -42,12 +42,16 @@ def prompts(tmp_path: Path) -> Path:
     return written(tmp_path / "prompts.jsonl", PROMPTS)
 
 
-def evaluated(tmp_path: Path, prompts: Path, server: StandIn, *more: object, judge: str | None = None) -> Any:
+def evaluation(tmp_path: Path, prompts: Path, judge: str) -> list[object]:
     model = tmp_path / "policy"
     if not model.exists():
         save_speaker(model)  # writes "eeee"
-    given = ("--model", model, "--prompts", prompts, "--judge", judge or server.judge, "--out", tmp_path / "run")
-    return forked_kedge("evaluate", *given, "generate.max_new_tokens=4", *more)
+    given = ("--model", model, "--prompts", prompts, "--judge", judge, "--out", tmp_path / "run")
+    return ["evaluate", *given, "generate.max_new_tokens=4"]
+
+
+def evaluated(tmp_path: Path, prompts: Path, server: StandIn, *more: object, judge: str | None = None) -> Any:
+    return forked_kedge(*evaluation(tmp_path, prompts, judge or server.judge), *more)
 
 
 def test_a_judge_scores_both_sides_of_an_evaluation(tmp_path, prompts, server):
@@ -90,6 +94,37 @@ def test_a_limit_ends_an_evaluation_which_the_same_command_continues(tmp_path, p
     done = evaluated(tmp_path, prompts, server, "judge.max_requests=11")
     assert done.returncode == 0, done.stderr
     assert len(server.requests) == 11
+
+
+def test_a_killed_evaluation_is_repeated_with_its_answers(tmp_path, prompts, server):
+    killed_at(server, 7, evaluation(tmp_path, prompts, server.judge), tmp_path)
+    for path in (tmp_path / "run").iterdir():
+        if not path.name.startswith("judges.sqlite"):
+            path.unlink()
+    done = evaluated(tmp_path, prompts, server, "judge.concurrency=1")
+    assert done.returncode == 0, done.stderr
+    asked = [str(body["messages"]) for body in server.requests]
+    assert len(set(asked)) == 11
+    assert len(asked) <= 11 + 8  # those that were on their way
+
+
+def killed_at(server: StandIn, number: int, command: list[object], folder: Path) -> None:
+    """Kill a run once the server has got a request with this number."""
+    reached = threading.Event()
+
+    def slow(body: Mapping[str, Any]) -> Reply:
+        if len(server.requests) >= number:
+            reached.set()
+            time.sleep(0.3)
+        return likes_e(body)
+
+    server.answer = slow
+    with started_kedge(*command, cwd=folder) as process:
+        assert reached.wait(60)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    server.answer = likes_e
 
 
 @pytest.mark.parametrize(
@@ -140,21 +175,7 @@ def test_a_killed_ppo_run_asks_nothing_twice(tmp_path, prompts, server):
     with StandIn().running() as twin:
         whole = forked_kedge(*trained(tmp_path, prompts, twin, out="whole"))
     assert whole.returncode == 0, whole.stderr
-    reached = threading.Event()
-
-    def slow(body: Mapping[str, Any]) -> Reply:
-        if len(server.requests) > 6:
-            reached.set()
-            time.sleep(0.3)
-        return likes_e(body)
-
-    server.answer = slow
-    with started_kedge(*trained(tmp_path, prompts, server), cwd=tmp_path) as process:
-        assert reached.wait(60)
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-    server.answer = likes_e
+    killed_at(server, 7, trained(tmp_path, prompts, server), tmp_path)
     done = forked_kedge("ppo", "--resume", tmp_path / "ppo", "judge.max_requests=500")
     assert done.returncode == 0, done.stderr
     scores = [
