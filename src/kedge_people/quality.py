@@ -191,7 +191,7 @@ def examine_labels(labels: Labels) -> Quality:
     comparisons = comparisons_in(labels, answers)
     tables = tables_between(comparisons)
     models = fit_comparers(comparisons)
-    severities = fit_severities(answers)
+    severities = fit_severities(labels.answers)
 
     def person(name: str) -> Person:
         mine = answers[name]

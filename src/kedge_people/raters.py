@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 
 from kedge_base.intervals import Interval
-from kedge_people.agreement import Answers, Comparison
+from kedge_people.agreement import Comparison
+from kedge_people.labels import Answer
 
 COMPARING = np.array([(1.5, 1.0), (0.0, 1.0), (0.0, 1.0), (-1.5, 1.5)])
 """Prior mean and deviation of a, b, c and t. With a = 1.5, a person chooses the better response of 73 % of the
@@ -220,18 +221,21 @@ def _log_likelihood(
     return float(np.log((others * new).sum(1) / others.sum(1)).sum())
 
 
-def fit_severities(answers: Answers) -> dict[str, dict[str, Interval]]:
-    """Fit the model of grades for each axis.
+def fit_severities(answers: Iterable[Answer]) -> dict[str, dict[str, Interval]]:
+    """Fit the model of grades for each axis, from each person's first grades of an item.
 
     Returns:
         By axis and person, how far a person's grades are above those of an average one for the same response.
     """
     grades: dict[str, list[tuple[tuple[str, int], str, int]]] = {}
-    for person, by_item in answers.items():
-        for item, answer in by_item.items():
-            for axis, given in answer.axes.items():
-                rows = [((item, at), person, grade) for at, grade in enumerate(given) if grade is not None]
-                grades.setdefault(axis, []).extend(rows)
+    first: dict[tuple[str, str], Answer] = {}
+    for answer in answers:
+        if answer.axes:
+            first.setdefault((answer.person, answer.item), answer)
+    for (person, item), answer in first.items():
+        for axis, given in answer.axes.items():
+            rows = [((item, at), person, grade) for at, grade in enumerate(given) if grade is not None]
+            grades.setdefault(axis, []).extend(rows)
     return {axis: _severities(rows) for axis, rows in sorted(grades.items()) if rows}
 
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -147,24 +148,23 @@ def test_a_choice_against_ones_bias_is_worth_more():
 def test_severity_is_in_grades_and_nobody_is_severe_alone():
     rng = random.Random(9)
     shift = {"harsh": -1.0, "usual": 0.0, "mild": 1.0}
-    answers = {name: {} for name in shift}
+    answers = []
     for item in range(120):
         quality = [rng.gauss(4, 1.2) for _ in range(2)]
         for name, by in shift.items():
             grades = tuple(min(7, max(1, round(each + by + rng.gauss(0, 0.7)))) for each in quality)
             grades = (grades[0], None) if item % 5 == 0 else grades
-            answers[name][str(item)] = Answer(
-                "", str(item), name, "", 1.0, (0, 1), "ranked", (1, 2), {"overall": grades}
-            )
+            answers.append(Answer("", str(item), name, "", 1.0, (0, 1), "ranked", (1, 2), {"overall": grades}))
     found = fit_severities(answers)["overall"]
+    assert fit_severities([*answers, replace(answers[0], axes={"overall": (7, 7)})])["overall"] == found  # a repeat
     assert list(found) == list(shift)
     for name, by in shift.items():
         assert found[name].value == pytest.approx(by, abs=0.3)
         assert found[name].high - found[name].low < 0.7
-    alone = fit_severities({"harsh": answers["harsh"]})["overall"]["harsh"]
+    alone = fit_severities(each for each in answers if each.person == "harsh")["overall"]["harsh"]
     assert alone.low < 0 < alone.high
 
 
 def test_nothing_is_fitted_without_answers():
     assert fit_comparers([]) == {}
-    assert fit_severities({"ana": {}}) == {}
+    assert fit_severities([]) == {}
