@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from kedge.cli.options import PresetName, Seed, names_and_overrides
-from kedge.config import load_config, with_values
+from kedge.config import Config, load_config, with_values
 from kedge_base.command import Command
-from kedge_base.errors import ConfigError
+from kedge_base.errors import ConfigError, RewardError
 from kedge_base.machine.durable import replaced_folder
 from kedge_base.run_folder.output import check_output, writing
 from kedge_base.texts import printable
@@ -33,6 +33,7 @@ from kedge_people.labels import (
     DEMONSTRATIONS_FILE,
     ITEMS_FILE,
     AnswerFile,
+    Item,
     Labels,
     read_labels,
     write_data_sets,
@@ -86,7 +87,8 @@ def label(
     axes: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="Also grade each response from 1 to 7 on these axes; stiennon stands for his four."
+            metavar="NAMES",
+            help="Also grade each response from 1 to 7 on these axes; stiennon: the four of Stiennon et al.",
         ),
     ] = None,
     select: Annotated[
@@ -170,39 +172,16 @@ def label(
     folder = check_output(out)
     if bool(names) == bool(responses_from):
         raise ConfigError("give models that answer the prompts, or finished responses with --responses-from")
-    flags = {"data.prompts": prompts, "runtime.seed": seed}
-    config = load_config(None, overrides, flags, preset, stage="generate")
     if bool(prompts) != bool(names):
         raise ConfigError("models need --prompts" if names else "--prompts needs a model; --responses-from has its own")
-    if select is not None:
-        from kedge_people.select import check_choice
-
-        check_choice(select, scorer or ())
-    elif scorer:
+    if scorer and select is None:
         raise ConfigError("--scorer needs --select")
     graded = AXES[axes] if axes in AXES else () if axes is None else names_of(axes, "--axes")
-    from kedge.runs.names import check_names
-
-    for name in names:
-        check_names(with_values(config, {"model": name}), "generate")
-    from kedge_people.items import read_items, sample_items
-
-    count = num_prompts or 200
-    size = responses or 2
-    wider = 1 if select is None else 2
-    options: dict[str, Any] = {
-        "num_prompts": wider * count,
-        "num_responses": wider * size,
-        "seed": config.runtime.seed,
-        "not_in": not_in or (),
-    }
-    items = read_items(responses_from, **options) if responses_from else sample_items(config, names, **options)
-    if select is not None:
-        from kedge_people.select import choose
-
-        items = choose(items, count, method=select, scorers=scorer or (), num_responses=size, seed=options["seed"])
+    config = load_config(None, overrides, {"data.prompts": prompts, "runtime.seed": seed}, preset, stage="generate")
+    given = {"num_prompts": num_prompts or 200, "num_responses": responses or 2, "seed": config.runtime.seed}
+    items = _items(config, names, responses_from, select, scorer or (), not_in=not_in or (), **given)
     assignments = Assignments(
-        seed=options["seed"],
+        seed=config.runtime.seed,
         overlap=0.2 if overlap is None else overlap,
         repeats=0.05 if repeats is None else repeats,
         axes=graded,
@@ -211,6 +190,35 @@ def label(
         write_items(part, items)
         write_assignments(part, assignments)
     _serve(folder, joining, port)
+
+
+def _items(
+    config: Config,
+    names: Sequence[str],
+    files: Sequence[str] | None,
+    select: Literal["random", "gap", "uncertain", "hard"] | None,
+    scorers: Sequence[str],
+    **given: Any,
+) -> list[Item]:
+    """Sample responses, or read finished ones; with `select`, choose among twice as many prompts and responses."""
+    from kedge.runs.names import check_names
+
+    for name in names:
+        check_names(with_values(config, {"model": name}), "generate")
+    if select is not None:
+        from kedge_people.select import check_choice
+
+        check_choice(select, scorers)
+    from kedge_people.items import read_items, sample_items
+
+    count, size = given["num_prompts"], given["num_responses"]
+    wide = given if select is None else {**given, "num_prompts": 2 * count, "num_responses": 2 * size}
+    items = read_items(files, **wide) if files else sample_items(config, names, **wide)
+    if select is None:
+        return items
+    from kedge_people.select import choose
+
+    return choose(items, count, method=select, scorers=scorers, num_responses=size, seed=given["seed"])
 
 
 def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trace: str | None, runs: Path) -> bool:
@@ -253,9 +261,15 @@ def _serve(folder: Path, joining: Sequence[str], port: int | None) -> None:
         from kedge_people.judges import ask_judges
         from kedge_people.server import label_server
 
+        has_people = not all(map(is_judge, assignments.people))
         with suppress(KeyboardInterrupt):
-            ask_judges(folder, assignments, file)
-            if not all(map(is_judge, assignments.people)):
+            try:
+                ask_judges(folder, assignments, file)
+            except RewardError as error:
+                if not has_people:
+                    raise
+                typer.echo(f"error: {error}", err=True)
+            if has_people:
                 with label_server(folder, assignments, file, port=port) as server:
                     for name, url in server.urls.items():
                         typer.echo(f"{name}: {url}")

@@ -23,12 +23,14 @@ def ask_judges(folder: Path, assignments: Assignments, file: AnswerFile) -> None
     """
     labels = read_labels(folder)
     for name in filter(is_judge, assignments.people):
-        from kedge_tasks.judge import Judge
-
-        judge = Judge(name, file=folder / JUDGE_FILE)
         own = [answer for answer in labels.answers if answer.person == name]
         left = {question.item: question for question in assignments.left(name, labels.items, own)}
         waiting = [question for item, question in left.items() if item not in {answer.item for answer in own}]
+        if not waiting:
+            continue
+        from kedge_tasks.judge import Judge
+
+        judge = Judge(name, file=folder / JUDGE_FILE)
         with Progress(name, total=len(waiting)) as progress:
             for number, question in enumerate(waiting, 1):
                 started = time.monotonic()
