@@ -18,11 +18,10 @@ from kedge_base.command import Command
 from kedge_base.errors import ConfigError, RewardError
 from kedge_base.machine.durable import replaced_folder
 from kedge_base.run_folder.output import check_output, writing
-from kedge_base.texts import printable
+from kedge_base.texts import names_judge, printable
 from kedge_people.assignments import (
     AXES,
     Assignments,
-    is_judge,
     names_of,
     own_name,
     read_assignments,
@@ -69,7 +68,7 @@ def label(
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="New or empty folder for the labels.")] = None,
     num_prompts: Annotated[int | None, typer.Option(min=1, help="Number of prompts; 200 by default.")] = None,
-    responses: Annotated[int | None, typer.Option(min=1, max=4, help="Responses to each prompt; 2 by default.")] = None,
+    responses: Annotated[int | None, typer.Option(min=1, max=9, help="Responses to each prompt; 2 by default.")] = None,
     people: Annotated[
         str | None,
         typer.Option(
@@ -93,7 +92,7 @@ def label(
     ] = None,
     select: Annotated[
         Literal["random", "gap", "uncertain", "hard"] | None,
-        typer.Option(help="Which responses to compare; all but random need --scorer."),
+        typer.Option(help="Chosen of twice as many prompts and responses; all but random need --scorer."),
     ] = None,
     scorer: Annotated[
         list[str] | None,
@@ -143,7 +142,7 @@ def label(
         "--not-in": not_in,
         "--seed": seed,
         "--preset": preset,
-        "FIELD=VALUE": overrides,
+        "FIELD=VALUE": [each for each in overrides if not each.startswith("judge.")],
     }
     folder = Path(os.path.expanduser(names[0])) if len(names) == 1 else None
     if folder is None or not (folder / ITEMS_FILE).is_file():
@@ -158,14 +157,16 @@ def label(
             f"{folder} has its items and settings already: leave out {given[0]}, or choose another folder"
         )
     joining = () if people is None else names_of(people, "--people")
-    if any(map(is_judge, joining)):
-        from kedge_tasks.judge import check_judge
+    flags = {"data.prompts": prompts, "runtime.seed": seed}
+    config = load_config(None, overrides, flags, preset, stage="generate")
+    if any(map(names_judge, joining)):
+        from kedge.runs.judges import check_judge
 
-        for judge in filter(is_judge, joining):
-            check_judge(judge)
+        for judge in filter(names_judge, joining):
+            check_judge(judge, config)
     if folder is not None:
         if not _look(folder, write=write, report=report, withdraw=withdraw, trace=trace, runs=runs):
-            _serve(folder, joining, port)
+            _serve(folder, joining, port, config)
         return
     if out is None:
         raise ConfigError("--out is needed: the folder for the labels; or name an existing one, to continue it")
@@ -177,7 +178,6 @@ def label(
     if scorer and select is None:
         raise ConfigError("--scorer needs --select")
     graded = AXES[axes] if axes in AXES else () if axes is None else names_of(axes, "--axes")
-    config = load_config(None, overrides, {"data.prompts": prompts, "runtime.seed": seed}, preset, stage="generate")
     given = {"num_prompts": num_prompts or 200, "num_responses": responses or 2, "seed": config.runtime.seed}
     items = _items(config, names, responses_from, select, scorer or (), not_in=not_in or (), **given)
     assignments = Assignments(
@@ -189,7 +189,7 @@ def label(
     with writing(folder), replaced_folder(folder) as part:  # all or nothing
         write_items(part, items)
         write_assignments(part, assignments)
-    _serve(folder, joining, port)
+    _serve(folder, joining, port, config)
 
 
 def _items(
@@ -218,7 +218,8 @@ def _items(
         return items
     from kedge_people.select import choose
 
-    return choose(items, count, method=select, scorers=scorers, num_responses=size, seed=given["seed"])
+    more = {"seed": given["seed"], "template": config.data.template}
+    return choose(items, count, method=select, scorers=scorers, num_responses=size, **more)
 
 
 def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trace: str | None, runs: Path) -> bool:
@@ -251,7 +252,7 @@ def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trac
     return write or report or trace is not None
 
 
-def _serve(folder: Path, joining: Sequence[str], port: int | None) -> None:
+def _serve(folder: Path, joining: Sequence[str], port: int | None, config: Config) -> None:
     """Let the judges among the people answer, serve the page until Ctrl-C, and make the data sets."""
     with AnswerFile(folder) as file:
         assignments = read_assignments(folder)
@@ -261,10 +262,10 @@ def _serve(folder: Path, joining: Sequence[str], port: int | None) -> None:
         from kedge_people.judges import ask_judges
         from kedge_people.server import label_server
 
-        has_people = not all(map(is_judge, assignments.people))
+        has_people = not all(map(names_judge, assignments.people))
         with suppress(KeyboardInterrupt):
             try:
-                ask_judges(folder, assignments, file)
+                ask_judges(folder, assignments, file, config)
             except RewardError as error:
                 if not has_people:
                     raise
