@@ -87,8 +87,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kedge_people.commands.check_output", lambda _: tmp_path / "new")
     monkeypatch.setattr("kedge_people.items.sample_items", lambda *_, **__: items)
     monkeypatch.setattr("kedge_people.server.label_server", lambda *_, **__: links)
-    (tmp_path / "labels").mkdir()
-    write_items(tmp_path / "labels", items)
+    monkeypatch.setattr("kedge_people.trace.trace", lambda *_, **__: [])
     example = next(block for page, block in blocks("yaml") if page == "docs/configuration.md")
     (tmp_path / "run.yaml").write_text(example, encoding="utf-8")
     (tmp_path / "run_grpo.sh").write_text(
@@ -114,6 +113,9 @@ def test_every_command_parses(command: tuple[str, ...], monkeypatch: pytest.Monk
         "watch",
     )
     mentioned = mentioned or command[1:] in (("plan",), ("launch",), ("merge",), ("config", "from-verl"))
+    if command[1] == "label" and not mentioned and "--out" not in command:  # it continues a folder
+        Path(command[2]).mkdir(parents=True)
+        write_items(Path(command[2]), [Item("1", "prompt", ("a", "b"), ("model", "model"))])
     monkeypatch.setattr(sys, "argv", [*command, "--help"] if mentioned else list(command))
     if "-o" in command:
         Path(command[command.index("-o") + 1]).unlink()  # it is to be written

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from kedge_base.errors import ConfigError, DataError
 from kedge_base.run_folder.output import replace_file
+from kedge_base.texts import names_judge
 from kedge_people.labels import Answer, Item, Labels
 
 ASSIGNMENTS_FILE = "assignments.json"
@@ -26,7 +27,6 @@ AXES = {"stiennon": ("overall", "accuracy", "coverage", "coherence")}
 """Named sets of axes. Source: Stiennon et al. 2020, appendix C.5."""
 
 _NAME = re.compile(r"[\w.@+-][\w .@+-]{0,63}")
-_JUDGE = re.compile(r"openai:\S+")
 
 
 class Question(NamedTuple):
@@ -171,14 +171,9 @@ def checked_name(name: str, option: str) -> str:
     Raises:
         ConfigError: It is unusual.
     """
-    if not _NAME.fullmatch(name) and not is_judge(name):
+    if not _NAME.fullmatch(name) and not names_judge(name):
         raise ConfigError(f"{option}: {name!r} is not a name; expected letters and digits, as in ana")
     return name
-
-
-def is_judge(name: str) -> bool:
-    """True for a model behind an API, `openai:MODEL@URL`."""
-    return _JUDGE.fullmatch(name) is not None
 
 
 def own_name() -> str:

@@ -13,16 +13,15 @@ from typing import Annotated, Any, Literal
 import typer
 
 from kedge.cli.options import PresetName, Seed, names_and_overrides
-from kedge.config import load_config, with_values
+from kedge.config import Config, load_config, with_values
 from kedge_base.command import Command
-from kedge_base.errors import ConfigError
+from kedge_base.errors import ConfigError, RewardError
 from kedge_base.machine.durable import replaced_folder
 from kedge_base.run_folder.output import check_output, writing
-from kedge_base.texts import printable
+from kedge_base.texts import names_judge, printable
 from kedge_people.assignments import (
     AXES,
     Assignments,
-    is_judge,
     names_of,
     own_name,
     read_assignments,
@@ -33,6 +32,7 @@ from kedge_people.labels import (
     DEMONSTRATIONS_FILE,
     ITEMS_FILE,
     AnswerFile,
+    Item,
     Labels,
     read_labels,
     write_data_sets,
@@ -68,7 +68,7 @@ def label(
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="New or empty folder for the labels.")] = None,
     num_prompts: Annotated[int | None, typer.Option(min=1, help="Number of prompts; 200 by default.")] = None,
-    responses: Annotated[int | None, typer.Option(min=1, max=4, help="Responses to each prompt; 2 by default.")] = None,
+    responses: Annotated[int | None, typer.Option(min=1, max=9, help="Responses to each prompt; 2 by default.")] = None,
     people: Annotated[
         str | None,
         typer.Option(
@@ -86,12 +86,13 @@ def label(
     axes: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="Also grade each response from 1 to 7 on these axes; stiennon stands for his four."
+            metavar="NAMES",
+            help="Also grade each response from 1 to 7 on these axes; stiennon: the four of Stiennon et al.",
         ),
     ] = None,
     select: Annotated[
         Literal["random", "gap", "uncertain", "hard"] | None,
-        typer.Option(help="Which responses to compare; all but random need --scorer."),
+        typer.Option(help="Chosen of twice as many prompts and responses; all but random need --scorer."),
     ] = None,
     scorer: Annotated[
         list[str] | None,
@@ -141,7 +142,7 @@ def label(
         "--not-in": not_in,
         "--seed": seed,
         "--preset": preset,
-        "FIELD=VALUE": overrides,
+        "FIELD=VALUE": [each for each in overrides if not each.startswith("judge.")],
     }
     folder = Path(os.path.expanduser(names[0])) if len(names) == 1 else None
     if folder is None or not (folder / ITEMS_FILE).is_file():
@@ -156,53 +157,31 @@ def label(
             f"{folder} has its items and settings already: leave out {given[0]}, or choose another folder"
         )
     joining = () if people is None else names_of(people, "--people")
-    if any(map(is_judge, joining)):
-        from kedge_tasks.judge import check_judge
+    flags = {"data.prompts": prompts, "runtime.seed": seed}
+    config = load_config(None, overrides, flags, preset, stage="generate")
+    if any(map(names_judge, joining)):
+        from kedge.runs.judges import check_judge
 
-        for judge in filter(is_judge, joining):
-            check_judge(judge)
+        for judge in filter(names_judge, joining):
+            check_judge(judge, config)
     if folder is not None:
         if not _look(folder, write=write, report=report, withdraw=withdraw, trace=trace, runs=runs):
-            _serve(folder, joining, port)
+            _serve(folder, joining, port, config)
         return
     if out is None:
         raise ConfigError("--out is needed: the folder for the labels; or name an existing one, to continue it")
     folder = check_output(out)
     if bool(names) == bool(responses_from):
         raise ConfigError("give models that answer the prompts, or finished responses with --responses-from")
-    flags = {"data.prompts": prompts, "runtime.seed": seed}
-    config = load_config(None, overrides, flags, preset, stage="generate")
     if bool(prompts) != bool(names):
         raise ConfigError("models need --prompts" if names else "--prompts needs a model; --responses-from has its own")
-    if select is not None:
-        from kedge_people.select import check_choice
-
-        check_choice(select, scorer or ())
-    elif scorer:
+    if scorer and select is None:
         raise ConfigError("--scorer needs --select")
     graded = AXES[axes] if axes in AXES else () if axes is None else names_of(axes, "--axes")
-    from kedge.runs.names import check_names
-
-    for name in names:
-        check_names(with_values(config, {"model": name}), "generate")
-    from kedge_people.items import read_items, sample_items
-
-    count = num_prompts or 200
-    size = responses or 2
-    wider = 1 if select is None else 2
-    options: dict[str, Any] = {
-        "num_prompts": wider * count,
-        "num_responses": wider * size,
-        "seed": config.runtime.seed,
-        "not_in": not_in or (),
-    }
-    items = read_items(responses_from, **options) if responses_from else sample_items(config, names, **options)
-    if select is not None:
-        from kedge_people.select import choose
-
-        items = choose(items, count, method=select, scorers=scorer or (), num_responses=size, seed=options["seed"])
+    given = {"num_prompts": num_prompts or 200, "num_responses": responses or 2, "seed": config.runtime.seed}
+    items = _items(config, names, responses_from, select, scorer or (), not_in=not_in or (), **given)
     assignments = Assignments(
-        seed=options["seed"],
+        seed=config.runtime.seed,
         overlap=0.2 if overlap is None else overlap,
         repeats=0.05 if repeats is None else repeats,
         axes=graded,
@@ -210,7 +189,37 @@ def label(
     with writing(folder), replaced_folder(folder) as part:  # all or nothing
         write_items(part, items)
         write_assignments(part, assignments)
-    _serve(folder, joining, port)
+    _serve(folder, joining, port, config)
+
+
+def _items(
+    config: Config,
+    names: Sequence[str],
+    files: Sequence[str] | None,
+    select: Literal["random", "gap", "uncertain", "hard"] | None,
+    scorers: Sequence[str],
+    **given: Any,
+) -> list[Item]:
+    """Sample responses, or read finished ones; with `select`, choose among twice as many prompts and responses."""
+    from kedge.runs.names import check_names
+
+    for name in names:
+        check_names(with_values(config, {"model": name}), "generate")
+    if select is not None:
+        from kedge_people.select import check_choice
+
+        check_choice(select, scorers)
+    from kedge_people.items import read_items, sample_items
+
+    count, size = given["num_prompts"], given["num_responses"]
+    wide = given if select is None else {**given, "num_prompts": 2 * count, "num_responses": 2 * size}
+    items = read_items(files, **wide) if files else sample_items(config, names, **wide)
+    if select is None:
+        return items
+    from kedge_people.select import choose
+
+    more = {"seed": given["seed"], "template": config.data.template}
+    return choose(items, count, method=select, scorers=scorers, num_responses=size, **more)
 
 
 def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trace: str | None, runs: Path) -> bool:
@@ -243,7 +252,7 @@ def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trac
     return write or report or trace is not None
 
 
-def _serve(folder: Path, joining: Sequence[str], port: int | None) -> None:
+def _serve(folder: Path, joining: Sequence[str], port: int | None, config: Config) -> None:
     """Let the judges among the people answer, serve the page until Ctrl-C, and make the data sets."""
     with AnswerFile(folder) as file:
         assignments = read_assignments(folder)
@@ -253,9 +262,15 @@ def _serve(folder: Path, joining: Sequence[str], port: int | None) -> None:
         from kedge_people.judges import ask_judges
         from kedge_people.server import label_server
 
+        has_people = not all(map(names_judge, assignments.people))
         with suppress(KeyboardInterrupt):
-            ask_judges(folder, assignments, file)
-            if not all(map(is_judge, assignments.people)):
+            try:
+                ask_judges(folder, assignments, file, config)
+            except RewardError as error:
+                if not has_people:
+                    raise
+                typer.echo(f"error: {error}", err=True)
+            if has_people:
                 with label_server(folder, assignments, file, port=port) as server:
                     for name, url in server.urls.items():
                         typer.echo(f"{name}: {url}")

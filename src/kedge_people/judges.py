@@ -6,29 +6,31 @@ import time
 import uuid
 from pathlib import Path
 
+from kedge.config import Config
+from kedge.runs.judges import judge_settings
 from kedge_base.machine.progress import Progress
-from kedge_people.assignments import Assignments, is_judge
+from kedge_base.texts import names_judge
+from kedge_people.assignments import Assignments
 from kedge_people.labels import Answer, AnswerFile, read_labels
 from kedge_people.server import now
 
-JUDGE_FILE = "judge.sqlite"
-"""The judges' requests and answers, so that none is paid for twice."""
 
-
-def ask_judges(folder: Path, assignments: Assignments, file: AnswerFile) -> None:
+def ask_judges(folder: Path, assignments: Assignments, file: AnswerFile, config: Config) -> None:
     """Let the judges rank what they have not answered, each item once: they compare in both orders anyway.
 
     Raises:
         RewardError: A judge cannot be reached. Its answers so far are kept.
     """
     labels = read_labels(folder)
-    for name in filter(is_judge, assignments.people):
-        from kedge_tasks.judge import Judge
-
-        judge = Judge(name, file=folder / JUDGE_FILE)
+    for name in filter(names_judge, assignments.people):
         own = [answer for answer in labels.answers if answer.person == name]
         left = {question.item: question for question in assignments.left(name, labels.items, own)}
         waiting = [question for item, question in left.items() if item not in {answer.item for answer in own}]
+        if not waiting:
+            continue
+        from kedge_tasks.judge import Judge
+
+        judge = Judge(name, **judge_settings(config, folder))
         with Progress(name, total=len(waiting)) as progress:
             for number, question in enumerate(waiting, 1):
                 started = time.monotonic()

@@ -25,8 +25,9 @@ from kedge_base.machine.local_server import Answer as Reply
 from kedge_base.machine.local_server import LocalServer, Request, as_json, asset, new_token, read_object
 from kedge_base.run_folder.output import writing
 from kedge_base.run_folder.record_format import read_json_lines
+from kedge_base.texts import names_judge
 from kedge_inspect import page
-from kedge_people.assignments import Assignments, Question, is_judge
+from kedge_people.assignments import Assignments, Question
 from kedge_people.labels import ANSWERS_FILE, Answer, AnswerFile, Item, read_labels
 
 LINKS_FILE = "links.json"
@@ -41,6 +42,9 @@ ASSETS = {
 
 GRADES = range(1, 8)
 LONGEST_NOTE = 10_000
+MOST_RESPONSES = 9
+"""InstructGPT's largest number; ranks are single keys."""
+
 _ID = re.compile(r"[0-9A-Za-z-]{8,64}")
 
 T = TypeVar("T")
@@ -63,11 +67,11 @@ def label_server(
         port: The local port; by default that of the last time, or a free one.
 
     Raises:
-        DataError: The folder is damaged.
+        DataError: The folder is damaged, or an item has too many responses.
         ConfigError: The port is taken or not permitted.
     """
     known_port, tokens = _read_links(folder)
-    tokens = {name: tokens.get(name) or new_token() for name in assignments.people if not is_judge(name)}
+    tokens = {name: tokens.get(name) or new_token() for name in assignments.people if not names_judge(name)}
     desk = Desk(folder, assignments, file)
     server = None
     if port is None and known_port:
@@ -97,6 +101,10 @@ class Desk:
 
     def __init__(self, folder: Path, assignments: Assignments, file: AnswerFile) -> None:
         labels = read_labels(folder)
+        for item in labels.items.values():
+            if len(item.responses) > MOST_RESPONSES:
+                many = f"item {item.id!r} has {len(item.responses)} responses"
+                raise DataError(f"{folder}: {many}, at most {MOST_RESPONSES} can be ranked")
         self._items = labels.items
         self._assignments = assignments
         self._file = file

@@ -21,7 +21,7 @@ from kedge_people.commands import label
 from kedge_people.items import read_items, sample_items
 from kedge_people.labels import read_labels, write_data_sets
 from tests.people.test_server import answer, ask, give, send, serving
-from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
+from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 GIVEN = {"num_prompts": 100, "num_responses": 2, "seed": 0}
 
@@ -181,6 +181,9 @@ MISTAKES = [
     ({"sources": ["labels"], "withdraw": "zoe"}, "--withdraw zoe: no answer is theirs"),
     ({"sources": ["m"], "prompts": ["p"], "out": "labels"}, "labels is not empty"),
     ({"sources": ["m"], "prompts": ["p"], "out": "new", "scorer": ["r"]}, "--scorer needs --select"),
+    ({"sources": ["m"], "prompts": ["questions.jsonl"], "out": "new", "select": "gap"}, "model 'm': no such folder"),
+    ({"responses_from": ["questions.jsonl"], "out": "new", "select": "gap"}, "--select gap needs --scorer"),
+    ({"sources": ["labels"], "trace": "zoe"}, "zoe"),
     ({"sources": ["m"], "prompts": ["p"], "out": "new", "axes": "a/b"}, "--axes: 'a/b'"),
 ]
 
@@ -242,12 +245,47 @@ def test_the_command_serves_and_continues(models, questions, tmp_path):
     assert len((tmp_path / "out" / "comparisons.jsonl").read_text().splitlines()) == 3
 
 
+def test_a_folder_is_reported_traced_and_withdrawn_from(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "labels"
+    with serving_folder(folder) as server:
+        for person in ("ana", "ben"):
+            for number in range(6):
+                give(server, person, f"answer-{number}")
+    label([str(folder)], report=True)
+    assert (folder / "labels.html").is_file()
+    assert "12 answers by 2 people" in capsys.readouterr().out
+    label([str(folder)], trace="ana-answer-1")
+    label([str(folder)], trace="ben")
+    assert "ana-answer-1" in capsys.readouterr().out
+    label([str(folder)], withdraw="ben")
+    out = capsys.readouterr().out
+    assert f"Answers in {folder}: ana 6\n" in out
+    assert {answer.person for answer in read_labels(folder).answers} == {"ana"}
+    assert len((folder / "comparisons.jsonl").read_text().splitlines()) == 6
+
+
+def test_the_responses_to_compare_are_selected(models, questions, tmp_path, monkeypatch):
+    scorer = str(save_tiny_reward_model(tmp_path / "scorer", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE)))
+    served: list[Path] = []
+    monkeypatch.setattr("kedge_people.commands._serve", lambda folder, *_: served.append(folder))
+    given = {"prompts": [questions], "out": str(tmp_path / "out"), "num_prompts": 3, "responses": 3}
+    fields = ["generate.max_new_tokens=6", "runtime.device=cpu", "runtime.num_threads=1"]
+    label([models.first, *fields], **given, select="gap", scorer=[scorer])
+    [folder] = served
+    items = read_labels(folder).items.values()
+    assert [len(set(item.responses)) for item in items] == [3, 3, 3]
+    assert (folder / "assignments.json").is_file()
+
+
 def test_judges_answer_their_share_once(tmp_path, monkeypatch, capsys):
     asked: list[str] = []
 
     class Judge:
-        def __init__(self, name: str, *, file: Path) -> None:
+        def __init__(self, name: str, *, file: str, limits: dict, **_: object) -> None:
             assert name == JUDGE
+            assert Path(file).parent == folder
+            assert limits["max_requests"] == 50
 
         def rank(self, prompt, responses):
             if len(asked) == 3:
@@ -256,14 +294,15 @@ def test_judges_answer_their_share_once(tmp_path, monkeypatch, capsys):
             return [2.0, 1.0]
 
     checked: list[str] = []
-    monkeypatch.setitem(sys.modules, "kedge_tasks.judge", SimpleNamespace(Judge=Judge, check_judge=checked.append))
+    monkeypatch.setattr("kedge_tasks.judge.Judge", Judge)
+    monkeypatch.setattr("kedge.runs.judges.check_judge", lambda name, config: checked.append(name))
     folder = tmp_path / "labels"
     with serving_folder(folder):
         pass
     (folder / "assignments.json").unlink()
-    label([str(folder)], people=JUDGE)
+    label([str(folder), "judge.max_requests=50"], people=JUDGE)
     asked.clear()
-    label([str(folder)])
+    label([str(folder), "judge.max_requests=50"])
     assert checked == [JUDGE]
     found = read_labels(folder).answers
     assert [each.item for each in found] == list(read_labels(folder).items), "the second call went on"

@@ -141,6 +141,17 @@ def test_ranks_and_grades_by_keyboard(opened, tmp_path):
     }
 
 
+def test_nine_responses_are_ranked(opened, tmp_path):
+    item = Item("1", "q", tuple(f"response {number}" for number in range(9)), ("m",) * 9)
+    with serving(tmp_path, ["ana"], items=[item]) as server:
+        page = opened(server.urls["ana"])
+        count(page, 0, 1)
+        press(page, *"987654321", "Enter")
+        count(page, 1, 1)
+    [found] = read_labels(tmp_path).answers
+    assert [found.ranks[place] for place in found.order] == [9, 8, 7, 6, 5, 4, 3, 2, 1]
+
+
 def test_everything_by_mouse(opened, tmp_path):
     with serving(tmp_path, ["ana"], items=[*PAIR[:2], *THREE], axes=("overall",)) as server:
         page = opened(server.urls["ana"])

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from kedge_base.errors import DataError
 from kedge_base.machine.local_server import LocalServer
 from kedge_people.assignments import Assignments, read_assignments, write_assignments
 from kedge_people.labels import ANSWERS_FILE, Answer, AnswerFile, Item, read_labels, write_items
@@ -313,6 +314,12 @@ def test_a_full_disk_is_said_and_nothing_counts(tmp_path, monkeypatch):
         assert ask(server, "ana") == state
         assert send(server, "ana", "answer", answer(state))[0] == 200
     assert len(read_labels(tmp_path).answers) == 1
+
+
+def test_more_responses_than_keys_are_refused(tmp_path):
+    item = Item("many", "q", tuple("abcdefghij"), ("m",) * 10)
+    with pytest.raises(DataError, match="'many' has 10 responses, at most 9"), serving(tmp_path, ["ana"], items=[item]):
+        pass
 
 
 def test_texts_arrive_as_they_are(tmp_path):

@@ -1,5 +1,5 @@
 // Texts of prompts and responses are only ever set as text, never as markup.
-const LETTERS = "ABCD";
+const LETTERS = "ABCDEFGHI";
 const GRADES = [1, 2, 3, 4, 5, 6, 7];
 const RETRY_MS = 1500;
 const PAUSE_MS = 200; // a key that bounces must not answer the next question
@@ -125,7 +125,7 @@ function draw() {
   at("remark").hidden = !draft.note;
   drawPrompt();
   const size = question.responses.length;
-  at("responses").style.setProperty("--size", size);
+  at("responses").style.setProperty("--size", [5, 6, 9].includes(size) ? 3 : Math.min(size, 4));
   at("responses").classList.toggle("many", size > 2);
   at("responses").replaceChildren(...question.responses.map((text, place) => card(text, place)));
   drawChoices();
@@ -387,7 +387,7 @@ function sendRanks() {
 const KEYS = [
   ["←  →", "two responses: the left or right one is better"],
   ["=", "they are equally good"],
-  ["1 2 3 4", "three or four: type the rank of A, then B, …; Backspace takes one back"],
+  ["1 2 3 …", "three or more: type the rank of A, then B, …; Backspace takes one back"],
   ["Enter", "sends the ranks"],
   ["0", "all are bad"],
   ["s", "skip"],
