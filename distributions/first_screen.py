@@ -11,22 +11,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import metadata
+from importlib.metadata import distribution
 from pathlib import Path
 
 MODEL = "path/or/hub-id"
+END = 'out="runs/first"'
+"""The last argument of the example; more updates than two would show nothing new."""
 IMPORTS = "import sys; before = set(sys.modules); import kedge as k; print(len(set(sys.modules) - before), k.__file__)"
 
 
 def main() -> None:
     """Run it."""
-    description = metadata("kedge-rl").get_payload() or metadata("kedge-rl")["Description"]
-    example = re.findall(r"^```python\n(.*?)^```$", str(description), re.MULTILINE | re.DOTALL)[0]
+    description = str(distribution("kedge-rl").read_text("METADATA"))
+    example = re.findall(r"^```python\n(.*?)^```$", description, re.MULTILINE | re.DOTALL)[0]
     with tempfile.TemporaryDirectory() as folder:
         _timed(folder, "import kedge", "-c", IMPORTS)
         _timed(folder, "kedge --help", "-m", "kedge", "--help", is_shown=False)
         _save_model(Path(folder, MODEL))
-        Path(folder, "first.py").write_text(example, encoding="utf-8")
+        assert END in example
+        Path(folder, "first.py").write_text(example.replace(END, f"{END}, num_updates=2"), encoding="utf-8")
         _timed(folder, "first screen", "first.py")
         made = [Path(folder, "runs", "first", name) for name in ("report.html", "model")]
         assert all(path.exists() for path in made), made

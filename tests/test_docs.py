@@ -138,8 +138,9 @@ def test_every_yaml_example_loads(example: str, tmp_path: Path) -> None:
     assert load_config(path) != Config()
 
 
-# The loops of docs/own-loop.md run in test_custom_loop.py, the environments in test_other_libraries.py.
-RUN_ELSEWHERE = ("docs/own-loop.md", "docs/episodes.md")
+# The loops of docs/own-loop.md run in test_custom_loop.py, the environments in test_other_libraries.py, the scripts of
+# docs/from-trl.md in test_from_trl.py.
+RUN_ELSEWHERE = ("docs/own-loop.md", "docs/episodes.md", "docs/from-trl.md")
 
 
 @pytest.mark.parametrize("example", [block for page, block in blocks("python") if page not in RUN_ELSEWHERE])
