@@ -122,6 +122,10 @@ class MeanOverNumbers:
     needs_values: bool = False
     ranks: Ranks = ALONE
 
+    def has_first_pass(self, batch: ControlExperience) -> bool:
+        """See `Learner`."""
+        return self.learner.has_first_pass(batch)
+
     def micro_batches(self, batch: ControlExperience) -> Iterator[tuple[Tensor, ControlExperience]]:
         """See `Learner`."""
         return self.learner.micro_batches(batch)
