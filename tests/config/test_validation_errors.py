@@ -247,6 +247,7 @@ JSON = st.recursive(
 NAMES = st.sampled_from([*(name for name, _ in all_fields()), *filter(section_type, Config.model_fields)]) | st.text()
 
 
+@pytest.mark.filterwarnings("ignore:.* is now .*the old name works until the next release:FutureWarning")
 @settings(max_examples=150, deadline=None)
 @given(document=st.dictionaries(NAMES, JSON, max_size=4))
 def test_any_document_is_a_configuration_or_one_line(
@@ -259,6 +260,7 @@ def test_any_document_is_a_configuration_or_one_line(
     assert len(line) < 2000
 
 
+@pytest.mark.filterwarnings("ignore:.* is now .*the old name works until the next release:FutureWarning")
 @settings(max_examples=150, deadline=None)
 @given(name=NAMES, value=st.text(max_size=30))
 def test_any_override_is_a_configuration_or_one_line(name: str, value: str) -> None:
