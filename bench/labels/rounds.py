@@ -1,8 +1,8 @@
 """Two rounds of `kedge rlhf` labeled by a simulated person in the demo's world: `python -m bench.labels.rounds SEED`.
 
 The person ranks four summaries of each of 150 posts by the gold judge's quality with Gumbel noise, which is the demo's
-annotator for several responses. Afterwards the gold judge scores the policies on other posts; and a control, for which
-PPO goes on with the reward model of round 1 instead.
+annotator for several responses, over the addresses of the page. Afterwards the gold judge scores the policies on other
+posts; and a control, for which PPO goes on with the reward model of round 1 instead. One answer is traced.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import math
 import random
 import sys
 import tempfile
+import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +26,10 @@ from kedge.stages.rlhf import run_rlhf
 from kedge_lab.demo.gold_evaluation import GoldScores, sample_summaries
 from kedge_lab.demo.main import demo_config, rows
 from kedge_lab.demo.world import ANNOTATOR_LAPSE_RATE, ANNOTATOR_TEMPERATURE, World, judge_summary
-from kedge_people.labels import Answer, AnswerFile, read_labels
+from kedge_people.assignments import read_assignments, write_assignments
+from kedge_people.labels import AnswerFile, read_labels
+from kedge_people.server import label_server
+from kedge_people.trace import trace
 
 RECORD: Final = Path(__file__).parents[1] / "results" / "labels_rounds.jsonl"
 DEMONSTRATIONS: Final = 320
@@ -46,22 +51,37 @@ PPO: Final = {name: value for name, value in SETTINGS.items() if name.startswith
 
 
 def label(folder: Path, world: World, seed: int) -> None:
-    """Answer all items of a folder."""
-    labels = read_labels(folder)
+    """Answer all items of a folder, as the page of `kedge label` does."""
     posts = {world.render(post): post for post in world.posts(PROMPTS)}
     draw = random.Random(f"person {seed}")
     with AnswerFile(folder) as file:
-        for item in labels.items.values():
-            post = posts[str(item.prompt)]
-            noisy = [
-                judge_summary(post, text).quality - ANNOTATOR_TEMPERATURE * math.log(-math.log(draw.random()))
-                for text in item.responses
-            ]
-            if draw.random() < ANNOTATOR_LAPSE_RATE:
-                draw.shuffle(noisy)
-            ranks = tuple(float(sorted(noisy, reverse=True).index(each) + 1) for each in noisy)
-            order = tuple(range(len(ranks)))
-            file.add(Answer(item.id, item.id, "simulated", "2026-01-01T00:00:00Z", 5.0, order, "ranked", ranks))
+        assignments = read_assignments(folder).dealt(read_labels(folder), ["simulated"])
+        write_assignments(folder, assignments)
+        with label_server(folder, assignments, file) as server:
+            url = server.urls["simulated"]
+            state = sent(f"{url}question/0")
+            while question := state["question"]:
+                answer = {"id": f"answer-{state['done']:03}", "question": question["id"], "verdict": "ranked"}
+                qualities = [judge_summary(posts[question["prompt"]], text).quality for text in question["responses"]]
+                answer |= {"ranks": ranks_of(qualities, draw), "seconds": 5.0}
+                state = sent(f"{url}answer", answer)
+
+
+def ranks_of(qualities: Sequence[float], draw: random.Random) -> list[int]:
+    """The demo's annotator for several responses: a ranking by quality with Gumbel noise, and lapses."""
+    noisy = [quality - ANNOTATOR_TEMPERATURE * math.log(-math.log(draw.random())) for quality in qualities]
+    if draw.random() < ANNOTATOR_LAPSE_RATE:
+        draw.shuffle(noisy)
+    return [sorted(noisy, reverse=True).index(each) + 1 for each in noisy]
+
+
+def sent(url: str, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Get a question, or send an answer."""
+    origin = "/".join(url.split("/", 3)[:3])
+    body = None if values is None else json.dumps(values).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json", "Origin": origin})
+    with urllib.request.urlopen(request) as reply:
+        return json.load(reply)
 
 
 @chained()
@@ -97,6 +117,9 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
         name: GoldScores.of(posts, sample_summaries(model, held_out, posts)).quality for name, model in models.items()
     }
     accuracy = [each.reward.summary["accuracy"]["value"] for each in result.rounds]
+    labels = folder / "run" / "labels-2"
+    traced = trace(labels, folder, answer=read_labels(labels).answers[0].id)
+    print("\n".join(line.replace(str(folder), "runs") for line in traced))
     return {"seed": seed, "quality": {name: each.as_json() for name, each in found.items()}, "accuracy": accuracy}
 
 
