@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 from kedge.config import Config
-from kedge.runs.judges import judge_settings
+from kedge.runs.judges import open_judge
 from kedge_base.machine.progress import Progress
 from kedge_base.texts import names_judge
 from kedge_people.assignments import Assignments
@@ -28,9 +28,7 @@ def ask_judges(folder: Path, assignments: Assignments, file: AnswerFile, config:
         waiting = [question for item, question in left.items() if item not in {answer.item for answer in own}]
         if not waiting:
             continue
-        from kedge_tasks.judge import Judge
-
-        judge = Judge(name, **judge_settings(config, folder))
+        judge = open_judge(name, config, folder)
         with Progress(name, total=len(waiting)) as progress:
             for number, question in enumerate(waiting, 1):
                 started = time.monotonic()

@@ -274,12 +274,3 @@ def _most_tokens(body: Mapping[str, Any]) -> int:
     """An upper bound of a prompt's tokens: no tokenizer makes more of a text than it has bytes, as it is or in NFKC."""
     text = encoded(body).decode()
     return max(len(text.encode()), len(unicodedata.normalize("NFKC", text).encode())) + OVERHEAD
-
-
-def check_judge(judge: str, **settings: Any) -> None:
-    """Check before a run that a judge can be asked; arguments as for `Judge`.
-
-    Raises:
-        RewardError: Its name is wrong; the server cannot be reached, refuses the key, or has no such model.
-    """
-    Judge(judge, **settings).endpoint.check()

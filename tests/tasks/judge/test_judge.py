@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kedge_base.errors import RewardError
-from kedge_tasks.judge import Judge, check_judge
+from kedge_tasks.judge import Judge
 from kedge_tasks.judge.questions import Question
-from tests.tasks.judge.standin import Reply, StandIn, likes_e, quoted, said
+from tests.tasks.judge.standin import Reply, StandIn, check, likes_e, quoted, said
 
 PROMPTS = ["Ahoy?"] * 3
 
@@ -281,18 +281,18 @@ def test_a_server_that_is_down_is_one_line():
     with StandIn().running() as server:
         pass
     with pytest.raises(RewardError, match=r"Connection refused; is the server running\?"):
-        check_judge(server.judge)
+        check(server.judge)
 
 
 def test_the_check_before_a_run_finds_a_wrong_model_and_accepts_servers_without_a_list(server):
-    check_judge(server.judge)
+    check(server.judge)
     with pytest.raises(RewardError, match=r"has no such model; it has m$"):
-        check_judge(f"openai:llama3:8b@{server.url}")
+        check(f"openai:llama3:8b@{server.url}")
     server.models = Reply({}, 404)
-    check_judge(f"openai:llama3:8b@{server.url}")
+    check(f"openai:llama3:8b@{server.url}")
     server.models = Reply({"error": {"message": "no"}}, 401)
     with pytest.raises(RewardError, match="401"):
-        check_judge(server.judge)
+        check(server.judge)
     assert server.requests == []
 
 
@@ -319,6 +319,6 @@ def test_a_wrong_name_is_one_line_without_its_secrets(name):
 @pytest.mark.parametrize("model", ["llama3:8b", "Qwen/Qwen3-8B", "claude@2024"])
 def test_models_may_have_colons_slashes_and_at_signs(server, model):
     server.models = (model,)
-    check_judge(f"openai:{model}@{server.url}")
+    check(f"openai:{model}@{server.url}")
     Judge(f"openai:{model}@{server.url}").score(["a"], ["e"])
     assert server.requests[0]["model"] == model

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kedge_base.errors import RewardError
-from kedge_tasks.judge import Judge, check_judge
-from tests.tasks.judge.standin import Reply, StandIn, said
+from kedge_tasks.judge import Judge
+from tests.tasks.judge.standin import Reply, StandIn, check, said
 
 KEY = "sk-Secret/0123456789abcdef"
 
@@ -31,7 +31,7 @@ def test_the_key_is_that_of_the_named_variable(server):
     for variable, sent in (("OPENAI_API_KEY", f"Bearer {KEY}"), ("OTHER_KEY", "Bearer other"), (None, None)):
         server.keys.clear()
         limits = {"key_variable": variable}
-        check_judge(server.judge, limits=limits)
+        check(server.judge, limits=limits)
         Judge(server.judge, limits=limits).score(["a"], ["e"])
         assert server.keys == [sent, sent]
 
@@ -41,7 +41,7 @@ def test_a_redirect_takes_the_key_nowhere(server):
         server.models = Reply(b"", 302, {"Location": f"{thief.url}/models"})
         server.answer = lambda body: Reply(b"", 308, {"Location": f"{thief.url}/chat/completions"})
         with pytest.raises(RewardError, match="redirects to 127"):
-            check_judge(server.judge)
+            check(server.judge)
         with pytest.raises(RewardError, match="redirects to 127"):
             Judge(server.judge).score(["a"], ["e"])
         assert thief.keys == []
@@ -97,4 +97,4 @@ def test_the_key_is_in_no_repr(server):
 
 def test_a_host_that_cannot_be_encoded_is_one_line():
     with pytest.raises(RewardError, match="label"):
-        check_judge(f"openai:m@https://{'x' * 70}.example/v1")
+        check(f"openai:m@https://{'x' * 70}.example/v1")
