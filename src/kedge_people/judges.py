@@ -16,7 +16,8 @@ from kedge_people.server import now
 
 
 def ask_judges(folder: Path, assignments: Assignments, file: AnswerFile, config: Config) -> None:
-    """Let the judges rank what they have not answered, each item once: they compare in both orders anyway.
+    """Let the judges rank what they have not answered, each item once: they compare in both orders anyway. An
+    item without a usable answer is skipped.
 
     Raises:
         RewardError: A judge cannot be reached. Its answers so far are kept.
@@ -33,10 +34,18 @@ def ask_judges(folder: Path, assignments: Assignments, file: AnswerFile, config:
             for number, question in enumerate(waiting, 1):
                 started = time.monotonic()
                 item = labels.items[question.item]
-                ranks = tuple(judge.rank(item.prompt, item.responses))
+                ranks = judge.rank(item.prompt, item.responses)
                 seconds = round(time.monotonic() - started, 2)
-                answer = Answer(
-                    f"{name}-{uuid.uuid4()}", item.id, name, now(), seconds, question.order, "ranked", ranks
+                verdict = "skipped" if ranks is None else "ranked"
+                given = (
+                    f"{name}-{uuid.uuid4()}",
+                    item.id,
+                    name,
+                    now(),
+                    seconds,
+                    question.order,
+                    verdict,
+                    tuple(ranks or ()),
                 )
-                file.add(answer)
+                file.add(Answer(*given))
                 progress.update(number)

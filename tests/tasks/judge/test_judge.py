@@ -66,6 +66,14 @@ def test_a_pair_is_a_tie_if_the_orders_disagree(server):
     assert judge(server).rank("Ahoy?", ["x", "y", "z"]) == [1, 1, 1]
 
 
+def test_no_ranks_without_a_usable_answer(server):
+    server.answer = lambda body: said("no idea") if "y" in quoted(body)[1:] else likes_e(body)
+    ours = judge(server)
+    assert ours.rank("Ahoy?", ["x", "y"]) is None
+    assert ours.rank("Ahoy?", ["e", "ee", "y"]) is None
+    assert ours.rank("Ahoy?", ["y"]) == [1]
+
+
 def test_scores_by_comparison_are_shares_among_the_responses_to_a_prompt(server):
     scores = judge(server, ranks=True).score(["a", "b", "a", "a"], ["e", "eeee", "ee", "x"])
     assert scores == [0.5, None, 1.0, 0.0]
@@ -152,6 +160,8 @@ def test_an_answer_of_another_form_is_none(answer):
         '{"reasoning": "so", "score": 7.0}',
         '```json\n{"score": 7}\n```',
         '<think>10</think>\n{"score": 7}',
+        '{"reasoning": "The <think> has no end", "score": 7}',
+        '```json\n{"reasoning": "</think> comes late", "score": 7}\n```',
     ],
 )
 def test_an_answer_of_the_form_is_read(answer):
@@ -307,6 +317,7 @@ def test_the_check_before_a_run_finds_a_wrong_model_and_accepts_servers_without_
         "openai:m@http://user:secret@127.0.0.1/v1",
         "openai:m@http://127.0.0.1/v1?key=secret",
         "openai:m@http://user:secret@127.0.0.1:port/v1",
+        "openai:m@http://user:secret/word@127.0.0.1/v1",
         "openai:m@http://user:secret @127.0.0.1/v1",
     ],
 )

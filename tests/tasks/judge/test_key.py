@@ -36,6 +36,15 @@ def test_the_key_is_that_of_the_named_variable(server):
         assert server.keys == [sent, sent]
 
 
+@pytest.mark.parametrize("short", ["1", "e"])
+def test_a_key_that_is_a_part_of_the_answer_leaves_it_as_it_is(server, monkeypatch, short):
+    monkeypatch.setenv("OPENAI_API_KEY", short)
+    server.answer = lambda body: said({"reasoning": "", "score": 10}, usage=(11, 1))
+    ours = Judge(server.judge)
+    assert ours.score(["a"], ["e"]) == [10]
+    assert ours._ledger.usage()["tokens"] == 12
+
+
 def test_a_redirect_takes_the_key_nowhere(server):
     with StandIn().running() as thief:
         server.models = Reply(b"", 302, {"Location": f"{thief.url}/models"})
@@ -81,6 +90,12 @@ def test_a_server_that_repeats_the_key_does_not_spread_it(server, tmp_path, stat
     assert Judge(server.judge, file=tmp_path / "judges.sqlite").score(["a"], ["e"]) == [3]
     assert b"I saw [key]" in (tmp_path / "judges.sqlite-wal").read_bytes()
     assert not any(b"Secret" in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_list_of_models_that_repeats_the_key_does_not_spread_it(server):
+    server.models = Reply(json.dumps({"data": [{"id": f"for {KEY}"}]}).replace("/", "\\/").encode())
+    with pytest.raises(RewardError, match=r"has no such model; it has for \[key\]"):
+        check(server.judge)
 
 
 def test_a_key_that_no_header_can_have_is_one_line_without_it(server, monkeypatch):
