@@ -35,7 +35,7 @@ class RequestError(Exception):
 
     Attributes:
         status: The status of the answer; 0 without one.
-        wait: Seconds to wait before the next request, as the server asks; None if it does not.
+        wait: Seconds that the server asks to wait before the next request; None if it does not.
         is_passing: Whether the same request may succeed later.
         is_free: Whether the server certainly did no work for it.
     """

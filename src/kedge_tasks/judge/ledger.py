@@ -53,7 +53,7 @@ class Limits:
         timeout: Seconds that one request may take.
         retries: Further requests after one that failed for a passing reason.
         key_variable: The environment variable with the key; None to send none.
-        allow_http: Whether the key may be sent unencrypted to another machine.
+        allow_http: Allow sending the key unencrypted to another machine.
     """
 
     concurrency: int = 8
