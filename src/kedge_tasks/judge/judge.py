@@ -227,8 +227,9 @@ class Judge:
         try:
             found = self.endpoint.request("/chat/completions", body)
             match found.get("usage"):
-                case {"prompt_tokens": int(prompt), "completion_tokens": int(answer)} if prompt > 0 <= answer:
-                    used = prompt, answer
+                case {"prompt_tokens": int(prompt), "completion_tokens": int(answer), **more} if prompt > 0 <= answer:
+                    total = more.get("total_tokens")  # some servers count thoughts here alone
+                    used = prompt, max(answer, total - prompt) if isinstance(total, int) else answer
         except RequestError as error:
             used = (0, 0) if error.is_free else None
             raise

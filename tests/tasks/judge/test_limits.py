@@ -105,6 +105,16 @@ def test_the_message_has_the_limit_with_all_its_digits(server):
         Judge(server.judge, limits={"max_total_tokens": 1_234_567}, max_tokens=2_000_000).score(["a"], ["e"])
 
 
+@pytest.mark.parametrize(("total", "counted"), [(150, 150), (7, 15), (None, 15), ("150", 15)])
+def test_thoughts_that_only_the_total_has_are_counted(server, total, counted):
+    reply = said({"score": 5}, usage=(10, 5))
+    reply.body["usage"]["total_tokens"] = total
+    server.answer = lambda body: reply
+    ours = Judge(server.judge)
+    ours.score(["a"], ["e"])
+    assert ours._ledger.usage()["tokens"] == counted
+
+
 def test_the_bound_of_a_prompt_is_above_what_any_tokenizer_makes_of_it(server):
     # A tokenizer with NFKC makes 18 characters of this one.
     bounds: list[tuple[int, int]] = []
