@@ -107,8 +107,8 @@ class RewardError(KedgeError, RuntimeError):
 
 
 class LastingRewardError(RewardError):
-    """A failure that ends a run whatever its settings for failures: no further call can succeed, such as after a limit
-    is reached.
+    """A failure that ends a run, also if its settings tolerate failures: no further call can succeed, such as after a
+    limit is reached.
     """
 
     is_lasting = True

@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 from kedge.config import Config
-from kedge.runs.judges import judge_settings
+from kedge.runs.judges import open_judge
 from kedge_base.machine.progress import Progress
 from kedge_base.texts import names_judge
 from kedge_people.assignments import Assignments
@@ -16,7 +16,8 @@ from kedge_people.server import now
 
 
 def ask_judges(folder: Path, assignments: Assignments, file: AnswerFile, config: Config) -> None:
-    """Let the judges rank what they have not answered, each item once: they compare in both orders anyway.
+    """Let the judges rank what they have not answered, each item once: they compare in both orders anyway. An
+    item without a usable answer is skipped.
 
     Raises:
         RewardError: A judge cannot be reached. Its answers so far are kept.
@@ -28,17 +29,23 @@ def ask_judges(folder: Path, assignments: Assignments, file: AnswerFile, config:
         waiting = [question for item, question in left.items() if item not in {answer.item for answer in own}]
         if not waiting:
             continue
-        from kedge_tasks.judge import Judge
-
-        judge = Judge(name, **judge_settings(config, folder))
+        judge = open_judge(name, config, folder)
         with Progress(name, total=len(waiting)) as progress:
             for number, question in enumerate(waiting, 1):
                 started = time.monotonic()
                 item = labels.items[question.item]
-                ranks = tuple(judge.rank(item.prompt, item.responses))
+                ranks = judge.rank(item.prompt, item.responses)
                 seconds = round(time.monotonic() - started, 2)
-                answer = Answer(
-                    f"{name}-{uuid.uuid4()}", item.id, name, now(), seconds, question.order, "ranked", ranks
+                verdict = "skipped" if ranks is None else "ranked"
+                given = (
+                    f"{name}-{uuid.uuid4()}",
+                    item.id,
+                    name,
+                    now(),
+                    seconds,
+                    question.order,
+                    verdict,
+                    tuple(ranks or ()),
                 )
-                file.add(answer)
+                file.add(Answer(*given))
                 progress.update(number)

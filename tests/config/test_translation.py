@@ -163,6 +163,13 @@ def test_what_has_no_counterpart_is_listed_once_with_its_reason() -> None:
     assert "`" not in "".join(lines)
 
 
+def test_a_value_with_line_breaks_stays_in_its_comment() -> None:
+    given = {f"{ROLLOUT}top_p": "0.9\nmodel: other", f"{ACTOR}optim.lr_warmup_steps": 5, "reward_model.x\ny": "\x1b[2J"}
+    settings, lines = translate("verl", {**GRPO, **given})
+    assert not any("\n" in line or "\x1b" in line for line in lines)
+    assert yaml.safe_load(as_yaml(settings, lines))["model"] == "org/small"
+
+
 def test_an_estimator_without_a_counterpart_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"algorithm.adv_estimator=gpg has no counterpart in kedge; name another one"):
         verl({**GRPO, "algorithm.adv_estimator": "gpg"})

@@ -311,4 +311,24 @@ def test_judges_answer_their_share_once(tmp_path, monkeypatch, capsys):
     assert f"Answers in {folder}: {JUDGE} 6" in capsys.readouterr().out
 
 
+def test_an_item_without_a_usable_answer_of_a_judge_is_skipped(tmp_path, monkeypatch):
+    class Judge:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def rank(self, prompt, responses):
+            return None
+
+    monkeypatch.setattr("kedge_tasks.judge.Judge", Judge)
+    monkeypatch.setattr("kedge.runs.judges.check_judge", lambda name, config: None)
+    folder = tmp_path / "labels"
+    with serving_folder(folder):
+        pass
+    (folder / "assignments.json").unlink()
+    for _ in range(2):
+        label([str(folder)], people=JUDGE)
+    found = read_labels(folder)
+    assert [(each.verdict, each.ranks) for each in found.answers] == [("skipped", ())] * len(found.items)
+
+
 JUDGE = "openai:org/llama3:8b@http://127.0.0.1:8000/v1"

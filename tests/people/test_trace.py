@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kedge.config import load_config
+from kedge.runs.data_log import DataLog, DataUsage
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
@@ -186,6 +188,20 @@ def test_steps_before_a_withdrawal_stay_traced_when_the_run_goes_on_without(tmp_
         assert [step for step in after.get(name, []) if step <= 4] == done
         assert int(name[1]) % 2 or after.get(name, []) == done  # ana's
     assert any(step > 4 for steps in after.values() for step in steps)
+
+
+def test_labels_of_steps_that_are_trained_on_others_are_forgotten(tmp_path):
+    usage, example = {"comparisons": DataUsage(("labels",), 2, 2)}, {"comparisons": []}
+
+    def published(*steps: int, done: int = 0) -> list[list[int]]:
+        label = {"answer": ["a0"], "person": "ana", "when": datetime(2026, 3, 1), "source": None, "prompt": "p"}
+        labels = {"comparisons": {0: {**label, "steps": [*steps]}} if steps else {}}
+        DataLog(usage, examples=example, labels=labels).publish(tmp_path, done)
+        return [row["steps"] for row in json.loads((tmp_path / "labels.json").read_text())["comparisons"]]
+
+    assert published(1, 5) == [[1, 5]]
+    assert published(2, 4, done=3) == [[1, 4]]
+    assert published() == []
 
 
 def test_demonstrations_are_traced_and_their_prompts_refused_in_evaluations(tmp_path):

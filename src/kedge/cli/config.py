@@ -22,6 +22,7 @@ from kedge.config.translation import as_yaml, read_settings, translate
 from kedge_base.command import Command
 from kedge_base.errors import ConfigError
 from kedge_base.stage import registered_stages, value_of
+from kedge_base.texts import printable
 
 app = typer.Typer(cls=Root, no_args_is_help=True, help="Show, check and explain the configuration.")
 
@@ -111,7 +112,7 @@ def from_trl(file: Source, changes: Changes = None, num_prompts: NumPrompts = No
 
 def _translate(library: str, file: Path, changes: list[str] | None, num_prompts: int | None, out: Path | None) -> None:
     settings, lines = translate(library, read_settings(file, changes or []), num_prompts)
-    text = as_yaml(settings, [f"Translated from {library}'s {file.name}.", *lines])
+    text = as_yaml(settings, [f"Translated from {library}'s {printable(file.name)}.", *lines])
     if out is None:
         typer.echo(text, nl=False)
         return

@@ -284,7 +284,7 @@ def has_column(fields: Fields, name: str) -> bool:
 
 
 def value_in(fields: Fields, name: str) -> Any:
-    """A column's value; a dotted name that is no column, `reward_model.ground_truth`, reaches into a mapping."""
+    """A column's value; a dotted name that is not a column, `reward_model.ground_truth`, reaches into a mapping."""
     if name in fields:
         return fields[name]
     outer, _, inner = name.partition(".")

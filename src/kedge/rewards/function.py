@@ -527,8 +527,8 @@ class GuardedReward:
         """Start a call; the returned function waits for its result.
 
         Raises:
-            RewardError: From the returned function: every attempt failed, and `on_error` is `stop`; or a
-                `LastingRewardError`, whatever it is.
+            RewardError: From the returned function: every attempt failed, and `on_error` is `stop`; or one failed with
+                a `LastingRewardError`, with any `on_error`.
         """
         ranks = self._ranks
         if ranks is None or not ranks.are_several:

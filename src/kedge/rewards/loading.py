@@ -40,7 +40,7 @@ class RewardTerm:
         reward: the reward model or function.
         weight: the factor of its scores in the sum.
         settings: keyword arguments for a function, such as `{"window": 0.5}` for `kedge.rewards.penalties:too_long`;
-            for a judge behind an API, those of `kedge_tasks.judge.Judge`.
+            for a judge behind an API, those of `kedge_tasks.judge.score`.
         name: its name in metrics and messages; the function's or the folder's name by default.
     """
 
@@ -48,6 +48,12 @@ class RewardTerm:
     weight: float = 1.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     name: str | None = None
+
+
+def terms_of(rewards: RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm]) -> list[RewardTerm]:
+    """One reward or several as terms, with weight 1 unless in a `RewardTerm`."""
+    given = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
+    return [each if isinstance(each, RewardTerm) else RewardTerm(each) for each in given]
 
 
 def load_reward(
@@ -89,8 +95,7 @@ def load_reward(
         RewardError: A function that cannot be loaded or has the wrong signature; settings for a model.
         ModelError: A reward model that cannot be loaded.
     """
-    given = list(terms) if isinstance(terms, Sequence) and not isinstance(terms, str) else [terms]
-    wanted = [term if isinstance(term, RewardTerm) else RewardTerm(term) for term in given]
+    wanted = terms_of(terms)
     functions = {
         place: _load_function(
             term,

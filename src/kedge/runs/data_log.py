@@ -157,8 +157,8 @@ class DataLog:
             role: _joined(before.get(role, ()), self.labels.get(role, {}).values(), done)
             for role in {**before, **self.labels}
         }
-        if any(labels.values()):
-            replace_file(folder / LABELS_FILE, [json.dumps(labels).encode()])
+        if before or any(labels.values()):
+            replace_file(folder / LABELS_FILE, [json.dumps(labels, default=str).encode()])
         self.say()
 
     def say(self) -> None:
@@ -173,10 +173,10 @@ class DataLog:
 
 def _joined(before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]], done: int) -> list[dict[str, Any]]:
     """Join the labels of the steps that are done and those of the steps to come."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for labels, is_past in ((before, True), (now, False)):
         for label in labels:
-            key = tuple(value for name, value in label.items() if name != "steps")
+            key = json.dumps({**label, "steps": []}, default=str)
             steps = [step for step in label["steps"] if (step <= done) == is_past]
             if steps or not is_past:
                 found.setdefault(key, {**label, "steps": []})["steps"] += steps

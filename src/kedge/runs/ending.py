@@ -136,11 +136,12 @@ def say_next(config: Config, folder: Path, stage: str, *, start: str = "", judge
 
 
 def end_waiting(run: Run, labels: Path, missing: int) -> None:
-    """End a run that waits for labels: write which, and print how many are missing and how to go on."""
+    """End a run that waits for labels: write which, and print how many are missing and how to continue."""
     if run.ranks.is_first:
         replace_file(run.folder / WAITING_FILE, [json.dumps({"labels": labels.name}).encode()])
         call = resuming_call(run.config, run.stage, run.folder, by_command=is_command_line())
-        say(f"Waiting for labels: {missing} more items of {printable(str(labels))} must be answered")
+        more = "1 more item" if missing == 1 else f"{missing} more items"
+        say(f"Waiting for labels: {more} of {printable(str(labels))} must be answered")
         say(f"Label:  kedge label {printable(shlex.quote(str(labels)))}")
         say(f"Resume: {_written(call)}")
     run.ranks.wait()

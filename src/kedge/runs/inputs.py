@@ -213,7 +213,7 @@ def load_rewards(
         may_be_empty: See `WeightedReward`.
     """
     loaded = load_reward(
-        with_judges(rewards, config, run.folder),
+        with_judges(rewards, config, run.judge_folder),
         policy_tokenizer=tokenizer,
         device=run.device,
         trust_remote_code=config.runtime.trust_remote_code,

@@ -69,6 +69,7 @@ from kedge_base.run_folder.output import (
     WAITING_FILE,
     check_output,
     is_run,
+    run_stage,
     writing,
 )
 from kedge_base.stage import Stage, find_stage, stages, value_of
@@ -214,6 +215,13 @@ class Run:
     def shared_folder(self) -> Path:
         """The folder with the run's results, on every rank."""
         return self.folder if self.first_folder is None else self.first_folder
+
+    @property
+    def judge_folder(self) -> Path:
+        """The folder with the answers of judges: for a stage of a chain, the chain's, whose limits hold for all."""
+        chain = run_stage(self.folder.parent)
+        is_part = find_stage(self.stage).trains and chain is not None and len(chain.trains) > 1
+        return self.folder.parent if is_part else self.folder
 
     def offloads(self, name: Literal["frozen", "optimizer"]) -> bool:
         """True if frozen weights, or the optimizer's state, are kept in host memory between uses."""

@@ -18,7 +18,7 @@ from kedge.rewards import Responses, RewardSpec, Scores, WeightedReward
 from kedge.rewards.function import RESPONSE_ARGUMENTS, SIDES, FunctionReward, find_function
 from kedge.rewards.source import Score, checked_scores, free_names
 from kedge.runs.inputs import load_rewards
-from kedge.runs.judges import judge_settings
+from kedge.runs.judges import open_judge
 from kedge.runs.run import Run
 from kedge.stages.policy import shares_of
 from kedge_base.errors import ConfigError, RewardError
@@ -315,7 +315,7 @@ def load_judge(
     if config.evaluate.judge_mode == "score":
         return Judge(load_rewards(judge, config, run, tokenizer))
     if isinstance(judge, str) and names_judge(judge):
-        opened = find_function("kedge_tasks.judge:Judge")(judge, **judge_settings(config, run.folder))
+        opened = open_judge(judge, config, run.judge_folder)
         return Judge(PairwiseJudge(opened.compare, name=source_name(judge), ranks=run.ranks))
     if not callable(judge) and not names_function(str(judge)):
         raise ConfigError(f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kedge.data import Prompt, Rendered
@@ -15,26 +15,32 @@ POST_FIELDS = ("subreddit", "title", "post")
 """Columns that `data.template=tldr` builds the prompt from; comparisons keep no other columns."""
 
 
-def collect_rankings(
+def sample_responses(
     policy: Policy,
     prompts: Sequence[Prompt],
-    labeler: WeightedReward,
     sampling: SamplingSettings,
     *,
     num_responses: int,
     title: str,
     on_phase: OnPhase = lambda *_: None,
-) -> list[dict[str, Any]]:
-    """Sample several responses to each prompt and rank them by the labeler's scores.
+) -> Responses:
+    """Sample several responses to each prompt; those to one prompt follow each other.
 
     Args:
         policy: The policy to sample from.
         prompts: The prompts.
-        labeler: Scores the responses.
         sampling: Sampling settings.
         num_responses: Number of responses per prompt, ≥ 2.
         title: Title of the progress display.
         on_phase: Called with the progress of sampling.
+    """
+    repeated = [prompt for prompt in prompts for _ in range(num_responses)]
+    batches = policy.sample(repeated, sampling, title=title, on_phase=on_phase)
+    return Responses.joined([each.responses for each in batches])
+
+
+def ranked_rows(prompts: Sequence[Prompt], responses: Responses, labeler: WeightedReward) -> list[dict[str, Any]]:
+    """Rank the responses to each prompt by the labeler's scores.
 
     Returns:
         Rows of `prompt`, `responses` and `ranks`, as `parse_comparison` expects them; prompts whose responses all have
@@ -43,11 +49,9 @@ def collect_rankings(
     Raises:
         RewardError: No row is left, or the labeler returned invalid scores.
     """
-    responses = sample_responses(policy, prompts, sampling, num_responses=num_responses, title=title, on_phase=on_phase)
     scores = labeler.score(responses)
     rows: list[dict[str, Any]] = []
-    for number, prompt in enumerate(prompts):
-        own = slice(number * num_responses, (number + 1) * num_responses)
+    for prompt, own in _own(prompts, responses):
         texts, ranks = rank_responses(responses.completions[own], scores[own])
         if texts:
             rows.append({**_asked(prompt), "responses": texts, "ranks": ranks})
@@ -59,29 +63,19 @@ def collect_rankings(
     return rows
 
 
-def sample_responses(
-    policy: Policy,
-    prompts: Sequence[Prompt],
-    sampling: SamplingSettings,
-    *,
-    num_responses: int,
-    title: str,
-    on_phase: OnPhase = lambda *_: None,
-) -> Responses:
-    """Sample several responses to each prompt; those to one prompt follow each other. Arguments as above."""
-    repeated = [prompt for prompt in prompts for _ in range(num_responses)]
-    batches = policy.sample(repeated, sampling, title=title, on_phase=on_phase)
-    return Responses.joined([each.responses for each in batches])
-
-
-def unranked_rows(prompts: Sequence[Prompt], completions: Sequence[str]) -> list[dict[str, Any]]:
+def unranked_rows(prompts: Sequence[Prompt], responses: Responses) -> list[dict[str, Any]]:
     """Rows of `prompt` and `responses`, without blank and repeated responses."""
-    size = len(completions) // len(prompts)
     return [
-        {**_asked(prompt), "responses": list(dict.fromkeys(text for text in texts if text.strip()))}
-        for number, prompt in enumerate(prompts)
-        for texts in [completions[number * size : (number + 1) * size]]
+        {**_asked(prompt), "responses": list(dict.fromkeys(filter(str.strip, responses.completions[own])))}
+        for prompt, own in _own(prompts, responses)
     ]
+
+
+def _own(prompts: Sequence[Prompt], responses: Responses) -> Iterator[tuple[Prompt, slice]]:
+    """Each prompt, with the place of its responses."""
+    size = len(responses) // len(prompts)
+    for number, prompt in enumerate(prompts):
+        yield prompt, slice(number * size, (number + 1) * size)
 
 
 def _asked(prompt: Prompt) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ from kedge.data import Prompt, PromptStream
 from kedge.logs.json_lines import plain_json
 from kedge.logs.table import Cell, print_table
 from kedge.models import load_scalar_model, load_tokenizer
-from kedge.rewards import RewardSpec, RewardTerm, WeightedReward
+from kedge.rewards import Responses, RewardSpec, RewardTerm, WeightedReward
 from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import chain_report, end_waiting, publish, resumable, say_next
 from kedge.runs.frozen import loading_of
@@ -42,7 +42,7 @@ from kedge.stages.ppo import PpoResult, run_ppo
 from kedge.stages.ppo.ahead import check_ahead
 from kedge.stages.ppo.critics import load_saved_critic
 from kedge.stages.ppo.roles import check_roles
-from kedge.stages.rankings import collect_rankings, sample_responses, unranked_rows
+from kedge.stages.rankings import ranked_rows, sample_responses, unranked_rows
 from kedge.stages.reward import RewardResult, run_reward
 from kedge.stages.sft import SftResult, run_sft
 from kedge.training.runtime import stream_seed
@@ -366,17 +366,22 @@ def label_round(
         seed=stream_seed(seed, "labelled responses", number),
     )
     with stopping(ranks=run.ranks, at_once=True) as stop:
-        sampled: Any = {
-            "num_responses": settings.num_responses,
-            "title": f"round {number}: sample to label",
-            "on_phase": lambda *_: stop.raise_if_requested(),
-        }
+
+        def sample() -> Responses:
+            return sample_responses(
+                load_policy(str(policy), config, run),
+                asked,
+                sampling,
+                num_responses=settings.num_responses,
+                title=f"round {number}: sample to label",
+                on_phase=lambda *_: stop.raise_if_requested(),
+            )
+
         if labeler is not None:
-            rankings = collect_rankings(load_policy(str(policy), config, run), asked, labeler, sampling, **sampled)
-            missing = 0
+            rankings, missing = ranked_rows(asked, sample(), labeler), 0
         else:
             run.start()
-            rankings, missing = _ask_people(config, run, policy, asked, sampling, number, sampled)
+            rankings, missing = _ask_people(config, run, policy, asked, sample, number)
     run.start()
     if not missing:
         run.ranks.first(lambda: write_rows(path, rankings))
@@ -388,9 +393,8 @@ def _ask_people(
     run: Run,
     policy: Path,
     prompts: Sequence[Prompt],
-    sampling: SamplingSettings,
+    sample: Callable[[], Responses],
     number: int,
-    sampled: Mapping[str, Any],
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the comparisons that people made in the round's folder of labels, and how many answers are missing.
 
@@ -400,9 +404,7 @@ def _ask_people(
     folder = _labels_folder(run, number)
     rows = list[dict[str, Any]]()
     if not run.ranks.first((folder / "items.jsonl").is_file):
-        responses = sample_responses(load_policy(str(policy), config, run), prompts, sampling, **sampled)
-        model = policy.parent.name
-        rows = [{**row, "model": model} for row in unranked_rows(prompts, responses.completions)]
+        rows = [{**row, "model": policy.parent.name} for row in unranked_rows(prompts, sample())]
     labels = service("human_labels")
     found, missing = run.ranks.first(lambda: labels(folder, rows, least=config.rlhf.min_labels))
     if config.reward_model.ties == "drop":

@@ -137,7 +137,7 @@ class Objective:
         )
 
     def rows_with_gradient(self, minibatch: Batch, *, trains_critic: bool) -> Bool[Tensor, " batch"]:
-        """Find the rows whose gradient is not 0 whatever the weights.
+        """Find the rows that can have a gradient; that of the others is 0 for all weights of the model.
 
         With the policy loss alone, a row has no gradient if its advantages are 0, as in a group with equal scores.
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 from kedge_base.errors import ConfigError, KedgeError, OutputError
 from kedge_base.machine.durable import is_part, replace_contents
 from kedge_base.machine.invocation import as_argument
-from kedge_base.stage import stages
+from kedge_base.stage import Stage, stages
 
 CONFIG_FILE = "config.yaml"
 """The resolved configuration. A folder that contains it is that of a run."""
@@ -125,21 +125,21 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     folder = check_creatable(path)
     with writing(folder):
         free = is_free(folder)
-        stage = None if free else _resumable_stage(folder)
+        stage = None if free else run_stage(folder)
     if not free:
-        resume = as_argument(f"kedge {stage} --resume {shlex.quote(str(path))}", "resume=True")
-        more = f", or resume its run of {stage}: {resume}" if stage else ""
+        name = stage.name if stage is not None and stage.resumes else None
+        resume = as_argument(f"kedge {name} --resume {shlex.quote(str(path))}", "resume=True")
+        more = f", or resume its run of {name}: {resume}" if name else ""
         raise OutputError(f"{path} is not empty; choose another {as_argument('--out')}, or empty it{more}")
     return folder
 
 
-def _resumable_stage(folder: Path) -> str | None:
-    """The stage of the run in a folder, by the first line of its configuration; None if it cannot be resumed."""
+def run_stage(folder: Path) -> Stage | None:
+    """The stage of the run in a folder, by the first line of its configuration; None if there is no such run."""
     if not is_run(folder):
         return None
     with (folder / CONFIG_FILE).open(encoding="utf-8", errors="replace") as lines:
-        stage = stages().get(lines.readline().removeprefix("# stage: ").strip())
-    return stage.name if stage is not None and stage.resumes else None
+        return stages().get(lines.readline().removeprefix("# stage: ").strip())
 
 
 def check_creatable(path: str | os.PathLike[str]) -> Path:

@@ -14,10 +14,10 @@ from functools import cache
 from typing import Any
 
 from kedge_base.verdict import reads
-from kedge_tasks.judge.judge import Judge, check_judge
+from kedge_tasks.judge.judge import Judge
 from kedge_tasks.judge.ledger import JudgeLimitError, Limits, read_usage
 
-__all__ = ["Judge", "JudgeLimitError", "Limits", "check_judge", "read_usage", "score"]
+__all__ = ["Judge", "JudgeLimitError", "Limits", "read_usage", "score"]
 
 SECONDS = 3600.0
 """Added to the time limit of a call for each response: the judge has limits of its own."""

@@ -35,16 +35,16 @@ class RequestError(Exception):
 
     Attributes:
         status: The status of the answer; 0 without one.
-        wait: Seconds to wait before the next request, as the server asks; None if it does not.
+        wait: Seconds that the server asks to wait before the next request; None if it does not.
         is_passing: Whether the same request may succeed later.
         is_free: Whether the server certainly did no work for it.
     """
 
-    def __init__(self, message: str, *, status: int = 0, wait: float | None = None, is_passing: bool = True) -> None:
+    def __init__(self, message: str, *, status: int = 0, wait: float | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.wait = wait
-        self.is_passing = is_passing
+        self.is_passing = status < 300 or status in PASSING
         self.is_free = 300 <= status < 500 and status != 408
 
 
@@ -85,20 +85,20 @@ class Endpoint:
             raise RewardError(f"judge {judge.partition('://')[0]!r} is not of the form {EXPECTED}")
         url = (found["url"] or OPENAI).rstrip("/").removesuffix("/chat/completions")
         variable = limits.key_variable
-        try:
+        is_plain = False
+        with suppress(ValueError):  # such as a port that is not a number; the message would have a part of a password
             parts = urlsplit(url)
-            is_whole = bool(parts.hostname) and parts.port != 0
-        except ValueError as error:
-            raise RewardError(f"judge openai:{found['model']}: {error}; expected {EXPECTED}") from None
-        if not is_whole or parts.username or parts.password or parts.query or parts.fragment:
+            is_plain = parts.hostname and parts.port != 0 and not any((parts.username, parts.password, *parts[3:]))
+        if not is_plain:
             raise RewardError(
-                f"judge openai:{found['model']}: the address must be a host and a path, without a user, a password or "
-                "a query; its key belongs into the environment, in the variable that judge.key_variable names"
+                f"judge openai:{found['model']}: the address must be a host and a path, with a port if needed, and "
+                "without a user, a password or a query; put the key into the environment variable that "
+                "judge.key_variable names"
             )
         key = os.environ.get(variable or "", "").strip()
         if not (key.isascii() and key.isprintable()):
             raise RewardError(f"the key in the variable {variable} has characters that no key has")
-        if key and parts.scheme == "http" and not _is_here(url) and not limits.allow_http:
+        if key and url.startswith("http:") and not _is_here(url) and not limits.allow_http:
             raise RewardError(
                 f"judge {judge}: the key in {variable} would be sent unencrypted; use https, judge.key_variable=null "
                 "to send no key, or judge.allow_http=true"
@@ -124,7 +124,7 @@ class Endpoint:
         # Azure lists what can be deployed, not the deployments.
         if names and self.model not in names and not self.url.partition("/openai")[0].endswith(".azure.com"):
             some = ", ".join(names[:8]) + (", …" if names[8:] else "")
-            raise RewardError(f"judge openai:{self.model}: {self.url} has no such model; it has {some}")
+            raise RewardError(f"judge openai:{self.model}: {self.url} has no such model; it has {self.clean(some)}")
 
     def request(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request, a POST if there is a body; return the answer's JSON.
@@ -156,7 +156,7 @@ class Endpoint:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise RequestError(f"the answer is not a JSON object but {_short(text)!r}", status=200)
+            raise RequestError(f"the answer is not a JSON object but {_short(self.clean(text))!r}", status=200)
         return found
 
     def _read(self, answer: Any, until: float) -> str:
@@ -170,7 +170,7 @@ class Endpoint:
                 raise RequestError("the answer has no end", status=200)
         if answer.length:
             raise http.client.IncompleteRead(bytes(parts), answer.length)
-        return self.clean(parts.decode("utf-8", "replace"))
+        return parts.decode("utf-8", "replace")
 
     def _refused(self, error: urllib.error.HTTPError, until: float) -> RequestError:
         text = ""
@@ -183,12 +183,10 @@ class Endpoint:
             found = json.loads(text)
             inner = found.get("error", found)
             text = str(inner if isinstance(inner, str) else inner.get("message") or inner.get("detail") or text)
-        return RequestError(
-            f"{error.code} {_short(self.clean(f'{error.reason}: {text}'))}",
-            status=error.code,
-            wait=_seconds(error.headers.get("Retry-After")),
-            is_passing=error.code in PASSING,
-        )
+        after = error.headers.get("Retry-After", "")  # seconds, or a date
+        wait = float(after) if re.fullmatch(r"\d{1,9}(\.\d+)?", after) else None
+        line = _short(self.clean(f"{error.reason}: {text}"))
+        return RequestError(f"{error.code} {line}", status=error.code, wait=wait)
 
     def failed(self, error: RequestError) -> RewardError:
         """The error for the user."""
@@ -218,13 +216,6 @@ def _is_here(url: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
-
-
-def _seconds(text: str | None) -> float | None:
-    """The value of a header Retry-After in seconds; None for a date."""
-    if re.fullmatch(r"\d{1,9}(\.\d+)?", text or ""):
-        return float(text or "")
-    return None
 
 
 def _short(text: str) -> str:

@@ -76,14 +76,10 @@ class Judge:
     def _ledger(self) -> Ledger:
         return Ledger(self._file, self._limits)
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """Score completions as TRL's trainers ask for it; columns other than `messages` are not read."""
-        return self.score(prompts, completions, columns.get("messages"))
-
     def score(
-        self, prompts: Sequence[Any], completions: Sequence[Any], messages: Sequence[Any] | None = None
+        self, prompts: Sequence[Any], completions: Sequence[Any], messages: Sequence[Any] | None = None, **_: Any
     ) -> list[float | None]:
-        """Scores from 1 to 10; None without a usable answer.
+        """Scores from 1 to 10; None without a usable answer. Calling the judge does the same, as TRL's trainers do.
 
         Args:
             prompts: Texts, or lists of messages.
@@ -98,6 +94,8 @@ class Judge:
             return self._places(texts, responses)
         pairs = zip(texts, responses, strict=True)
         return self._ask([Question("score", text, (response,), self._rubric) for text, response in pairs])
+
+    __call__ = score
 
     def compare(
         self,
@@ -117,18 +115,20 @@ class Judge:
         values = {"A": 1.0, "B": 0.0, "tie": 0.5, None: None}
         return [values[found[row]] if row in found else 0.5 for row in rows]
 
-    def rank(self, prompt: Any, responses: Sequence[Any]) -> list[float]:
+    def rank(self, prompt: Any, responses: Sequence[Any]) -> list[float] | None:
         """Rank the responses to a prompt, with 1 as the best and equal ranks for ties.
 
         All pairs are compared in both orders; a pair is a tie if the orders disagree. The response that wins more pairs
-        ranks higher.
+        ranks higher. The result is None if there is no usable answer about some response.
 
         Raises:
             RewardError: See `score`.
         """
+        if len(responses) == 1:
+            return [1.0]
         found = self._places([asked(prompt, None)] * len(responses), list(map(shown, responses)))
-        places = [0.5 if place is None else place for place in found]
-        return [1.0 + sum(other > place for other in places) for place in places]
+        places = [place for place in found if place is not None]
+        return [1.0 + sum(other > place for other in places) for place in places] if None not in found else None
 
     def _places(self, prompts: Sequence[str], responses: Sequence[Any]) -> list[float | None]:
         """The share of the other responses to the same prompt that each response beats; a tie counts half."""
@@ -227,8 +227,9 @@ class Judge:
         try:
             found = self.endpoint.request("/chat/completions", body)
             match found.get("usage"):
-                case {"prompt_tokens": int(prompt), "completion_tokens": int(answer)} if prompt > 0 <= answer:
-                    used = prompt, answer
+                case {"prompt_tokens": int(prompt), "completion_tokens": int(answer), **more} if prompt > 0 <= answer:
+                    total = more.get("total_tokens")  # some servers count thoughts here alone
+                    used = prompt, max(answer, total - prompt) if isinstance(total, int) else answer
         except RequestError as error:
             used = (0, 0) if error.is_free else None
             raise
@@ -274,12 +275,3 @@ def _most_tokens(body: Mapping[str, Any]) -> int:
     """An upper bound of a prompt's tokens: no tokenizer makes more of a text than it has bytes, as it is or in NFKC."""
     text = encoded(body).decode()
     return max(len(text.encode()), len(unicodedata.normalize("NFKC", text).encode())) + OVERHEAD
-
-
-def check_judge(judge: str, **settings: Any) -> None:
-    """Check before a run that a judge can be asked; arguments as for `Judge`.
-
-    Raises:
-        RewardError: Its name is wrong; the server cannot be reached, refuses the key, or has no such model.
-    """
-    Judge(judge, **settings).endpoint.check()

@@ -53,7 +53,7 @@ class Limits:
         timeout: Seconds that one request may take.
         retries: Further requests after one that failed for a passing reason.
         key_variable: The environment variable with the key; None to send none.
-        allow_http: Whether the key may be sent unencrypted to another machine.
+        allow_http: Allow sending the key unencrypted to another machine.
     """
 
     concurrency: int = 8
@@ -75,7 +75,7 @@ class Ledger:
         limits: The limits.
 
     Raises:
-        RewardError: The file cannot be written, or is none.
+        RewardError: The file cannot be written, or is not a database.
     """
 
     def __init__(self, path: Path | None, limits: Limits) -> None:
@@ -154,15 +154,15 @@ class Ledger:
         for name, used, most in (
             ("max_requests", requests + 1, limits.max_requests),
             ("max_total_tokens", prompts + answers + prompt + answer, limits.max_total_tokens),
-            ("max_cost", self._cost(prompts + prompt, answers + answer), (limits.max_cost or {}).get("cost")),
+            ("max_cost.cost", self._cost(prompts + prompt, answers + answer), (limits.max_cost or {}).get("cost")),
         ):
             if most is not None and used > most:
                 if flying and name != "max_requests":  # those on their way may use less than their bounds
                     return POLL
                 raise JudgeLimitError(
-                    f"judge.{name}={most:g} is reached: {requests:,} requests with {prompts + answers:,} tokens so "
-                    f"far, and the next may need {prompt + answer:,}. Raise it and go on with --resume (kedge "
-                    "evaluate: again with the same --out); nothing is asked twice"
+                    f"judge.{name}={most} is reached: {requests:,} requests with {prompts + answers:,} tokens so "
+                    f"far, and the next may need {prompt + answer:,}. Raise it and continue with --resume (kedge "
+                    "evaluate: with the same --out); nothing is asked twice"
                 )
         if flying >= limits.concurrency:
             return POLL
@@ -181,14 +181,9 @@ class Ledger:
     @contextmanager
     def _held(self) -> Iterator[sqlite3.Connection]:
         """Hold the file against other threads and processes; what is written is on the disk at the end, or nothing."""
-        with self._lock, self._failing():
+        with self._lock, self._failing(), self._base:
             self._base.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._base
-            except BaseException:
-                self._base.execute("ROLLBACK")
-                raise
-            self._base.execute("COMMIT")
+            yield self._base
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

@@ -74,10 +74,12 @@ class Question:
         Before the JSON there may be a thought, and around it a fence; any other text is refused, since it may quote a
         response.
         """
-        text = answer_of(content) if isinstance(content, str) else None
-        fenced = _FENCE.fullmatch(text or "")
+        text = content if isinstance(content, str) else ""
+        if text.lstrip()[:1] not in ("{", "`"):  # the reasoning may name the tags of a thought, too
+            text = answer_of(text) or ""
+        fenced = _FENCE.fullmatch(text)
         try:
-            found = json.loads(fenced[1] if fenced else text or "")
+            found = json.loads(fenced[1] if fenced else text)
         except (ValueError, RecursionError):
             return None
         if not isinstance(found, dict) or not found.keys() <= {"reasoning", self.kind}:

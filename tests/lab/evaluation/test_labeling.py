@@ -11,7 +11,7 @@ from kedge.data import Prompt, Ranking, read_rows
 from kedge.rewards import load_reward
 from kedge.runs.run import open_run
 from kedge.stages.policy import Policy, SamplingSettings, load_policy
-from kedge.stages.rankings import collect_rankings, rank_responses
+from kedge.stages.rankings import rank_responses, ranked_rows, sample_responses
 from kedge_base.errors import RewardError
 from tests.tiny import save_tiny_policy, tiny_tokenizer
 
@@ -50,9 +50,8 @@ def test_a_higher_score_has_a_smaller_rank(tmp_path):
         return [-len(text) for text in completions]
 
     prompts = [Prompt(f"Deck {number}:", {"topic": number, "title": "Rope"}) for number in range(4)]
-    rows = collect_rankings(
-        policy_in(tmp_path), prompts, load_reward(shortest), SAMPLING, num_responses=3, title="label"
-    )
+    responses = sample_responses(policy_in(tmp_path), prompts, SAMPLING, num_responses=3, title="label")
+    rows = ranked_rows(prompts, responses, load_reward(shortest))
     assert asked["topic"] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert set(rows[0]) == {"title", "prompt", "responses", "ranks"}
     for row in rows:
@@ -65,5 +64,7 @@ def test_a_higher_score_has_a_smaller_rank(tmp_path):
 
 def test_a_labeler_without_preferences_is_an_error(tmp_path):
     alike = load_reward(lambda completions: [1.0] * len(completions))
+    prompts = [Prompt("Deck:")]
+    responses = sample_responses(policy_in(tmp_path), prompts, SAMPLING, num_responses=2, title="label")
     with pytest.raises(RewardError, match="scored all responses to each of 1 prompts the same"):
-        collect_rankings(policy_in(tmp_path), [Prompt("Deck:")], alike, SAMPLING, num_responses=2, title="label")
+        ranked_rows(prompts, responses, alike)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from kedge_tasks.judge import Judge
+
 
 @dataclass
 class Reply:
@@ -28,6 +30,11 @@ def said(content: object, *, usage: tuple[int, int] | None = (10, 5)) -> Reply:
     text = content if isinstance(content, str) else json.dumps(content)
     used = {} if usage is None else {"usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}}
     return Reply({"choices": [{"message": {"role": "assistant", "content": text}}], **used})
+
+
+def check(judge: str, **settings: Any) -> None:
+    """Check that a judge can be asked."""
+    Judge(judge, **settings).endpoint.check()
 
 
 def quoted(body: Mapping[str, Any]) -> list[str]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kedge_base.errors import RewardError
-from kedge_tasks.judge import Judge, check_judge
+from kedge_tasks.judge import Judge
 from kedge_tasks.judge.questions import Question
-from tests.tasks.judge.standin import Reply, StandIn, likes_e, quoted, said
+from tests.tasks.judge.standin import Reply, StandIn, check, likes_e, quoted, said
 
 PROMPTS = ["Ahoy?"] * 3
 
@@ -64,6 +64,14 @@ def test_ranks_compare_all_pairs_in_both_orders(server):
 def test_a_pair_is_a_tie_if_the_orders_disagree(server):
     server.answer = lambda body: said({"reasoning": "", "winner": "A"})  # always the first
     assert judge(server).rank("Ahoy?", ["x", "y", "z"]) == [1, 1, 1]
+
+
+def test_no_ranks_without_a_usable_answer(server):
+    server.answer = lambda body: said("no idea") if "y" in quoted(body)[1:] else likes_e(body)
+    ours = judge(server)
+    assert ours.rank("Ahoy?", ["x", "y"]) is None
+    assert ours.rank("Ahoy?", ["e", "ee", "y"]) is None
+    assert ours.rank("Ahoy?", ["y"]) == [1]
 
 
 def test_scores_by_comparison_are_shares_among_the_responses_to_a_prompt(server):
@@ -152,6 +160,8 @@ def test_an_answer_of_another_form_is_none(answer):
         '{"reasoning": "so", "score": 7.0}',
         '```json\n{"score": 7}\n```',
         '<think>10</think>\n{"score": 7}',
+        '{"reasoning": "The <think> has no end", "score": 7}',
+        '```json\n{"reasoning": "</think> comes late", "score": 7}\n```',
     ],
 )
 def test_an_answer_of_the_form_is_read(answer):
@@ -281,18 +291,18 @@ def test_a_server_that_is_down_is_one_line():
     with StandIn().running() as server:
         pass
     with pytest.raises(RewardError, match=r"Connection refused; is the server running\?"):
-        check_judge(server.judge)
+        check(server.judge)
 
 
 def test_the_check_before_a_run_finds_a_wrong_model_and_accepts_servers_without_a_list(server):
-    check_judge(server.judge)
+    check(server.judge)
     with pytest.raises(RewardError, match=r"has no such model; it has m$"):
-        check_judge(f"openai:llama3:8b@{server.url}")
+        check(f"openai:llama3:8b@{server.url}")
     server.models = Reply({}, 404)
-    check_judge(f"openai:llama3:8b@{server.url}")
+    check(f"openai:llama3:8b@{server.url}")
     server.models = Reply({"error": {"message": "no"}}, 401)
     with pytest.raises(RewardError, match="401"):
-        check_judge(server.judge)
+        check(server.judge)
     assert server.requests == []
 
 
@@ -307,6 +317,7 @@ def test_the_check_before_a_run_finds_a_wrong_model_and_accepts_servers_without_
         "openai:m@http://user:secret@127.0.0.1/v1",
         "openai:m@http://127.0.0.1/v1?key=secret",
         "openai:m@http://user:secret@127.0.0.1:port/v1",
+        "openai:m@http://user:secret/word@127.0.0.1/v1",
         "openai:m@http://user:secret @127.0.0.1/v1",
     ],
 )
@@ -319,6 +330,6 @@ def test_a_wrong_name_is_one_line_without_its_secrets(name):
 @pytest.mark.parametrize("model", ["llama3:8b", "Qwen/Qwen3-8B", "claude@2024"])
 def test_models_may_have_colons_slashes_and_at_signs(server, model):
     server.models = (model,)
-    check_judge(f"openai:{model}@{server.url}")
+    check(f"openai:{model}@{server.url}")
     Judge(f"openai:{model}@{server.url}").score(["a"], ["e"])
     assert server.requests[0]["model"] == model

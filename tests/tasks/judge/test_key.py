@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kedge_base.errors import RewardError
-from kedge_tasks.judge import Judge, check_judge
-from tests.tasks.judge.standin import Reply, StandIn, said
+from kedge_tasks.judge import Judge
+from tests.tasks.judge.standin import Reply, StandIn, check, said
 
 KEY = "sk-Secret/0123456789abcdef"
 
@@ -31,9 +31,18 @@ def test_the_key_is_that_of_the_named_variable(server):
     for variable, sent in (("OPENAI_API_KEY", f"Bearer {KEY}"), ("OTHER_KEY", "Bearer other"), (None, None)):
         server.keys.clear()
         limits = {"key_variable": variable}
-        check_judge(server.judge, limits=limits)
+        check(server.judge, limits=limits)
         Judge(server.judge, limits=limits).score(["a"], ["e"])
         assert server.keys == [sent, sent]
+
+
+@pytest.mark.parametrize("short", ["1", "e"])
+def test_a_key_that_is_a_part_of_the_answer_leaves_it_as_it_is(server, monkeypatch, short):
+    monkeypatch.setenv("OPENAI_API_KEY", short)
+    server.answer = lambda body: said({"reasoning": "", "score": 10}, usage=(11, 1))
+    ours = Judge(server.judge)
+    assert ours.score(["a"], ["e"]) == [10]
+    assert ours._ledger.usage()["tokens"] == 12
 
 
 def test_a_redirect_takes_the_key_nowhere(server):
@@ -41,7 +50,7 @@ def test_a_redirect_takes_the_key_nowhere(server):
         server.models = Reply(b"", 302, {"Location": f"{thief.url}/models"})
         server.answer = lambda body: Reply(b"", 308, {"Location": f"{thief.url}/chat/completions"})
         with pytest.raises(RewardError, match="redirects to 127"):
-            check_judge(server.judge)
+            check(server.judge)
         with pytest.raises(RewardError, match="redirects to 127"):
             Judge(server.judge).score(["a"], ["e"])
         assert thief.keys == []
@@ -83,6 +92,12 @@ def test_a_server_that_repeats_the_key_does_not_spread_it(server, tmp_path, stat
     assert not any(b"Secret" in path.read_bytes() for path in tmp_path.iterdir())
 
 
+def test_a_list_of_models_that_repeats_the_key_does_not_spread_it(server):
+    server.models = Reply(json.dumps({"data": [{"id": f"for {KEY}"}]}).replace("/", "\\/").encode())
+    with pytest.raises(RewardError, match=r"has no such model; it has for \[key\]"):
+        check(server.judge)
+
+
 def test_a_key_that_no_header_can_have_is_one_line_without_it(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\nX-Other: 1")
     with pytest.raises(RewardError, match="characters that no key has") as caught:
@@ -97,4 +112,4 @@ def test_the_key_is_in_no_repr(server):
 
 def test_a_host_that_cannot_be_encoded_is_one_line():
     with pytest.raises(RewardError, match="label"):
-        check_judge(f"openai:m@https://{'x' * 70}.example/v1")
+        check(f"openai:m@https://{'x' * 70}.example/v1")

@@ -90,7 +90,7 @@ def test_tokens_and_cost_are_never_exceeded(server, tmp_path, usage):
         assert 20_000 < used["tokens"] <= 40_000
     before = len(spent)
     price = {"cost": 0.04, "price_in": 1.0, "price_out": 10.0}
-    with pytest.raises(JudgeLimitError, match=r"judge\.max_cost=0\.04 is reached"):
+    with pytest.raises(JudgeLimitError, match=r"judge\.max_cost\.cost=0\.04 is reached"):
         Judge(server.judge, limits={"max_cost": price}, max_tokens=500, file=tmp_path / "b").score(PROMPTS, TEXTS)
     cost = (300 * 1.0 + 40 * 10.0) / 1e6
     if usage == (300, 40):
@@ -98,6 +98,21 @@ def test_tokens_and_cost_are_never_exceeded(server, tmp_path, usage):
     used = read_usage(tmp_path / "b", price)
     assert used is not None
     assert 0.02 < used["cost"] <= 0.04
+
+
+def test_the_message_has_the_limit_with_all_its_digits(server):
+    with pytest.raises(JudgeLimitError, match=r"judge\.max_total_tokens=1234567 is reached"):
+        Judge(server.judge, limits={"max_total_tokens": 1_234_567}, max_tokens=2_000_000).score(["a"], ["e"])
+
+
+@pytest.mark.parametrize(("total", "counted"), [(150, 150), (7, 15), (None, 15), ("150", 15)])
+def test_thoughts_that_only_the_total_has_are_counted(server, total, counted):
+    reply = said({"score": 5}, usage=(10, 5))
+    reply.body["usage"]["total_tokens"] = total
+    server.answer = lambda body: reply
+    ours = Judge(server.judge)
+    ours.score(["a"], ["e"])
+    assert ours._ledger.usage()["tokens"] == counted
 
 
 def test_the_bound_of_a_prompt_is_above_what_any_tokenizer_makes_of_it(server):

@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+from kedge.config import load_config
+from kedge.rewards import RewardTerm
+from kedge.runs.judges import with_judges
+from kedge_base.errors import ConfigError
 from kedge_base.run_folder.record_format import read_json_lines
 from kedge_tasks.judge import read_usage
 from tests.forking import forked_kedge, started_kedge
@@ -83,6 +87,41 @@ def test_a_pairwise_judge_sees_both_orders_and_its_biases_are_shown(tmp_path, pr
     # are longer in 3 of 5: 0.6 · 0.7 + 0.4 · 0.3.
     assert summary["longer_wins_expected"] == pytest.approx(0.54)
     assert "54% expected" in done.stdout
+
+
+@pytest.mark.parametrize(("stage", "mode"), [("ppo", "score"), ("rlhf", "pairwise")])
+def test_an_evaluation_in_the_folder_of_a_run_has_its_own_answers_and_limits(tmp_path, prompts, server, stage, mode):
+    (tmp_path / "config.yaml").write_text(f"# stage: {stage}\n")
+    done = evaluated(tmp_path, prompts, server, f"evaluate.judge_mode={mode}")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["judge_usage"]["requests"] == len(server.requests) > 0
+    assert not list(tmp_path.glob("judges*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"rubric": 3}, "rubric 3 cannot be read"),
+        ({"max_tokens": "many"}, "judge.max_tokens"),
+        ({"folder": "x"}, "judge.folder"),
+        ({"limits": {}}, "judge.limits"),
+    ],
+)
+def test_a_wrong_setting_of_a_term_is_a_mistake_in_the_configuration(settings, line):
+    term = RewardTerm("openai:m@http://127.0.0.1:1/v1", settings=settings)
+    with pytest.raises(ConfigError, match=line):
+        with_judges([term], load_config())
+
+
+def test_a_term_has_its_own_rubric_and_limit(tmp_path):
+    (tmp_path / "rubric.txt").write_text("Count.")
+    own = {"rubric": str(tmp_path / "rubric.txt"), "max_tokens": 9, "ranks": True}
+    term = RewardTerm("openai:m@http://127.0.0.1:1/v1", settings=own)
+    [judge, function] = with_judges([term, "rewards.py:score"], load_config(None, ["judge.max_requests=7"]))
+    assert [judge.settings[name] for name in own] == ["Count.", 9, True]
+    assert judge.settings["limits"]["max_requests"] == 7
+    assert function.settings == {}
 
 
 def test_a_limit_ends_an_evaluation_which_the_same_command_continues(tmp_path, prompts, server):

@@ -93,6 +93,6 @@ class JudgeConfig(Section):
     )
     allow_http: bool = field(
         False,
-        meaning="Whether the key may be sent unencrypted (http) to another machine.",
+        meaning="Allow sending the key unencrypted (http) to another machine.",
         source="kedge: a key is for those who have it",
     )

@@ -32,10 +32,10 @@ class RlhfConfig(Section):
     min_labels: int | None = field(
         None,
         ge=1,
-        meaning="Items that people must have answered before a round goes on; null for all. May change when a run is "
+        meaning="Items that people must have answered before a round continues; null for all. May change when a run is "
         "resumed.",
         source="kedge: what was sampled is labeled",
-        too_high="the round waits for items that nobody answers",
+        too_high="the round waits for items that people leave out",
         too_low="the new comparisons hardly change the reward model",
     )
     num_prompts: int = field(

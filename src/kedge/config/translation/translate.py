@@ -8,12 +8,13 @@ from typing import Any
 
 import yaml
 
-from kedge.config.libraries import lead_of, without_links
+from kedge.config.libraries import foreign_names, lead_of, without_links
 from kedge.config.loading.load import nested, resolve
 from kedge.config.loading.yaml_text import parse_value
 from kedge.config.translation.reading import computed
 from kedge_base.errors import ConfigError
-from kedge_base.libraries import DEFAULTS, LIBRARIES, NUMBERS, OTHER_UNIT, RULES
+from kedge_base.libraries import DEFAULTS, NUMBERS, OTHER_UNIT, RULES
+from kedge_base.texts import printable
 
 SAME = {
     *NUMBERS,
@@ -37,8 +38,8 @@ def translate(
         num_prompts: Prompts in the data, which turn passes into updates.
 
     Returns:
-        kedge's settings, and a line for whatever was not simply renamed: what is missing, what became something else
-        and why, what is to be set by hand, what has no counterpart.
+        kedge's settings, and a line for each that was not just renamed: what is missing, what became something else
+        and why, what must be set by hand, what has no counterpart.
 
     Raises:
         ConfigError: The advantage has no counterpart, or the settings do not fit together in kedge.
@@ -47,10 +48,15 @@ def translate(
     trainer = max(trainers, key=lambda name: len(given.keys() & DEFAULTS[library, name]))
     defaults = {name: parse_value(text, name) for name, text in DEFAULTS[library, trainer].items()}
     values = {**defaults, **given, "num_prompts": num_prompts}
-    rows = dict(reversed(list(_rows(library))))  # of several arguments of a field, the first one counts
-    leads = {name: lead_of(here)[0] for name, here in rows.items() if not OTHER_UNIT.search(here)}
-    same = [name for name, field in leads.items() if field in SAME and values.get(name) is not None]
-    made, known = {leads[name]: values[name] for name in same}, " ".join(same)
+    # Reversed: of several arguments of a field, the first one counts.
+    listed = [(name.removesuffix(".*"), here) for name, owner, here in foreign_names() if owner == library]
+    rows = dict(reversed(listed))
+    same = {
+        name: field
+        for name, here in rows.items()
+        if (field := lead_of(here)[0]) in SAME and not OTHER_UNIT.search(here) and values.get(name) is not None
+    }
+    made, known = {field: values[name] for name, field in same.items()}, " ".join(same)
     lines: list[str] = []
     for conditions, settings, remark in (rule[2:] for rule in RULES if rule[0] == library and rule[1] in ("", trainer)):
         if all(_holds(condition, values) for condition in conditions):
@@ -73,20 +79,13 @@ def translate(
         resolve([made])
     except ConfigError as error:
         raise ConfigError(f"the settings do not fit together in kedge: {error}") from None
-    return made, lines
+    return made, list(map(printable, lines))
 
 
 def as_yaml(settings: Mapping[str, Any], lines: list[str]) -> str:
     """A file for `--config`, with the lines as comments."""
     comments = "".join(f"# {line}\n" for line in lines)
     return comments + yaml.safe_dump(nested(settings), sort_keys=False, allow_unicode=True, width=120)
-
-
-def _rows(library: str) -> Iterator[tuple[str, str]]:
-    """The library's arguments, each with its counterpart; "none: …" for those of the table without a title."""
-    for title, rows in LIBRARIES[library].items():
-        for names, here in rows:
-            yield from ((name.removesuffix(".*"), here if title else f"none: {here}") for name in names.split())
 
 
 def _others(rows: Mapping[str, str], others: Mapping[str, Any]) -> Iterator[str]:
