@@ -69,7 +69,8 @@ def test_two_policies_meet_in_every_prompt_and_three_in_some(models, questions):
 def test_prompts_are_drawn_each_once_and_not_those_of_an_evaluation(models, questions, tmp_path, capsys):
     evaluated = rows(tmp_path / "eval.jsonl", [{"prompt": " question\n0 "}, {"question": "question 1"}, "question 2"])
     told = [{"messages": [{"role": "user", "content": "question 3"}, {"role": "assistant", "content": "yes"}]}]
-    more = rows(tmp_path / "more.jsonl", told)
+    called = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [{"name": "look"}]}]
+    more = rows(tmp_path / "more.jsonl", [*told, {"messages": called}])
     given = {**GIVEN, "num_prompts": 3, "not_in": [evaluated, more]}
     items = sample_items(config(questions), [models.first], **given)
     assert len(items) == 3
@@ -124,7 +125,10 @@ def test_finished_responses_to_the_same_prompt_are_compared(tmp_path):
         ({"completion": "x"}, "1: the row has no prompt"),
         ({"prompt": "x"}, "1: the row has no responses"),
         ({"prompt": "x", "responses": ["a", 7]}, "1: the row has no responses"),
-        ({"prompt": "x", "responses": ["a", "b"], "models": ["m"]}, "1: 1 models for 2 responses"),
+        ({"prompt": "x", "responses": ["a", "b"], "models": ["m"]}, "1: 'models' must be a list of 2 names"),
+        ({"prompt": "x", "responses": ["a", "b"], "models": 7}, "1: 'models' must be a list of 2 names"),
+        ({"prompt": "x", "responses": "ab"}, "1: 'responses' must be a list of texts"),
+        ({"prompt": "x", "completions": 7}, "1: 'responses' must be a list of texts"),
         ("text", "1: not a JSON object"),
     ],
 )
