@@ -50,7 +50,8 @@ def trace(folder: Path, runs: Path, *, answer: str | None = None, person: str | 
         if steps:
             lines += _uses(run, found, "  ", {run.folder})
     sought = f"answer {answer}" if person is None else f"answers of {person}"
-    return lines or [f"no run in {runs} has read {sought}"]
+    place = f"no run in {runs}" if runs.is_dir() else f"there is no folder {runs} (set --runs), so no known run"
+    return lines or [f"{place} has read {sought}"]
 
 
 def labeled_prompts(model: Path) -> dict[str, Path]:

@@ -150,6 +150,12 @@ def test_an_answer_is_traced_to_the_updates_of_ppo_wherever_the_runs_are(tmp_pat
     ]
 
 
+def test_a_folder_of_runs_that_does_not_exist_is_named(tmp_path):
+    label(tmp_path / "labels")
+    [line] = trace(tmp_path / "labels", tmp_path / "rnus", person="ana")
+    assert line.startswith(f"there is no folder {tmp_path / 'rnus'}")
+
+
 def test_steps_that_an_interrupted_run_has_not_reached_are_left_out(tmp_path):
     label(tmp_path / "labels")
 
