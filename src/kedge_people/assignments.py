@@ -76,24 +76,23 @@ class Assignments:
         return [question for _, question in sorted(asked)]
 
     def left(self, person: str, items: Mapping[str, Item], own: Sequence[Answer]) -> list[Question]:
-        """The questions that a person has not answered; a skipped item is not asked again.
+        """The questions that a person has not answered, or whose answer was undone; a skipped item is not asked again.
 
         Args:
             person: The person.
             items: All items.
             own: The person's answers that count.
         """
-        open_ones: list[Question] = []
-        counts = Counter(answer.item for answer in own)
-        skipped = {answer.item for answer in own if answer.verdict == "skipped"}
-        asked = Counter[str]()
+        given = [answer for answer in own if not answer.is_undone]
+        counts = Counter(answer.item for answer in given)
+        counts.update({answer.item for answer in given if answer.verdict == "skipped"})
+        found: list[Question] = []
         for question in self.questions(person, items):
-            asked[question.item] += 1
-            if counts[question.item] < asked[question.item] and not (
-                asked[question.item] > 1 and question.item in skipped
-            ):
-                open_ones.append(question)
-        return open_ones
+            if counts[question.item] > 0:
+                counts[question.item] -= 1
+            else:
+                found.append(question)
+        return found
 
     def question(self, person: str, item: Item, *, again: bool = False) -> Question:
         """An item with its responses in random order, in another one if it is asked again."""

@@ -86,6 +86,12 @@ class Answer:
     note: str = ""
     replaces: str | None = None
 
+    @property
+    def is_undone(self) -> bool:
+        """True for an answer that only takes back the one that it replaces."""
+        is_empty = self.verdict == "skipped" and not (any(self.edits) or any(self.thumbs))
+        return is_empty and self.replaces is not None
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -167,6 +173,8 @@ def read_labels(folder: Path) -> Labels:
         answer = _parsed(row, Answer, path, number)
         if answer.item not in items:
             raise DataError(f"{path}, line {number}: no item has the id {answer.item!r}")
+        if fault := _misfit(answer, len(items[answer.item].responses)):
+            raise DataError(f"{path}, line {number}: {fault}")
         answers.pop(answer.replaces or "", None)
         withdrawn.discard(answer.person)
         answers[answer.id] = answer
@@ -258,6 +266,17 @@ def _parsed(row: Mapping[str, Any], kind: type[_Line], path: Path, number: int) 
         ) from error
 
 
+def _misfit(answer: Answer, size: int) -> str | None:
+    """Name the first list of an answer that does not fit an item with so many responses."""
+    if sorted(answer.order) != [*range(size)]:
+        return f"order needs the numbers from 0 to {size - 1}"
+    if answer.verdict == "ranked" and not answer.ranks:
+        return "a ranked answer needs ranks"
+    lists = [("ranks", answer.ranks), ("thumbs", answer.thumbs), ("edits", answer.edits), *answer.axes.items()]
+    wrong = (name for name, values in lists if values and len(values) != size)
+    return next((f"{name} needs an entry for each of the {size} responses" for name in wrong), None)
+
+
 def _frozen(value: Any) -> Any:
     """Convert lists to tuples, but those of messages."""
     if isinstance(value, dict):
@@ -274,7 +293,7 @@ def _drop_torn_line(file: int, path: Path) -> None:
 
 
 def _hold(file: int, path: Path) -> None:
-    """Lock the file until it is closed; systems without such locks do not check.
+    """Lock the file until it is closed; systems and network file systems without such locks do not check.
 
     Raises:
         DataError: Another process holds it.
@@ -285,6 +304,8 @@ def _hold(file: int, path: Path) -> None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         os.close(file)
-        raise DataError(f"{path} is in use: another `kedge label` serves this folder; stop it first") from error
+        raise DataError(f"{path} is in use by another `kedge label` or `kedge chat`; stop it first") from error
+    except OSError:  # such as a network file system without locks
+        return

@@ -81,6 +81,7 @@ def label_server(
     path = folder / LINKS_FILE
     with writing(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        path.chmod(0o600)  # also if the file was copied with other rights
         with open(descriptor, "w", encoding="utf-8") as links:
             json.dump({"port": server.port, "tokens": tokens}, links)
     try:
