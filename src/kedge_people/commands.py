@@ -15,7 +15,7 @@ import typer
 from kedge.cli.options import PresetName, Seed, names_and_overrides
 from kedge.config import Config, load_config, with_values
 from kedge_base.command import Command
-from kedge_base.errors import ConfigError, RewardError
+from kedge_base.errors import ConfigError, DataError, RewardError
 from kedge_base.machine.durable import replaced_folder
 from kedge_base.run_folder.output import check_output, writing
 from kedge_base.texts import names_judge, printable
@@ -205,13 +205,15 @@ def _items(
 
     for name in names:
         check_names(with_values(config, {"model": name}), "generate")
+    count, size = given["num_prompts"], given["num_responses"]
     if select is not None:
+        if select != "random" and size < 2:
+            raise ConfigError(f"--select {select} compares responses; --responses must be at least 2")
         from kedge_people.select import check_choice
 
         check_choice(select, scorers)
     from kedge_people.items import read_items, sample_items
 
-    count, size = given["num_prompts"], given["num_responses"]
     wide = given if select is None else {**given, "num_prompts": 2 * count, "num_responses": 2 * size}
     items = read_items(files, **wide) if files else sample_items(config, names, **wide)
     if select is None:
@@ -219,7 +221,10 @@ def _items(
     from kedge_people.select import choose
 
     more = {"seed": given["seed"], "template": config.data.template}
-    return choose(items, count, method=select, scorers=scorers, num_responses=size, **more)
+    chosen = choose(items, count, method=select, scorers=scorers, num_responses=size, **more)
+    if not chosen:
+        raise DataError(f"no prompt has {size} different responses that the --scorer can read; lower --responses")
+    return chosen
 
 
 def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trace: str | None, runs: Path) -> bool:
@@ -269,7 +274,7 @@ def _serve(folder: Path, joining: Sequence[str], port: int | None, config: Confi
             except RewardError as error:
                 if not has_people:
                     raise
-                typer.echo(f"error: {error}", err=True)
+                typer.echo(printable(f"error: {error}"), err=True)
             if has_people:
                 with label_server(folder, assignments, file, port=port) as server:
                     for name, url in server.urls.items():

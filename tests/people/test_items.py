@@ -187,6 +187,14 @@ MISTAKES = [
     ({"sources": ["m"], "prompts": ["p"], "out": "new", "scorer": ["r"]}, "--scorer needs --select"),
     ({"sources": ["m"], "prompts": ["questions.jsonl"], "out": "new", "select": "gap"}, "model 'm': no such folder"),
     ({"responses_from": ["questions.jsonl"], "out": "new", "select": "gap"}, "--select gap needs --scorer"),
+    (
+        {"responses_from": ["questions.jsonl"], "out": "new", "select": "gap", "scorer": ["labels"], "responses": 1},
+        "--responses must be at least 2",
+    ),
+    (
+        {"responses_from": ["finished.jsonl"], "out": "new", "select": "random", "responses": 3},
+        "no prompt has 3 different responses",
+    ),
     ({"sources": ["labels"], "trace": "zoe"}, "zoe"),
     ({"sources": ["m"], "prompts": ["p"], "out": "new", "axes": "a/b"}, "--axes: 'a/b'"),
 ]
@@ -195,6 +203,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("given", "fault"), MISTAKES)
 def test_mistakes_are_one_line_and_leave_nothing(questions, tmp_path, monkeypatch, given, fault):
     monkeypatch.chdir(tmp_path)
+    rows(tmp_path / "finished.jsonl", [{"prompt": "p", "responses": ["a", "b"]}])
     with serving_folder(tmp_path / "labels"), pytest.raises(KedgeError, match=fault):
         label(**given)
     assert not Path("new").exists()
