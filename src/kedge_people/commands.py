@@ -245,15 +245,15 @@ def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trac
     for sought in filter(None, (withdraw, trace)):
         from kedge_people.trace import trace as find_models
 
-        labels = read_labels(folder)
-        is_person = sought in {*labels.withdrawn, *(answer.person for answer in labels.answers)}
-        for line in find_models(folder, runs, **{"person" if is_person else "answer": sought}):
+        for line in find_models(folder, runs, sought):
             typer.echo(printable(line))
     if report:
+        from kedge_people.quality import examine_labels
         from kedge_people.report import text_report, write_label_report
 
-        typer.echo(text_report(folder))
-        typer.echo(printable(str(write_label_report(folder))))
+        quality = examine_labels(read_labels(folder))
+        typer.echo(text_report(quality))
+        typer.echo(printable(str(write_label_report(folder, quality))))
     return write or report or trace is not None
 
 

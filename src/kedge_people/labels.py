@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from kedge_base.errors import DataError
@@ -129,9 +128,7 @@ class AnswerFile:
     def __enter__(self) -> AnswerFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._file)
 
     def add(self, answer: Answer) -> None:
@@ -143,7 +140,7 @@ class AnswerFile:
         self._write({"withdrawn": person, "when": when})
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        text = json.dumps(line, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
+        text = _line(line)
         with self._lock, writing(self._path):
             size = os.fstat(self._file).st_size
             try:

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from pathlib import Path
 from statistics import fmean, median
 
 from kedge_base.intervals import Interval, share_interval
+from kedge_base.texts import names_judge
 from kedge_inspect.doctor.rule import Finding, Severity, severity_rank
 from kedge_people.agreement import (
     Comparison,
@@ -30,7 +30,7 @@ from kedge_people.agreement import (
     tables_between,
 )
 from kedge_people.controlled import WinRate, win_rates
-from kedge_people.labels import Answer, Item, Labels, read_labels
+from kedge_people.labels import Answer, Item, Labels
 from kedge_people.raters import Comparer, fit_comparers, fit_severities
 
 CERTAIN = 0.999
@@ -76,9 +76,6 @@ UNLIKE_OTHERS = 3.0
 SURELY_UNLIKE = 5.0
 """Log likelihood ratios of a warning and of a serious finding: 20 and 150 times. An
 honest person gets the warning by chance in about 1 % of the cases, if 20 pairs are shared."""
-
-MACHINE = "openai:"
-"""Start of the name of a judge over an API, which need not read at a person's pace."""
 
 DOCS = "docs/labels.md"
 
@@ -176,15 +173,6 @@ class Quality:
     findings: Sequence[tuple[str, Finding]]
 
 
-def examine_folder(folder: Path) -> Quality:
-    """Examine a folder of labels.
-
-    Raises:
-        DataError: It is no such folder, or a line is damaged.
-    """
-    return examine_labels(read_labels(folder))
-
-
 def examine_labels(labels: Labels) -> Quality:
     """Examine labels; answers that compare nothing, such as a thumb for a single response, are left out."""
     answers, repeats = judgments(labels)
@@ -196,7 +184,7 @@ def examine_labels(labels: Labels) -> Quality:
     def person(name: str) -> Person:
         mine = answers[name]
         paces = list(_paces(labels, mine))
-        by_item = [list(group) for _, group in groupby((each for each in comparisons if each.person == name), _item)]
+        by_item = [comparisons_in(labels, {name: {item: answer}}) for item, answer in mine.items()]
         others = [each for names, each in tables.items() if name in names]
         again = [table_of_repeat(first, other) for first, other in repeats if first.person == name]
         return Person(
@@ -230,10 +218,6 @@ def examine_labels(labels: Labels) -> Quality:
         win_rates=win_rates(labels, comparisons),
         findings=sorted(_findings(people), key=lambda each: severity_rank(each[1])),
     )
-
-
-def _item(comparison: Comparison) -> str:
-    return comparison.unit[0]
 
 
 def _shares(items: Iterable[Sequence[int]]) -> list[float]:
@@ -364,7 +348,7 @@ def _ties(person: Person, others: Sequence[Person]) -> Finding | None:
 
 def _fast(person: Person) -> Finding | None:
     share = share_interval(person.fast, confidence=CERTAIN)
-    if share.low <= OFTEN_FAST or person.name.startswith(MACHINE):
+    if share.low <= OFTEN_FAST or names_judge(person.name):  # a judge over an API reads faster than people
         return None
     return _found(
         person,
