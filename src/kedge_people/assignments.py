@@ -64,15 +64,11 @@ class Assignments:
     def questions(self, person: str, items: Mapping[str, Item]) -> list[Question]:
         """All questions for a person. An item is asked again after half as many others as the person has."""
         own = [name for name in items if name in self.owners and self.owners[name] in (None, person)]
-        early = [name for name in own[: len(own) // 2] if len(items[name].responses) > 1]
-        early.sort(key=lambda name: self._draw("repeat", person, name).random())
-        again = set(early[: round(self.repeats * len(own))])
+        early = [place for place, name in enumerate(own[: len(own) // 2]) if len(items[name].responses) > 1]
+        early.sort(key=lambda place: self._draw("repeat", person, own[place]).random())
+        again = early[: round(self.repeats * len(own))]
         asked = [(float(place), self.question(person, items[name])) for place, name in enumerate(own)]
-        asked += [
-            (place + len(own) / 2, self.question(person, items[name], again=True))
-            for place, name in enumerate(own)
-            if name in again
-        ]
+        asked += [(place + len(own) / 2, self.question(person, items[own[place]], again=True)) for place in again]
         return [question for _, question in sorted(asked)]
 
     def left(self, person: str, items: Mapping[str, Item], own: Sequence[Answer]) -> list[Question]:

@@ -178,14 +178,15 @@ def label(
     if scorer and select is None:
         raise ConfigError("--scorer needs --select")
     graded = AXES[axes] if axes in AXES else () if axes is None else names_of(axes, "--axes")
-    given = {"num_prompts": num_prompts or 200, "num_responses": responses or 2, "seed": config.runtime.seed}
-    items = _items(config, names, responses_from, select, scorer or (), not_in=not_in or (), **given)
+    seed = config.runtime.seed
     assignments = Assignments(
-        seed=config.runtime.seed,
+        seed=seed,
         overlap=0.2 if overlap is None else overlap,
         repeats=0.05 if repeats is None else repeats,
         axes=graded,
     )
+    given = {"num_prompts": num_prompts or 200, "num_responses": responses or 2, "seed": seed, "not_in": not_in or ()}
+    items = _items(config, names, responses_from, select, scorer or (), **given)
     with writing(folder), replaced_folder(folder) as part:  # all or nothing
         write_items(part, items)
         write_assignments(part, assignments)
@@ -293,12 +294,10 @@ def say_answers(folder: Path, labels: Labels) -> None:
     model = first if os.path.isdir(first) else "MODEL"
     # Rows of ties alone would be unusable otherwise.
     ties = any(len(answer.ranks) > 1 == len(set(answer.ranks)) for answer in labels.answers)
-    given = {
-        COMPARISONS_FILE: ["reward", "--comparisons", *(["reward_model.ties=davidson"] if ties else [])],
-        DEMONSTRATIONS_FILE: ["sft", "--demonstrations"],
-    }
-    for name, (stage, option, *more) in given.items():
-        if (folder / name).stat().st_size:
-            call = ["kedge", stage, "--model", model, option, str(folder / name), *more]
+    more = ["reward_model.ties=davidson"] if ties else []
+    for name, stage, last in ((COMPARISONS_FILE, "reward", more), (DEMONSTRATIONS_FILE, "sft", [])):
+        path = folder / name
+        if path.stat().st_size:
+            call = ["kedge", stage, "--model", model, f"--{path.stem}", str(path), *last]
             typer.echo(printable(f"Next:    {shlex.join(call)}"))
     typer.echo(printable(f"Go on:   {shlex.join(['kedge', 'label', str(folder)])}"))

@@ -285,7 +285,7 @@ def _position(person: Person) -> Finding | None:
             return _found(
                 person,
                 name,
-                "serious" if value >= NEARLY_ALL else "warning",
+                _graded(value, NEARLY_ALL),
                 f"prefers the response shown {place} in {value:.0%} of {len(sides)} answers with a preference; the "
                 "order is random, so chance has 50%",
                 "The position decides, not the text.",
@@ -314,7 +314,7 @@ def _length(person: Person, others: Sequence[Person]) -> Finding | None:
     if len(person.longer) < FEW:
         return None
     share = share_interval(person.longer, confidence=CERTAIN)
-    usual = _usual([fmean(each.longer) for each in others if len(each.longer) >= FEW], USUALLY_LONGER)
+    usual = median([fmean(each.longer) for each in others if len(each.longer) >= FEW] or [USUALLY_LONGER])
     is_longer = share.value >= LONGER and share.low > usual + APART
     if not is_longer and not (share.value <= SHORTER and share.high < usual - APART):
         return None
@@ -323,7 +323,7 @@ def _length(person: Person, others: Sequence[Person]) -> Finding | None:
     return _found(
         person,
         f"always_{word}",
-        "serious" if value >= NEARLY_ALL else "warning",
+        _graded(value, NEARLY_ALL),
         f"prefers the {word} response in {value:.0%} of {len(person.longer)} answers with a preference; usual is "
         f"{usual if is_longer else 1 - usual:.0%}",
         "The length decides, not the content. A reward model learns that first.",
@@ -333,13 +333,13 @@ def _length(person: Person, others: Sequence[Person]) -> Finding | None:
 
 def _ties(person: Person, others: Sequence[Person]) -> Finding | None:
     share = share_interval(person.tied, confidence=CERTAIN)
-    usual = _usual([fmean(each.tied) for each in others], 0.2)
+    usual = median([fmean(each.tied) for each in others] or [0.2])
     if share.value < MOSTLY_TIED or share.low <= usual + 2 * APART:
         return None
     return _found(
         person,
         "always_tie",
-        "serious" if share.value >= NEARLY_ALL else "warning",
+        _graded(share.value, NEARLY_ALL),
         f"calls {share.value:.0%} of {len(person.tied)} items ties; usual is {usual:.0%}",
         "Ties teach a reward model next to nothing.",
         "ask for the better response also where the difference is small, or let others judge these items",
@@ -353,7 +353,7 @@ def _fast(person: Person) -> Finding | None:
     return _found(
         person,
         "faster_than_reading",
-        "serious" if share.value >= NEARLY_ALL else "warning",
+        _graded(share.value, NEARLY_ALL),
         f"{share.value:.0%} of {len(person.fast)} answers came faster than at {FASTEST_READING} words per minute; the "
         f"median is {person.words_per_minute:,.0f}",
         "Most adults read 175 to 320 words per minute: these answers cannot rest on the whole text.",
@@ -384,7 +384,7 @@ def _reliability(person: Person) -> Finding | None:
         return _found(
             person,
             "reversed",
-            _graded(model.log_reversed),
+            _graded(model.log_reversed, SURELY_UNLIKE),
             f"{agrees}; such answers are {_times(model.log_reversed)} likely on a reversed scale as on the right one",
             "The person may take the scale the other way round: 1 for the worst.",
             "ask how they read the scale; do not reverse the answers yourself",
@@ -395,7 +395,7 @@ def _reliability(person: Person) -> Finding | None:
     return _found(
         person,
         "agreement_unclear" if is_unclear else "agrees_with_nobody",
-        "note" if is_unclear else _graded(model.log_coin),
+        "note" if is_unclear else _graded(model.log_coin, SURELY_UNLIKE),
         f"{agrees}; such answers are {_times(model.log_coin)} likely from a coin as from a typical person",
         "Chance may be the reason: too few items are shared to tell."
         if is_unclear
@@ -408,12 +408,8 @@ def _found(person: Person, rule: str, severity: Severity, seen: str, means: str,
     return Finding(rule, severity, f"{person.name}: {seen}", means, "", "switch", advice, DOCS)
 
 
-def _usual(shares: Sequence[float], default: float) -> float:
-    return median(shares) if shares else default
-
-
-def _graded(log_ratio: float) -> Severity:
-    return "serious" if log_ratio > SURELY_UNLIKE else "warning"
+def _graded(value: float, limit: float) -> Severity:
+    return "serious" if value >= limit else "warning"
 
 
 def _times(log_ratio: float) -> str:
