@@ -1,7 +1,7 @@
 """Agreement between people, and of a person with themselves: share, Cohen's κ and Krippendorff's α, with intervals.
 
 An answer is split into one outcome per pair of responses: the first is better, both are equal, or the second is better.
-"All bad" is a tie of all. Whatever is compared is a sum of tables over items: the intervals resample items.
+"All bad" is a tie of all. Each figure is computed from a sum of tables over items; its interval resamples items.
 """
 
 from __future__ import annotations

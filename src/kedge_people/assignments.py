@@ -101,7 +101,7 @@ class Assignments:
         return Question(item.id, tuple(order))
 
     def dealt(self, labels: Labels, people: Sequence[str]) -> Assignments:
-        """Deal the items that nobody has; and among all, once further people join, those that nobody has answered.
+        """Deal new items, and once further people join, deal all unanswered ones again.
 
         The next item of each person stays, since it may be on the screen.
         """
@@ -128,7 +128,7 @@ class Assignments:
 
 
 def read_assignments(folder: Path) -> Assignments:
-    """Read a folder's assignments; those of nobody if it has none.
+    """Read a folder's assignments; without people if there is no file.
 
     Raises:
         DataError: The file is damaged.
@@ -140,7 +140,7 @@ def read_assignments(folder: Path) -> Assignments:
         values = json.loads(path.read_bytes())
         return Assignments(**{**values, "people": tuple(values["people"]), "axes": tuple(values["axes"])})
     except (ValueError, TypeError, LookupError) as error:
-        raise DataError(f"{path} is damaged ({error}); delete it to deal the items anew") from error
+        raise DataError(f"{path} is damaged ({error}); delete it to deal the items again") from error
 
 
 def write_assignments(folder: Path, assignments: Assignments) -> None:

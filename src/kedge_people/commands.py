@@ -107,7 +107,7 @@ def label(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Local port; that of the last time or a free one by default.")
     ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Only make the data sets of FOLDER anew.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Only make the data sets of FOLDER again.")] = False,
     report: Annotated[
         bool, typer.Option("--report", help="Only report how good the labels in FOLDER are: text, and labels.html.")
     ] = False,
@@ -300,4 +300,4 @@ def say_answers(folder: Path, labels: Labels) -> None:
         if path.stat().st_size:
             call = ["kedge", stage, "--model", model, f"--{path.stem}", str(path), *last]
             typer.echo(printable(f"Next:    {shlex.join(call)}"))
-    typer.echo(printable(f"Go on:   {shlex.join(['kedge', 'label', str(folder)])}"))
+    typer.echo(printable(f"Continue: {shlex.join(['kedge', 'label', str(folder)])}"))

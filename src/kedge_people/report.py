@@ -119,7 +119,7 @@ def _sentences(quality: Quality) -> Iterator[str]:
     total = sum(person.num_answers for person in people)
     yield f"{total:,} answers by {len(people):,} people; {quality.num_shared:,} items have those of two or more."
     if quality.agreement is None:
-        yield "Nobody agrees or disagrees yet: no item has answers of two people."
+        yield "Agreement is unknown yet: no item has answers of two people."
         return
     yield (
         f"Two people agree on {quality.agreement.value:.0%} of the comparisons "
