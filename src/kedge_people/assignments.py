@@ -128,7 +128,7 @@ class Assignments:
 
 
 def read_assignments(folder: Path) -> Assignments:
-    """Read a folder's assignments; without people if there is no file.
+    """Read a folder's assignments; a new folder's have no people.
 
     Raises:
         DataError: The file is damaged.
@@ -172,7 +172,7 @@ def checked_name(name: str, option: str) -> str:
 
 
 def own_name() -> str:
-    """The login name; `me` if the system has none, or an unusual one."""
+    """The login name; `me` if it is missing or unusual."""
     with suppress(OSError, KeyError, ImportError, ConfigError):
         return checked_name(getuser(), "")
     return "me"

@@ -3,7 +3,7 @@
     items.jsonl ─▶ asked ─▶ answers.jsonl (only ever added to) ─▶ comparisons.jsonl, demonstrations.jsonl
 
 An answer is on the disk before anything else learns of it. To undo or change an answer, another one replaces it; to
-withdraw a person's answers, a line says so. Both data sets are made anew from the answers that count.
+withdraw a person's answers, a line says so. Both data sets are rewritten from the answers that count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMPARISONS_FILE = "comparisons.jsonl"
 DEMONSTRATIONS_FILE = "demonstrations.jsonl"
 
 Verdict: TypeAlias = Literal["ranked", "bad", "skipped"]
-"""Whether the responses were ranked, are all bad, or were not judged."""
+"""The responses were ranked, are all bad, or were not judged."""
 
 _Line = TypeVar("_Line", "Item", "Answer")
 
@@ -65,8 +65,8 @@ class Answer:
         verdict: Whether the responses were ranked.
         ranks: 1 is the best, equal ranks are a tie; empty unless ranked.
         axes: Grades per axis, such as Stiennon's four from 1 to 7; None for a response without a grade.
-        thumbs: 1 for up, −1 for down, 0 for none; empty if there are none.
-        edits: Corrected texts; None for a response that was not corrected; empty if there are none.
+        thumbs: 1 for up, −1 for down, 0 for none; empty without thumbs.
+        edits: Corrected texts; None for a response that was not corrected; empty without corrections.
         note: A remark.
         replaces: The answer that this one replaces; None for a first one. A skip that replaces one undoes it.
     """
@@ -184,7 +184,7 @@ def write_items(folder: Path, items: Iterable[Item]) -> None:
 
 
 def write_data_sets(folder: Path) -> Labels:
-    """Make both data sets anew, atomically.
+    """Rewrite both data sets, atomically.
 
     Returns:
         The labels that they were made from.
