@@ -118,7 +118,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
     }
     accuracy = [each.reward.summary["accuracy"]["value"] for each in result.rounds]
     labels = folder / "run" / "labels-2"
-    traced = trace(labels, folder, answer=read_labels(labels).answers[0].id)
+    traced = trace(labels, folder, read_labels(labels).answers[0].id)
     print("\n".join(line.replace(str(folder), "runs") for line in traced))
     return {"seed": seed, "quality": {name: each.as_json() for name, each in found.items()}, "accuracy": accuracy}
 

@@ -1,7 +1,7 @@
 """Agreement between people, and of a person with themselves: share, Cohen's κ and Krippendorff's α, with intervals.
 
 An answer is split into one outcome per pair of responses: the first is better, both are equal, or the second is better.
-"All bad" is a tie of all. Whatever is compared is a sum of tables over items: the intervals resample items.
+"All bad" is a tie of all. Each figure is computed from a sum of tables over items; its interval resamples items.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from kedge_base.errors import DataError
 from kedge_base.intervals import Interval, resampled_interval
 from kedge_people.labels import Answer, Labels
 
@@ -49,21 +48,11 @@ class Comparison:
 
 
 def judgments(labels: Labels) -> tuple[Answers, list[tuple[Answer, Answer]]]:
-    """Return the first answers that compare two or more responses, and each repeat after its first answer.
-
-    Raises:
-        DataError: An answer's order or ranks do not fit its item.
-    """
+    """Return the first answers that compare two or more responses, and each repeat after its first answer."""
     first: dict[str, dict[str, Answer]] = {}
     repeats: list[tuple[Answer, Answer]] = []
     for answer in labels.answers:
-        places = [*range(len(labels.items[answer.item].responses))]
-        if sorted(answer.order) != places or (answer.verdict == "ranked" and len(answer.ranks) != len(places)):
-            raise DataError(
-                f"answer {answer.id}: order and ranks need an entry for each of the {len(places)} responses of item "
-                f"{answer.item}"
-            )
-        if answer.verdict != "skipped" and len(places) > 1:
+        if answer.verdict != "skipped" and len(answer.order) > 1:
             known = first.setdefault(answer.person, {}).setdefault(answer.item, answer)
             if known is not answer:
                 repeats.append((known, answer))

@@ -64,36 +64,31 @@ class Assignments:
     def questions(self, person: str, items: Mapping[str, Item]) -> list[Question]:
         """All questions for a person. An item is asked again after half as many others as the person has."""
         own = [name for name in items if name in self.owners and self.owners[name] in (None, person)]
-        early = [name for name in own[: len(own) // 2] if len(items[name].responses) > 1]
-        early.sort(key=lambda name: self._draw("repeat", person, name).random())
-        again = set(early[: round(self.repeats * len(own))])
+        early = [place for place, name in enumerate(own[: len(own) // 2]) if len(items[name].responses) > 1]
+        early.sort(key=lambda place: self._draw("repeat", person, own[place]).random())
+        again = early[: round(self.repeats * len(own))]
         asked = [(float(place), self.question(person, items[name])) for place, name in enumerate(own)]
-        asked += [
-            (place + len(own) / 2, self.question(person, items[name], again=True))
-            for place, name in enumerate(own)
-            if name in again
-        ]
+        asked += [(place + len(own) / 2, self.question(person, items[own[place]], again=True)) for place in again]
         return [question for _, question in sorted(asked)]
 
     def left(self, person: str, items: Mapping[str, Item], own: Sequence[Answer]) -> list[Question]:
-        """The questions that a person has not answered; a skipped item is not asked again.
+        """The questions that a person has not answered, or whose answer was undone; a skipped item is not asked again.
 
         Args:
             person: The person.
             items: All items.
             own: The person's answers that count.
         """
-        open_ones: list[Question] = []
-        counts = Counter(answer.item for answer in own)
-        skipped = {answer.item for answer in own if answer.verdict == "skipped"}
-        asked = Counter[str]()
+        given = [answer for answer in own if not answer.is_undone]
+        counts = Counter(answer.item for answer in given)
+        counts.update({answer.item for answer in given if answer.verdict == "skipped"})
+        found: list[Question] = []
         for question in self.questions(person, items):
-            asked[question.item] += 1
-            if counts[question.item] < asked[question.item] and not (
-                asked[question.item] > 1 and question.item in skipped
-            ):
-                open_ones.append(question)
-        return open_ones
+            if counts[question.item] > 0:
+                counts[question.item] -= 1
+            else:
+                found.append(question)
+        return found
 
     def question(self, person: str, item: Item, *, again: bool = False) -> Question:
         """An item with its responses in random order, in another one if it is asked again."""
@@ -106,7 +101,7 @@ class Assignments:
         return Question(item.id, tuple(order))
 
     def dealt(self, labels: Labels, people: Sequence[str]) -> Assignments:
-        """Deal the items that nobody has; and among all, once further people join, those that nobody has answered.
+        """Deal new items, and once further people join, deal all unanswered ones again.
 
         The next item of each person stays, since it may be on the screen.
         """
@@ -133,7 +128,7 @@ class Assignments:
 
 
 def read_assignments(folder: Path) -> Assignments:
-    """Read a folder's assignments; those of nobody if it has none.
+    """Read a folder's assignments; a new folder's have no people.
 
     Raises:
         DataError: The file is damaged.
@@ -145,7 +140,7 @@ def read_assignments(folder: Path) -> Assignments:
         values = json.loads(path.read_bytes())
         return Assignments(**{**values, "people": tuple(values["people"]), "axes": tuple(values["axes"])})
     except (ValueError, TypeError, LookupError) as error:
-        raise DataError(f"{path} is damaged ({error}); delete it to deal the items anew") from error
+        raise DataError(f"{path} is damaged ({error}); delete it to deal the items again") from error
 
 
 def write_assignments(folder: Path, assignments: Assignments) -> None:
@@ -177,7 +172,7 @@ def checked_name(name: str, option: str) -> str:
 
 
 def own_name() -> str:
-    """The login name; `me` if the system has none, or an unusual one."""
+    """The login name; `me` if it is missing or unusual."""
     with suppress(OSError, KeyError, ImportError, ConfigError):
         return checked_name(getuser(), "")
     return "me"

@@ -15,7 +15,7 @@ import typer
 from kedge.cli.options import PresetName, Seed, names_and_overrides
 from kedge.config import Config, load_config, with_values
 from kedge_base.command import Command
-from kedge_base.errors import ConfigError, RewardError
+from kedge_base.errors import ConfigError, DataError, RewardError
 from kedge_base.machine.durable import replaced_folder
 from kedge_base.run_folder.output import check_output, writing
 from kedge_base.texts import names_judge, printable
@@ -107,7 +107,7 @@ def label(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Local port; that of the last time or a free one by default.")
     ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Only make the data sets of FOLDER anew.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Only make the data sets of FOLDER again.")] = False,
     report: Annotated[
         bool, typer.Option("--report", help="Only report how good the labels in FOLDER are: text, and labels.html.")
     ] = False,
@@ -178,14 +178,15 @@ def label(
     if scorer and select is None:
         raise ConfigError("--scorer needs --select")
     graded = AXES[axes] if axes in AXES else () if axes is None else names_of(axes, "--axes")
-    given = {"num_prompts": num_prompts or 200, "num_responses": responses or 2, "seed": config.runtime.seed}
-    items = _items(config, names, responses_from, select, scorer or (), not_in=not_in or (), **given)
+    seed = config.runtime.seed
     assignments = Assignments(
-        seed=config.runtime.seed,
+        seed=seed,
         overlap=0.2 if overlap is None else overlap,
         repeats=0.05 if repeats is None else repeats,
         axes=graded,
     )
+    given = {"num_prompts": num_prompts or 200, "num_responses": responses or 2, "seed": seed, "not_in": not_in or ()}
+    items = _items(config, names, responses_from, select, scorer or (), **given)
     with writing(folder), replaced_folder(folder) as part:  # all or nothing
         write_items(part, items)
         write_assignments(part, assignments)
@@ -205,13 +206,15 @@ def _items(
 
     for name in names:
         check_names(with_values(config, {"model": name}), "generate")
+    count, size = given["num_prompts"], given["num_responses"]
     if select is not None:
+        if select != "random" and size < 2:
+            raise ConfigError(f"--select {select} compares responses; --responses must be at least 2")
         from kedge_people.select import check_choice
 
         check_choice(select, scorers)
     from kedge_people.items import read_items, sample_items
 
-    count, size = given["num_prompts"], given["num_responses"]
     wide = given if select is None else {**given, "num_prompts": 2 * count, "num_responses": 2 * size}
     items = read_items(files, **wide) if files else sample_items(config, names, **wide)
     if select is None:
@@ -219,7 +222,10 @@ def _items(
     from kedge_people.select import choose
 
     more = {"seed": given["seed"], "template": config.data.template}
-    return choose(items, count, method=select, scorers=scorers, num_responses=size, **more)
+    chosen = choose(items, count, method=select, scorers=scorers, num_responses=size, **more)
+    if not chosen:
+        raise DataError(f"no prompt has {size} different responses that the --scorer can read; lower --responses")
+    return chosen
 
 
 def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trace: str | None, runs: Path) -> bool:
@@ -240,15 +246,15 @@ def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trac
     for sought in filter(None, (withdraw, trace)):
         from kedge_people.trace import trace as find_models
 
-        labels = read_labels(folder)
-        is_person = sought in {*labels.withdrawn, *(answer.person for answer in labels.answers)}
-        for line in find_models(folder, runs, **{"person" if is_person else "answer": sought}):
+        for line in find_models(folder, runs, sought):
             typer.echo(printable(line))
     if report:
+        from kedge_people.quality import examine_labels
         from kedge_people.report import text_report, write_label_report
 
-        typer.echo(text_report(folder))
-        typer.echo(printable(str(write_label_report(folder))))
+        quality = examine_labels(read_labels(folder))
+        typer.echo(text_report(quality))
+        typer.echo(printable(str(write_label_report(folder, quality))))
     return write or report or trace is not None
 
 
@@ -269,7 +275,7 @@ def _serve(folder: Path, joining: Sequence[str], port: int | None, config: Confi
             except RewardError as error:
                 if not has_people:
                     raise
-                typer.echo(f"error: {error}", err=True)
+                typer.echo(printable(f"error: {error}"), err=True)
             if has_people:
                 with label_server(folder, assignments, file, port=port) as server:
                     for name, url in server.urls.items():
@@ -288,12 +294,10 @@ def say_answers(folder: Path, labels: Labels) -> None:
     model = first if os.path.isdir(first) else "MODEL"
     # Rows of ties alone would be unusable otherwise.
     ties = any(len(answer.ranks) > 1 == len(set(answer.ranks)) for answer in labels.answers)
-    given = {
-        COMPARISONS_FILE: ["reward", "--comparisons", *(["reward_model.ties=davidson"] if ties else [])],
-        DEMONSTRATIONS_FILE: ["sft", "--demonstrations"],
-    }
-    for name, (stage, option, *more) in given.items():
-        if (folder / name).stat().st_size:
-            call = ["kedge", stage, "--model", model, option, str(folder / name), *more]
+    more = ["reward_model.ties=davidson"] if ties else []
+    for name, stage, last in ((COMPARISONS_FILE, "reward", more), (DEMONSTRATIONS_FILE, "sft", [])):
+        path = folder / name
+        if path.stat().st_size:
+            call = ["kedge", stage, "--model", model, f"--{path.stem}", str(path), *last]
             typer.echo(printable(f"Next:    {shlex.join(call)}"))
-    typer.echo(printable(f"Go on:   {shlex.join(['kedge', 'label', str(folder)])}"))
+    typer.echo(printable(f"Continue: {shlex.join(['kedge', 'label', str(folder)])}"))

@@ -75,5 +75,5 @@ class Corrections(ExitStack):
         self._answers[item.id] = name
 
     def write(self) -> Labels:
-        """Make the folder's data sets anew."""
+        """Rewrite the folder's data sets."""
         return write_data_sets(self.folder)

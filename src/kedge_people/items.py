@@ -140,15 +140,14 @@ def _drawn(hashes: Sequence[Collection[str]], evaluated: frozenset[str], count: 
         if seen.isdisjoint(own):
             free.append(place)
         seen.update(own)
-    known = [place for place in free if not evaluated.isdisjoint(hashes[place])] if evaluated else []
-    free = [place for place in free if place not in set(known)]
-    if known:
-        say(f"{len(known)} prompts are left out: they are in the data of --not-in")
-    if not free:
+    others = [place for place in free if evaluated.isdisjoint(hashes[place])]
+    if known := len(free) - len(others):
+        say(f"{known} prompts are left out: they are in the data of --not-in")
+    if not others:
         raise DataError("all prompts are in the data of --not-in; give others")
-    if len(free) < count:
-        say(f"{len(free)} different prompts instead of {count}")
-    return sorted(random.Random(f"prompts {seed}").sample(free, min(count, len(free))))
+    if len(others) < count:
+        say(f"{len(others)} different prompts instead of {count}")
+    return sorted(random.Random(f"prompts {seed}").sample(others, min(count, len(others))))
 
 
 def _known_prompts(sources: Sequence[str]) -> frozenset[str]:
@@ -163,7 +162,10 @@ def _hashes(fields: Mapping[str, Any]) -> set[str]:
     for name in PROMPT_COLUMNS:
         value = fields.get(name)
         if is_conversation(value):
-            messages = messages_of(value, name)
+            try:
+                messages = messages_of(value, name)
+            except RowError:  # such as tool calls, with which no prompt is read
+                continue
             turns = messages[:-1] if messages[-1]["role"] == "assistant" else messages
             is_question = len(turns) == 1 and turns[0]["role"] == "user"
             value = (
@@ -181,15 +183,16 @@ def _finished(fields: Mapping[str, Any], source: str) -> tuple[str | Messages, l
         if not is_conversation(prompt):
             raise RowError("the row has no prompt: expected a text or messages in the column 'prompt'")
         prompt = messages_of(prompt, "prompt")
-    given = next((fields[name] for name in ("responses", "completions") if fields.get(name)), None)
-    if given is None:
-        given = [fields[name] for name in ("chosen", "rejected", "completion") if fields.get(name)]
+    one_each = [fields[name] for name in ("chosen", "rejected", "completion") if fields.get(name)]
+    given = next((fields[name] for name in ("responses", "completions") if fields.get(name)), one_each)
+    if not isinstance(given, (list, tuple)):
+        raise RowError("'responses' must be a list of texts")
     texts = [messages_of(each, "response")[-1]["content"] if is_conversation(each) else each for each in given]
     if not texts or not all(isinstance(text, str) for text in texts):
         raise RowError(
             "the row has no responses: expected texts in 'responses', 'completion', or 'chosen' and 'rejected'"
         )
     models = fields.get("models") or [fields.get("model") or source] * len(texts)
-    if len(models) != len(texts):
-        raise RowError(f"{len(models)} models for {len(texts)} responses")
+    if not isinstance(models, (list, tuple)) or len(models) != len(texts):
+        raise RowError(f"'models' must be a list of {len(texts)} names, one for each response")
     return prompt, list(zip(texts, map(str, models), strict=True))

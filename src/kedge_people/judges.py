@@ -24,9 +24,9 @@ def ask_judges(folder: Path, assignments: Assignments, file: AnswerFile, config:
     """
     labels = read_labels(folder)
     for name in filter(names_judge, assignments.people):
-        own = [answer for answer in labels.answers if answer.person == name]
-        left = {question.item: question for question in assignments.left(name, labels.items, own)}
-        waiting = [question for item, question in left.items() if item not in {answer.item for answer in own}]
+        answered = {answer.item for answer in labels.answers if answer.person == name}
+        questions = {question.item: question for question in assignments.questions(name, labels.items)}
+        waiting = [question for item, question in questions.items() if item not in answered]
         if not waiting:
             continue
         judge = open_judge(name, config, folder)

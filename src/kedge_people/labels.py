@@ -3,7 +3,7 @@
     items.jsonl ─▶ asked ─▶ answers.jsonl (only ever added to) ─▶ comparisons.jsonl, demonstrations.jsonl
 
 An answer is on the disk before anything else learns of it. To undo or change an answer, another one replaces it; to
-withdraw a person's answers, a line says so. Both data sets are made anew from the answers that count.
+withdraw a person's answers, a line says so. Both data sets are rewritten from the answers that count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from kedge_base.errors import DataError
@@ -28,7 +27,7 @@ COMPARISONS_FILE = "comparisons.jsonl"
 DEMONSTRATIONS_FILE = "demonstrations.jsonl"
 
 Verdict: TypeAlias = Literal["ranked", "bad", "skipped"]
-"""Whether the responses were ranked, are all bad, or were not judged."""
+"""The responses were ranked, are all bad, or were not judged."""
 
 _Line = TypeVar("_Line", "Item", "Answer")
 
@@ -66,8 +65,8 @@ class Answer:
         verdict: Whether the responses were ranked.
         ranks: 1 is the best, equal ranks are a tie; empty unless ranked.
         axes: Grades per axis, such as Stiennon's four from 1 to 7; None for a response without a grade.
-        thumbs: 1 for up, −1 for down, 0 for none; empty if there are none.
-        edits: Corrected texts; None for a response that was not corrected; empty if there are none.
+        thumbs: 1 for up, −1 for down, 0 for none; empty without thumbs.
+        edits: Corrected texts; None for a response that was not corrected; empty without corrections.
         note: A remark.
         replaces: The answer that this one replaces; None for a first one. A skip that replaces one undoes it.
     """
@@ -85,6 +84,12 @@ class Answer:
     edits: tuple[str | None, ...] = ()
     note: str = ""
     replaces: str | None = None
+
+    @property
+    def is_undone(self) -> bool:
+        """True for an answer that only takes back the one that it replaces."""
+        is_empty = self.verdict == "skipped" and not (any(self.edits) or any(self.thumbs))
+        return is_empty and self.replaces is not None
 
 
 @dataclass(frozen=True)
@@ -123,9 +128,7 @@ class AnswerFile:
     def __enter__(self) -> AnswerFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._file)
 
     def add(self, answer: Answer) -> None:
@@ -137,7 +140,7 @@ class AnswerFile:
         self._write({"withdrawn": person, "when": when})
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        text = json.dumps(line, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
+        text = _line(line)
         with self._lock, writing(self._path):
             size = os.fstat(self._file).st_size
             try:
@@ -167,6 +170,8 @@ def read_labels(folder: Path) -> Labels:
         answer = _parsed(row, Answer, path, number)
         if answer.item not in items:
             raise DataError(f"{path}, line {number}: no item has the id {answer.item!r}")
+        if fault := _misfit(answer, len(items[answer.item].responses)):
+            raise DataError(f"{path}, line {number}: {fault}")
         answers.pop(answer.replaces or "", None)
         withdrawn.discard(answer.person)
         answers[answer.id] = answer
@@ -179,7 +184,7 @@ def write_items(folder: Path, items: Iterable[Item]) -> None:
 
 
 def write_data_sets(folder: Path) -> Labels:
-    """Make both data sets anew, atomically.
+    """Rewrite both data sets, atomically.
 
     Returns:
         The labels that they were made from.
@@ -258,6 +263,17 @@ def _parsed(row: Mapping[str, Any], kind: type[_Line], path: Path, number: int) 
         ) from error
 
 
+def _misfit(answer: Answer, size: int) -> str | None:
+    """Name the first list of an answer that does not fit an item with so many responses."""
+    if sorted(answer.order) != [*range(size)]:
+        return f"order needs the numbers from 0 to {size - 1}"
+    if answer.verdict == "ranked" and not answer.ranks:
+        return "a ranked answer needs ranks"
+    lists = [("ranks", answer.ranks), ("thumbs", answer.thumbs), ("edits", answer.edits), *answer.axes.items()]
+    wrong = (name for name, values in lists if values and len(values) != size)
+    return next((f"{name} needs an entry for each of the {size} responses" for name in wrong), None)
+
+
 def _frozen(value: Any) -> Any:
     """Convert lists to tuples, but those of messages."""
     if isinstance(value, dict):
@@ -274,7 +290,7 @@ def _drop_torn_line(file: int, path: Path) -> None:
 
 
 def _hold(file: int, path: Path) -> None:
-    """Lock the file until it is closed; systems without such locks do not check.
+    """Lock the file until it is closed; systems and network file systems without such locks do not check.
 
     Raises:
         DataError: Another process holds it.
@@ -285,6 +301,8 @@ def _hold(file: int, path: Path) -> None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         os.close(file)
-        raise DataError(f"{path} is in use: another `kedge label` serves this folder; stop it first") from error
+        raise DataError(f"{path} is in use by another `kedge label` or `kedge chat`; stop it first") from error
+    except OSError:  # such as a network file system without locks
+        return

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from pathlib import Path
 from statistics import fmean, median
 
 from kedge_base.intervals import Interval, share_interval
+from kedge_base.texts import names_judge
 from kedge_inspect.doctor.rule import Finding, Severity, severity_rank
 from kedge_people.agreement import (
     Comparison,
@@ -30,7 +30,7 @@ from kedge_people.agreement import (
     tables_between,
 )
 from kedge_people.controlled import WinRate, win_rates
-from kedge_people.labels import Answer, Item, Labels, read_labels
+from kedge_people.labels import Answer, Item, Labels
 from kedge_people.raters import Comparer, fit_comparers, fit_severities
 
 CERTAIN = 0.999
@@ -76,9 +76,6 @@ UNLIKE_OTHERS = 3.0
 SURELY_UNLIKE = 5.0
 """Log likelihood ratios of a warning and of a serious finding: 20 and 150 times. An
 honest person gets the warning by chance in about 1 % of the cases, if 20 pairs are shared."""
-
-MACHINE = "openai:"
-"""Start of the name of a judge over an API, which need not read at a person's pace."""
 
 DOCS = "docs/labels.md"
 
@@ -176,15 +173,6 @@ class Quality:
     findings: Sequence[tuple[str, Finding]]
 
 
-def examine_folder(folder: Path) -> Quality:
-    """Examine a folder of labels.
-
-    Raises:
-        DataError: It is no such folder, or a line is damaged.
-    """
-    return examine_labels(read_labels(folder))
-
-
 def examine_labels(labels: Labels) -> Quality:
     """Examine labels; answers that compare nothing, such as a thumb for a single response, are left out."""
     answers, repeats = judgments(labels)
@@ -196,7 +184,7 @@ def examine_labels(labels: Labels) -> Quality:
     def person(name: str) -> Person:
         mine = answers[name]
         paces = list(_paces(labels, mine))
-        by_item = [list(group) for _, group in groupby((each for each in comparisons if each.person == name), _item)]
+        by_item = [comparisons_in(labels, {name: {item: answer}}) for item, answer in mine.items()]
         others = [each for names, each in tables.items() if name in names]
         again = [table_of_repeat(first, other) for first, other in repeats if first.person == name]
         return Person(
@@ -230,10 +218,6 @@ def examine_labels(labels: Labels) -> Quality:
         win_rates=win_rates(labels, comparisons),
         findings=sorted(_findings(people), key=lambda each: severity_rank(each[1])),
     )
-
-
-def _item(comparison: Comparison) -> str:
-    return comparison.unit[0]
 
 
 def _shares(items: Iterable[Sequence[int]]) -> list[float]:
@@ -301,7 +285,7 @@ def _position(person: Person) -> Finding | None:
             return _found(
                 person,
                 name,
-                "serious" if value >= NEARLY_ALL else "warning",
+                _graded(value, NEARLY_ALL),
                 f"prefers the response shown {place} in {value:.0%} of {len(sides)} answers with a preference; the "
                 "order is random, so chance has 50%",
                 "The position decides, not the text.",
@@ -330,7 +314,7 @@ def _length(person: Person, others: Sequence[Person]) -> Finding | None:
     if len(person.longer) < FEW:
         return None
     share = share_interval(person.longer, confidence=CERTAIN)
-    usual = _usual([fmean(each.longer) for each in others if len(each.longer) >= FEW], USUALLY_LONGER)
+    usual = median([fmean(each.longer) for each in others if len(each.longer) >= FEW] or [USUALLY_LONGER])
     is_longer = share.value >= LONGER and share.low > usual + APART
     if not is_longer and not (share.value <= SHORTER and share.high < usual - APART):
         return None
@@ -339,7 +323,7 @@ def _length(person: Person, others: Sequence[Person]) -> Finding | None:
     return _found(
         person,
         f"always_{word}",
-        "serious" if value >= NEARLY_ALL else "warning",
+        _graded(value, NEARLY_ALL),
         f"prefers the {word} response in {value:.0%} of {len(person.longer)} answers with a preference; usual is "
         f"{usual if is_longer else 1 - usual:.0%}",
         "The length decides, not the content. A reward model learns that first.",
@@ -349,13 +333,13 @@ def _length(person: Person, others: Sequence[Person]) -> Finding | None:
 
 def _ties(person: Person, others: Sequence[Person]) -> Finding | None:
     share = share_interval(person.tied, confidence=CERTAIN)
-    usual = _usual([fmean(each.tied) for each in others], 0.2)
+    usual = median([fmean(each.tied) for each in others] or [0.2])
     if share.value < MOSTLY_TIED or share.low <= usual + 2 * APART:
         return None
     return _found(
         person,
         "always_tie",
-        "serious" if share.value >= NEARLY_ALL else "warning",
+        _graded(share.value, NEARLY_ALL),
         f"calls {share.value:.0%} of {len(person.tied)} items ties; usual is {usual:.0%}",
         "Ties teach a reward model next to nothing.",
         "ask for the better response also where the difference is small, or let others judge these items",
@@ -364,12 +348,12 @@ def _ties(person: Person, others: Sequence[Person]) -> Finding | None:
 
 def _fast(person: Person) -> Finding | None:
     share = share_interval(person.fast, confidence=CERTAIN)
-    if share.low <= OFTEN_FAST or person.name.startswith(MACHINE):
+    if share.low <= OFTEN_FAST or names_judge(person.name):  # a judge over an API reads faster than people
         return None
     return _found(
         person,
         "faster_than_reading",
-        "serious" if share.value >= NEARLY_ALL else "warning",
+        _graded(share.value, NEARLY_ALL),
         f"{share.value:.0%} of {len(person.fast)} answers came faster than at {FASTEST_READING} words per minute; the "
         f"median is {person.words_per_minute:,.0f}",
         "Most adults read 175 to 320 words per minute: these answers cannot rest on the whole text.",
@@ -400,7 +384,7 @@ def _reliability(person: Person) -> Finding | None:
         return _found(
             person,
             "reversed",
-            _graded(model.log_reversed),
+            _graded(model.log_reversed, SURELY_UNLIKE),
             f"{agrees}; such answers are {_times(model.log_reversed)} likely on a reversed scale as on the right one",
             "The person may take the scale the other way round: 1 for the worst.",
             "ask how they read the scale; do not reverse the answers yourself",
@@ -411,7 +395,7 @@ def _reliability(person: Person) -> Finding | None:
     return _found(
         person,
         "agreement_unclear" if is_unclear else "agrees_with_nobody",
-        "note" if is_unclear else _graded(model.log_coin),
+        "note" if is_unclear else _graded(model.log_coin, SURELY_UNLIKE),
         f"{agrees}; such answers are {_times(model.log_coin)} likely from a coin as from a typical person",
         "Chance may be the reason: too few items are shared to tell."
         if is_unclear
@@ -424,12 +408,8 @@ def _found(person: Person, rule: str, severity: Severity, seen: str, means: str,
     return Finding(rule, severity, f"{person.name}: {seen}", means, "", "switch", advice, DOCS)
 
 
-def _usual(shares: Sequence[float], default: float) -> float:
-    return median(shares) if shares else default
-
-
-def _graded(log_ratio: float) -> Severity:
-    return "serious" if log_ratio > SURELY_UNLIKE else "warning"
+def _graded(value: float, limit: float) -> Severity:
+    return "serious" if value >= limit else "warning"
 
 
 def _times(log_ratio: float) -> str:

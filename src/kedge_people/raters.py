@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
@@ -187,7 +187,7 @@ def fit_comparers(comparisons: Sequence[Comparison]) -> dict[str, Comparer]:
         return {}
     people = _numbered(each.person for each in comparisons)
     units = _numbered(each.unit for each in comparisons)
-    scale = length_scale(comparisons)
+    scale = math.sqrt(fmean(each.longer**2 for each in comparisons)) or 1.0
     steps = np.array([-0.5, 0.0, 0.5])
     terms = np.zeros((len(comparisons), 3, 3))
     covariates = np.array([[each.position, math.tanh(each.longer / scale)] for each in comparisons])
@@ -258,11 +258,6 @@ def _severities(rows: Sequence[tuple[tuple[str, int], str, int]]) -> dict[str, I
         name: _interval(found[at, 1], errors[at, 1], lambda value, at=at: mean(at, value) - mean(at, 0.0))
         for name, at in people.items()
     }
-
-
-def length_scale(comparisons: Sequence[Comparison]) -> float:
-    """Root mean square of the differences in length; 1 if all are 0."""
-    return math.sqrt(sum(each.longer**2 for each in comparisons) / len(comparisons)) or 1.0
 
 
 def _numbered(names: Iterable[Hashable]) -> dict[Any, int]:

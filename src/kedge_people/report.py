@@ -10,9 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kedge.logs.table import Cell, print_table
+from kedge.logs.table import Cell, cell_text, print_table
 from kedge_base.intervals import Interval, share_interval
-from kedge_base.machine.progress import format_figure
 from kedge_base.run_folder.output import replace_file
 from kedge_base.texts import printable
 from kedge_inspect.doctor import one_line
@@ -20,7 +19,7 @@ from kedge_inspect.page.document import render_page
 from kedge_inspect.page.numbers import fitting, shortened
 from kedge_inspect.report import check_replaceable
 from kedge_people.labels import Answer
-from kedge_people.quality import FASTEST_READING, Disagreement, Person, Quality, examine_folder, prompt_text
+from kedge_people.quality import FASTEST_READING, Disagreement, Person, Quality, prompt_text
 
 REPORT_FILE = "labels.html"
 
@@ -40,27 +39,20 @@ class Table:
     rows: Mapping[str, Sequence[Cell]]
 
 
-def write_label_report(folder: Path) -> Path:
+def write_label_report(folder: Path, quality: Quality) -> Path:
     """Write the page about a folder of labels; return its path.
 
     Raises:
-        DataError: It is no such folder, or a line is damaged.
         OutputError: The page cannot be written, or the file there is not a kedge report.
     """
-    quality = examine_folder(folder)
     path = folder / REPORT_FILE
     check_replaceable(path)
     replace_file(path, [render_page(_page(quality, folder.resolve().name))])
     return path
 
 
-def text_report(folder: Path) -> str:
-    """Return the report as text.
-
-    Raises:
-        DataError: As `write_label_report`.
-    """
-    quality = examine_folder(folder)
+def text_report(quality: Quality) -> str:
+    """Return the report as text."""
     stream = io.StringIO()
     for sentence in _sentences(quality):
         print(sentence, file=stream)
@@ -93,7 +85,7 @@ def _page(quality: Quality, name: str) -> dict[str, Any]:
                 {
                     "title": each.title,
                     "columns": each.columns,
-                    "rows": [[row, *map(_shown, cells)] for row, cells in each.rows.items()],
+                    "rows": [[row, *map(cell_text, cells)] for row, cells in each.rows.items()],
                 }
                 for each in _tables(quality)
             ],
@@ -127,7 +119,7 @@ def _sentences(quality: Quality) -> Iterator[str]:
     total = sum(person.num_answers for person in people)
     yield f"{total:,} answers by {len(people):,} people; {quality.num_shared:,} items have those of two or more."
     if quality.agreement is None:
-        yield "Nobody agrees or disagrees yet: no item has answers of two people."
+        yield "Agreement is unknown yet: no item has answers of two people."
         return
     yield (
         f"Two people agree on {quality.agreement.value:.0%} of the comparisons "
@@ -190,7 +182,3 @@ def _choices(person: Person) -> list[Cell]:
 
 def _percent(interval: Interval | None) -> str | None:
     return None if interval is None else f"{interval.value:.0%} ({100 * interval.low:.0f}–{100 * interval.high:.0f})"
-
-
-def _shown(cell: Cell) -> str:
-    return str(cell) if isinstance(cell, (str, Interval)) else format_figure(cell)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge_base.errors import DataError
-from kedge_people.labels import ITEMS_FILE, Answer, Item, comparisons, write_data_sets, write_items
+from kedge_people.labels import ITEMS_FILE, Item, comparisons, write_data_sets, write_items
 
 
 def human_labels(
@@ -36,14 +36,9 @@ def human_labels(
         folder.mkdir(exist_ok=True)
         write_items(folder, items)
     labels = write_data_sets(folder)
-    answered = {each.item for each in labels.answers if not _undoes(each)}
+    answered = {each.item for each in labels.answers if not each.is_undone}
     needed = len(labels.items) if least is None else min(least, len(labels.items))
     return list(comparisons(labels)), max(0, needed - len(answered))
-
-
-def _undoes(answer: Answer) -> bool:
-    is_empty = answer.verdict == "skipped" and not (any(answer.edits) or any(answer.thumbs))
-    return is_empty and answer.replaces is not None
 
 
 def _item(number: int, row: Mapping[str, Any]) -> Item:

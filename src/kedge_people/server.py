@@ -13,12 +13,11 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime, timezone
 from http import HTTPStatus
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from kedge_base.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge_base.machine.local_server import Answer as Reply
@@ -46,8 +45,6 @@ MOST_RESPONSES = 9
 """InstructGPT's largest number; ranks are single keys."""
 
 _ID = re.compile(r"[0-9A-Za-z-]{8,64}")
-
-T = TypeVar("T")
 
 
 class Stale(DataError):
@@ -81,6 +78,7 @@ def label_server(
     path = folder / LINKS_FILE
     with writing(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        path.chmod(0o600)  # also if the file was copied with other rights
         with open(descriptor, "w", encoding="utf-8") as links:
             json.dump({"port": server.port, "tokens": tokens}, links)
     try:
@@ -197,13 +195,8 @@ class Desk:
         if question is None or values.get("question") != _question_id(question):
             raise Stale("this question was answered in another window, or is not yours; the next one is shown")
         item = self._items[question.item]
-        answer = replace(
-            _checked(values, item, question.order, self._assignments.axes),
-            id=name,
-            person=person,
-            when=now(),
-            replaces=replaces,
-        )
+        about = {"id": name, "person": person, "when": now(), "replaces": replaces}
+        answer = _checked(values, item, question.order, self._assignments.axes, about)
         self._file.add(answer)
         self._known.add(name)
         self._answers.pop(answer.replaces or "", None)
@@ -224,18 +217,22 @@ def _question_id(question: Question) -> str:
 def _as_shown(answer: Answer) -> dict[str, Any]:
     """An answer with its lists in the order shown."""
 
-    def shown(values: Sequence[T]) -> list[T]:
-        return [values[place] for place in answer.order] if values else []
+    def shown(lists: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        return {name: [values[place] for place in answer.order] for name, values in lists.items() if values}
 
-    lists = {"ranks": answer.ranks, "thumbs": answer.thumbs, "edits": answer.edits}
-    axes = {name: shown(grades) for name, grades in answer.axes.items()}
-    return {**{name: shown(values) for name, values in lists.items()}, "axes": axes, "note": answer.note}
+    lists = shown({"ranks": answer.ranks, "thumbs": answer.thumbs, "edits": answer.edits})
+    return {**lists, "axes": shown(answer.axes), "note": answer.note}
 
 
-def _checked(values: Mapping[str, Any], item: Item, order: tuple[int, ...], axes: Sequence[str]) -> Answer:
-    """Check the page's answer, and bring its lists from the order shown into that of the item; it is nobody's yet."""
+def _checked(
+    values: Mapping[str, Any], item: Item, order: tuple[int, ...], axes: Sequence[str], about: Mapping[str, Any]
+) -> Answer:
+    """Check the page's answer, and bring its lists from the order shown into that of the item."""
 
-    def listed(field: str, given: object, is_right: Callable[[Any], bool], expected: str) -> tuple[Any, ...]:
+    def listed(
+        field: str, is_right: Callable[[Any], bool], expected: str, source: Mapping[str, Any] = values
+    ) -> tuple[Any, ...]:
+        given = source.get(field)
         if given in (None, []):
             return ()
         entries = cast("list[Any]", given) if isinstance(given, list) else []
@@ -247,7 +244,7 @@ def _checked(values: Mapping[str, Any], item: Item, order: tuple[int, ...], axes
     verdict = values.get("verdict")
     if verdict not in ("ranked", "bad", "skipped"):
         raise DataError("verdict must be ranked, bad or skipped")
-    ranks = listed("ranks", values.get("ranks"), lambda rank: _is_whole(rank, range(1, len(order) + 1)), "ranks from 1")
+    ranks = listed("ranks", lambda rank: _is_whole(rank, range(1, len(order) + 1)), "ranks from 1")
     if (verdict == "ranked") != bool(ranks):
         raise DataError("ranks are needed where the verdict is ranked, and nowhere else")
     levels = sorted(set(ranks))
@@ -256,9 +253,9 @@ def _checked(values: Mapping[str, Any], item: Item, order: tuple[int, ...], axes
         raise DataError(f"axes must be some of {', '.join(axes) or 'none'}")
     found = {
         axis: listed(
-            axis, given, lambda grade: grade is None or _is_whole(grade, GRADES), "grades from 1 to 7, or null"
+            axis, lambda grade: grade is None or _is_whole(grade, GRADES), "grades from 1 to 7, or null", grades
         )
-        for axis, given in grades.items()
+        for axis in grades
     }
     seconds = values.get("seconds")
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < math.inf:
@@ -266,22 +263,19 @@ def _checked(values: Mapping[str, Any], item: Item, order: tuple[int, ...], axes
     note = values.get("note") or ""
     if not isinstance(note, str) or len(note) > LONGEST_NOTE:
         raise DataError(f"note must be a text of at most {LONGEST_NOTE:,} characters")
-    given = values.get("edits")
-    texts = listed("edits", given, lambda text: text is None or isinstance(text, str), "texts, or null")
+    texts = listed("edits", lambda text: text is None or isinstance(text, str), "texts, or null")
     edits = tuple(None if text == response else text for text, response in zip(texts, item.responses, strict=False))
     if any(text is not None and not text.strip() for text in edits):
         raise DataError("edits must not be blank")
     return Answer(
-        id="",
+        **about,
         item=item.id,
-        person="",
-        when="",
         seconds=round(seconds, 2),
         order=order,
         verdict=verdict,
         ranks=tuple(levels.index(rank) + 1 for rank in ranks),
         axes={axis: kept for axis, kept in found.items() if kept},
-        thumbs=listed("thumbs", values.get("thumbs"), lambda thumb: _is_whole(thumb, (-1, 0, 1)), "-1, 0 or 1"),
+        thumbs=listed("thumbs", lambda thumb: _is_whole(thumb, (-1, 0, 1)), "-1, 0 or 1"),
         edits=edits if any(edits) else (),
         note=note,
     )

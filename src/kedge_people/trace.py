@@ -19,23 +19,22 @@ from kedge_base.stage import stages
 from kedge_people.labels import ANSWERS_FILE
 
 
-def trace(folder: Path, runs: Path, *, answer: str | None = None, person: str | None = None) -> list[str]:
+def trace(folder: Path, runs: Path, sought: str) -> list[str]:
     """Say which models contain an answer, or a person's answers, also those that were replaced or withdrawn since.
 
     Args:
         folder: The folder of labels.
         runs: The folder in which runs are searched for.
-        answer: The answer's id.
-        person: The person's name.
+        sought: The answer's id, or the person's name.
 
     Raises:
         DataError: There is no such answer or person, or a file is damaged.
     """
     path = folder / ANSWERS_FILE
     rows = read_json_lines(path) if path.is_file() else []
-    wanted = {row["id"] for row in rows if "id" in row and (row["person"] == person or row["id"] == answer)}
+    wanted = {row["id"] for row in rows if "id" in row and sought in (row["person"], row["id"])}
     if not wanted:
-        raise DataError(f"{folder}: no answer {f'is by {person}' if person else f'has the id {answer}'}")
+        raise DataError(f"{folder}: no answer is by {sought} or has this id")
     found = [_Run(path.parent) for path in sorted(runs.rglob(CONFIG_FILE))]
     lines = list[str]()
     for run in found:
@@ -44,13 +43,13 @@ def trace(folder: Path, runs: Path, *, answer: str | None = None, person: str | 
             continue
         steps = sorted({step for label in labels for step in label["steps"] if step <= run.done})
         by, when, count = labels[0]["person"], labels[0]["when"], len({label["answer"] for label in labels})
-        who = f"answer {answer} ({by}, {when})" if person is None else f"{person}, {count} answers"
+        who = f"{sought}, {count} answers" if by == sought else f"answer {sought} ({by}, {when})"
         used = f"optimizer steps {_ranges(steps)}" if steps else "in no optimizer step: read, held out, or not reached"
         lines.append(f"{who}: {run}, {used}")
         if steps:
             lines += _uses(run, found, "  ", {run.folder})
-    sought = f"answer {answer}" if person is None else f"answers of {person}"
-    return lines or [f"no run in {runs} has read {sought}"]
+    place = f"no run in {runs}" if runs.is_dir() else f"there is no folder {runs} (set --runs), so no known run"
+    return lines or [f"{place} has read {'answer' if sought in wanted else 'answers of'} {sought}"]
 
 
 def labeled_prompts(model: Path) -> dict[str, Path]:

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from kedge_base.errors import DataError
 from kedge_people.agreement import (
     alpha_of_choices,
     alpha_of_ranks,
@@ -121,12 +120,3 @@ def test_the_interval_of_a_share_covers():
     tables = [[np.diag([1.0, 0.0]) if hit else np.array([[0.0, 1.0], [0, 0]]) for hit in row] for row in draws]
     intervals = [interval_over(each, share_alike) for each in tables]
     assert sum(each.low <= 0.7 <= each.high for each in intervals) / 200 == pytest.approx(0.94, abs=0.04)
-
-
-@pytest.mark.parametrize(
-    ("values", "order"), [((1,), (0, 1)), ((1, 2, 3), (0, 1)), ((1, 2), (0,)), ((1, 2), (0, 0)), ((1, 2), (0, 1, 2))]
-)
-def test_an_answer_that_does_not_fit_its_item_is_one_line(values, order):
-    given = Answer("ana-7", "a", "ana", "", 1.0, order, "ranked", values)
-    with pytest.raises(DataError, match=r"^answer ana-7: .* 2 responses of item a$"):
-        judgments(Labels({"a": Item("a", "p", ("x", "y"), ("m", "n"))}, [given]))

@@ -69,7 +69,8 @@ def test_two_policies_meet_in_every_prompt_and_three_in_some(models, questions):
 def test_prompts_are_drawn_each_once_and_not_those_of_an_evaluation(models, questions, tmp_path, capsys):
     evaluated = rows(tmp_path / "eval.jsonl", [{"prompt": " question\n0 "}, {"question": "question 1"}, "question 2"])
     told = [{"messages": [{"role": "user", "content": "question 3"}, {"role": "assistant", "content": "yes"}]}]
-    more = rows(tmp_path / "more.jsonl", told)
+    called = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [{"name": "look"}]}]
+    more = rows(tmp_path / "more.jsonl", [*told, {"messages": called}])
     given = {**GIVEN, "num_prompts": 3, "not_in": [evaluated, more]}
     items = sample_items(config(questions), [models.first], **given)
     assert len(items) == 3
@@ -124,7 +125,10 @@ def test_finished_responses_to_the_same_prompt_are_compared(tmp_path):
         ({"completion": "x"}, "1: the row has no prompt"),
         ({"prompt": "x"}, "1: the row has no responses"),
         ({"prompt": "x", "responses": ["a", 7]}, "1: the row has no responses"),
-        ({"prompt": "x", "responses": ["a", "b"], "models": ["m"]}, "1: 1 models for 2 responses"),
+        ({"prompt": "x", "responses": ["a", "b"], "models": ["m"]}, "1: 'models' must be a list of 2 names"),
+        ({"prompt": "x", "responses": ["a", "b"], "models": 7}, "1: 'models' must be a list of 2 names"),
+        ({"prompt": "x", "responses": "ab"}, "1: 'responses' must be a list of texts"),
+        ({"prompt": "x", "completions": 7}, "1: 'responses' must be a list of texts"),
         ("text", "1: not a JSON object"),
     ],
 )
@@ -183,6 +187,14 @@ MISTAKES = [
     ({"sources": ["m"], "prompts": ["p"], "out": "new", "scorer": ["r"]}, "--scorer needs --select"),
     ({"sources": ["m"], "prompts": ["questions.jsonl"], "out": "new", "select": "gap"}, "model 'm': no such folder"),
     ({"responses_from": ["questions.jsonl"], "out": "new", "select": "gap"}, "--select gap needs --scorer"),
+    (
+        {"responses_from": ["questions.jsonl"], "out": "new", "select": "gap", "scorer": ["labels"], "responses": 1},
+        "--responses must be at least 2",
+    ),
+    (
+        {"responses_from": ["finished.jsonl"], "out": "new", "select": "random", "responses": 3},
+        "no prompt has 3 different responses",
+    ),
     ({"sources": ["labels"], "trace": "zoe"}, "zoe"),
     ({"sources": ["m"], "prompts": ["p"], "out": "new", "axes": "a/b"}, "--axes: 'a/b'"),
 ]
@@ -191,6 +203,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("given", "fault"), MISTAKES)
 def test_mistakes_are_one_line_and_leave_nothing(questions, tmp_path, monkeypatch, given, fault):
     monkeypatch.chdir(tmp_path)
+    rows(tmp_path / "finished.jsonl", [{"prompt": "p", "responses": ["a", "b"]}])
     with serving_folder(tmp_path / "labels"), pytest.raises(KedgeError, match=fault):
         label(**given)
     assert not Path("new").exists()

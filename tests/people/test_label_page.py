@@ -4,7 +4,7 @@ import pytest
 
 from kedge_people.report import write_label_report
 from tests.inspect.page.test_browser import CHROMIUM
-from tests.people.test_quality import folder  # noqa: F401 a fixture
+from tests.people.test_quality import examined, folder  # noqa: F401 a fixture
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
@@ -17,7 +17,7 @@ def test_the_page_shows_hostile_texts_as_text(folder):  # noqa: F811
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.on("pageerror", lambda error: messages.append(str(error)))
         page.on("dialog", lambda dialog: messages.append(dialog.message))
-        page.goto(write_label_report(folder).as_uri())
+        page.goto(write_label_report(folder, examined(folder)).as_uri())
         assert page.locator("h1").inner_text().startswith("Labels in ")
         assert page.locator("main > section").evaluate_all("all => all.map(each => each.id)") == [
             "verdict", "disagreements",

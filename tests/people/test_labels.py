@@ -1,5 +1,6 @@
 """A folder of labels: what counts, what survives, and the data sets that are made from it."""
 
+import errno
 import json
 import os
 import threading
@@ -25,7 +26,8 @@ SINGLE = Item("2", [{"role": "user", "content": "hello"}], ("hi",), ("new",))
 
 def answer(name: str, **values):
     given = {"item": "1", "person": "ana", "ranks": (2, 1), "verdict": "ranked", **values}
-    return Answer(id=name, when="2026-01-01T00:00:00Z", seconds=3.5, order=(1, 0), **given)
+    order = (1, 0) if given["item"] == "1" else (0,)
+    return Answer(id=name, **{"when": "2026-01-01T00:00:00Z", "seconds": 3.5, "order": order, **given})
 
 
 @pytest.fixture
@@ -143,11 +145,31 @@ def test_one_process_at_a_time_writes(folder):
     add(folder, answer("a"))
 
 
+def test_file_systems_without_locks_do_not_check(folder, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    add(folder, answer("a"))
+    assert [each.id for each in read_labels(folder).answers] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ('{"id": "a"}', r"line 1: not usable \(.*missing.*; expected the fields of Answer"),
         (json.dumps({**vars(answer("a")), "item": "9"}), "line 1: no item has the id '9'"),
+        *(
+            (json.dumps({**vars(answer("a")), "order": order}), "line 1: order needs the numbers from 0 to 1")
+            for order in ([0], [0, 0], [0, 1, 2])
+        ),
+        *(
+            (json.dumps({**vars(answer("a")), "ranks": ranks}), "line 1: ranks needs an entry for each")
+            for ranks in ([1], [1, 2, 3])
+        ),
+        (json.dumps({**vars(answer("a")), "verdict": "ranked", "ranks": []}), "line 1: a ranked answer needs ranks"),
+        (json.dumps({**vars(answer("a")), "edits": ["x"]}), "line 1: edits needs an entry for each"),
+        (json.dumps({**vars(answer("a")), "axes": {"overall": [1]}}), "line 1: overall needs an entry for each"),
     ],
 )
 def test_damaged_lines_are_named(folder, line, message):

@@ -9,7 +9,7 @@ import pytest
 
 from kedge_base.errors import DataError, OutputError
 from kedge_inspect.page.document import is_page
-from kedge_people.labels import Answer, AnswerFile, Item, Labels, write_items
+from kedge_people.labels import Answer, AnswerFile, Item, Labels, read_labels, write_items
 from kedge_people.quality import FASTEST_READING, examine_labels
 from kedge_people.report import text_report, write_label_report
 from tests.people.annotators import BIASED, both_kinds, simulate
@@ -135,6 +135,10 @@ def test_nothing_is_examined_without_comparisons():
 HOSTILE = "</script><img src=x onerror=alert(1)> \u202e \ud800 \x1b[31m"
 
 
+def examined(folder):
+    return examine_labels(read_labels(folder))
+
+
 @pytest.fixture
 def folder(tmp_path):
     labels = simulate({"ana": None, "ben <b>": None, "dan\x1b[31m": BIASED["always left"]}, 2)
@@ -146,7 +150,7 @@ def folder(tmp_path):
 
 
 def test_the_page_has_the_figures_and_the_texts_as_data(folder):
-    path = write_label_report(folder)
+    path = write_label_report(folder, examined(folder))
     page = path.read_bytes()
     assert path == folder / "labels.html"
     assert is_page(page)
@@ -163,11 +167,11 @@ def test_the_page_has_the_figures_and_the_texts_as_data(folder):
     assert [row[0] for row in data["labels"]["tables"][0]["rows"]] == ["ana", "ben <b>", "dan\x1b[31m"]
     assert HOSTILE.split("\ud800")[0] in data["labels"]["disagreements"][0]["prompt"]
     assert len(page) < 400_000  # without the plotting library
-    write_label_report(folder)
+    write_label_report(folder, examined(folder))
 
 
 def test_the_text_has_the_same_findings_and_no_control_characters(folder):
-    text = text_report(folder)
+    text = text_report(examined(folder))
     assert "serious: always_first: dan\\x1b[31m: prefers the response shown first (left) in 100% of 60 answers" in text
     assert "180 answers by 3 people; 20 items have those of two or more." in text
     assert "For a second look" in text
@@ -176,9 +180,9 @@ def test_the_text_has_the_same_findings_and_no_control_characters(folder):
 
 def test_a_report_of_unusable_folders_is_one_line(tmp_path):
     with pytest.raises(DataError, match=r"items\.jsonl"):
-        write_label_report(tmp_path)
+        write_label_report(tmp_path, examined(tmp_path))
     write_items(tmp_path, [PAIR])
-    assert "0 answers by 0 people" in text_report(tmp_path)
+    assert "0 answers by 0 people" in text_report(examined(tmp_path))
     (tmp_path / "labels.html").write_text("mine")
     with pytest.raises(OutputError, match="not a kedge report"):
-        write_label_report(tmp_path)
+        write_label_report(tmp_path, examined(tmp_path))

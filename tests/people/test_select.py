@@ -46,6 +46,20 @@ def test_several_responses_are_chosen_by_the_mean_of_their_pairs():
     assert math.isclose(1 + 10.5 + 9.5, 10 + 10.5 + 0.5)
 
 
+def test_nine_of_many_responses_are_chosen_in_little_time():
+    item = Item("1", "p", tuple("abcdefghijklmnopqr"), ("m",) * 18)
+    calls = []
+
+    def value(gaps):
+        calls.append(gaps)
+        return abs(gaps[0])
+
+    scores = [[[float(place in (0, 1, 2, 3)) for place in range(18)]]]
+    [found] = choose_by_scores([item], scores, 1, value=value, num_responses=9)
+    assert len(set(found.responses) & set("abcd")) == 4  # 4·5 = 20 unequal pairs
+    assert len(calls) == 18 * 17 / 2
+
+
 def test_random_pairs_depend_on_the_seed_alone_and_never_have_equal_texts():
     items = [Item(str(number), "p", ("a", "a", "b"), ("m",) * 3) for number in range(50)]
     first, again, other = (choose(items, 20, seed=seed) for seed in (1, 1, 2))

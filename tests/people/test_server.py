@@ -206,6 +206,17 @@ def test_an_answer_is_replaced(tmp_path):
     assert found[-1].item == PAIR[0].id
 
 
+def test_an_answer_that_was_undone_is_asked_again(tmp_path):
+    with serving(tmp_path, ["ana"]) as server:
+        first = ask(server, "ana")
+        give(server, "ana", "answer-1")
+        undone = answer(ask(server, "ana", 1), "answer-2", verdict="skipped", ranks=[])
+        status, state = send(server, "ana", "answer", undone)
+        assert (status, state["done"], state["question"]["id"]) == (200, 0, first["question"]["id"])
+        state = give(server, "ana", "answer-3", verdict="skipped", ranks=[])
+        assert (state["done"], state["question"]["id"] != first["question"]["id"]) == (1, True)
+
+
 def test_repeats_are_further_answers_and_what_was_skipped_is_not_repeated(tmp_path):
     items = [replace(PAIR[0], id=str(number)) for number in range(20)]
     with serving(tmp_path, ["ana"], items=items, repeats=0.1) as server:
@@ -283,6 +294,9 @@ def test_a_wrong_token_is_refused(tmp_path):
             connection.close()
         assert len({url.split("/")[3] for url in server.urls.values()}) == 2
         assert all(len(url.split("/")[3]) >= 32 for url in server.urls.values())
+        assert stat.S_IMODE((tmp_path / LINKS_FILE).stat().st_mode) == 0o600
+    (tmp_path / LINKS_FILE).chmod(0o644)
+    with serving(tmp_path):
         assert stat.S_IMODE((tmp_path / LINKS_FILE).stat().st_mode) == 0o600
 
 

@@ -122,10 +122,10 @@ def test_an_answer_is_traced_to_the_updates_of_ppo_wherever_the_runs_are(tmp_pat
     other = config_for(tmp_path, "other", *small)
     run_ppo(other, prompts=prompts, reward=lambda completions: [1.0] * len(completions))
 
-    def told(root: Path, **sought: str) -> list[str]:
-        return [line.replace(str(root), "") for line in trace(tmp_path / "labels", root, **sought)]
+    def told(root: Path, sought: str) -> list[str]:
+        return [line.replace(str(root), "") for line in trace(tmp_path / "labels", root, sought)]
 
-    lines = told(tmp_path / "runs", answer=answer)
+    lines = told(tmp_path / "runs", answer)
     person, when = ("ben", "ana")[int(answer[1]) % 2 == 0], f"2026-03-0{1 + int(answer[1]) % 9}T00:00:00Z"
     assert lines[0].startswith(f"answer {answer} ({person}, {when}): reward run /reward, optimizer steps ")
     assert lines[1:] == [
@@ -134,22 +134,29 @@ def test_an_answer_is_traced_to_the_updates_of_ppo_wherever_the_runs_are(tmp_pat
     ]
     moved = tmp_path / "moved" / "deep"
     shutil.copytree(tmp_path / "runs", moved)
-    assert told(moved, answer=answer) == lines
+    assert told(moved, answer) == lines
     shutil.move(moved / "reward", moved / "renamed")  # known by its weights
-    assert told(moved, answer=answer)[1:] == lines[1:]
+    assert told(moved, answer)[1:] == lines[1:]
     assert labeled_prompts(policy.model).keys() == labeled_prompts(reward.model).keys() != set()
 
-    everything = told(tmp_path / "runs", person="ana")
+    everything = told(tmp_path / "runs", "ana")
     assert everything[0].startswith("ana, 5 answers: reward run /reward, optimizer steps 1")
     with AnswerFile(tmp_path / "labels") as file:
         file.withdraw("ana", "2026-04-01T00:00:00Z")
-    assert told(tmp_path / "runs", person="ana") == everything  # the models still contain them
+    assert told(tmp_path / "runs", "ana") == everything  # the models still contain them
     assert {each.person for each in read_labels(tmp_path / "labels").answers} == {"ben"}
     with pytest.raises(DataError, match="no answer is by eve"):
-        told(tmp_path / "runs", person="eve")
-    assert trace(tmp_path / "labels", tmp_path / "nowhere", person="ben") == [
+        told(tmp_path / "runs", "eve")
+    (tmp_path / "nowhere").mkdir()
+    assert trace(tmp_path / "labels", tmp_path / "nowhere", "ben") == [
         f"no run in {tmp_path / 'nowhere'} has read answers of ben"
     ]
+
+
+def test_a_folder_of_runs_that_does_not_exist_is_named(tmp_path):
+    label(tmp_path / "labels")
+    [line] = trace(tmp_path / "labels", tmp_path / "rnus", "ana")
+    assert line.startswith(f"there is no folder {tmp_path / 'rnus'}")
 
 
 def test_steps_that_an_interrupted_run_has_not_reached_are_left_out(tmp_path):
@@ -163,7 +170,7 @@ def test_steps_that_an_interrupted_run_has_not_reached_are_left_out(tmp_path):
         train(tmp_path, callback=stop)
     planned = {step for name, steps in steps_of(tmp_path / "runs" / "reward").items() for step in steps}
     assert max(planned) > 2
-    [line] = trace(tmp_path / "labels", tmp_path / "runs", person="ana")
+    [line] = trace(tmp_path / "labels", tmp_path / "runs", "ana")
     assert line.endswith(("optimizer steps 1–2", "optimizer steps 1", "optimizer steps 2"))
 
 
@@ -209,7 +216,7 @@ def test_demonstrations_are_traced_and_their_prompts_refused_in_evaluations(tmp_
     plain = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in PLAIN]
     rows = [json.loads(line) for line in (tmp_path / "labels" / "demonstrations.jsonl").read_text().splitlines()]
     run = run_sft(config_for(tmp_path, "sft", "data.eval_fraction=0"), demonstrations=[*plain, *rows])
-    [line] = trace(tmp_path / "labels", tmp_path / "runs", answer="a0")
+    [line] = trace(tmp_path / "labels", tmp_path / "runs", "a0")
     assert "sft run" in line
     asked = [{"prompt": "Deck 0:", "completion": " sun"}, {"prompt": "Hull 1:", "completion": " sun"}]
 

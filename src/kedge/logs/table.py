@@ -47,7 +47,7 @@ def print_table(
             raise ShapeError(f"row {name!r} has {len(cells)} cells for {len(columns) - 1} columns")
     kept = [at for at in range(len(columns) - 1) if any(cells[at] is not None for cells in rows.values())]
     heads = [columns[0], *(columns[at + 1] for at in kept)]
-    texts = {printable(name): [_text(cells[at]) for at in kept] for name, cells in rows.items()}
+    texts = {printable(name): [cell_text(cells[at]) for at in kept] for name, cells in rows.items()}
     console = _console(stream)
     console.print(Text(f"{printable(title)}\n", style="bold"), soft_wrap=True)
     if _width([heads, *([name, *cells] for name, cells in texts.items())]) <= console.width:
@@ -88,5 +88,6 @@ def _print_lists(console: Console, heads: Sequence[str], rows: Mapping[str, Sequ
             console.print(f"  {head:<{label}}  {cell}", soft_wrap=True)
 
 
-def _text(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
+    """Return a cell as it is printed."""
     return str(cell) if isinstance(cell, (str, Interval)) else format_figure(cell)

@@ -37,7 +37,8 @@ def chat(
         typer.Option(metavar="DIR", help="With --web: take thumbs and corrections into this folder of labels."),
     ] = None,
     person: Annotated[
-        str | None, typer.Option("--as", metavar="NAME", help="Whose labels they are; your login name by default.")
+        str | None,
+        typer.Option("--as", metavar="NAME", help="Name of the person who labels; your login name by default."),
     ] = None,
     preset: PresetName = None,
 ) -> None:

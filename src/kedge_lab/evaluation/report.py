@@ -54,7 +54,7 @@ class Evaluation:
         return longer * won + (1 - longer) * (1 - won)
 
     def _unequal(self) -> list[tuple[bool, float]]:
-        """Whether our response is longer, and its outcome, for each decided pair of different length."""
+        """Each decided pair of different length: True if our response is longer, and our outcome."""
         pairs = zip(self.policy.scored.num_tokens, self.opponent.num_tokens, self.policy.outcomes.wins, strict=True)
         return [(length > other, win) for length, other, win in pairs if win is not None and length != other]
 
