@@ -145,11 +145,14 @@ def label(
         "FIELD=VALUE": [each for each in overrides if not each.startswith("judge.")],
     }
     folder = Path(os.path.expanduser(names[0])) if len(names) == 1 else None
+    reading = {"--write": write, "--report": report, "--withdraw": withdraw, "--trace": trace}
+    asked = [option for option, value in reading.items() if value]
+    if asked and (people is not None or port is not None):
+        raise ConfigError(f"{asked[0]} serves no page: leave out {'--port' if people is None else '--people'}")
     if folder is None or not (folder / ITEMS_FILE).is_file():
-        reading = {"--write": write, "--report": report, "--withdraw": withdraw, "--trace": trace}
-        if given := [option for option, value in reading.items() if value]:
+        if asked:
             raise ConfigError(
-                f"{given[0]} needs a folder of labels, with {ITEMS_FILE}; {' '.join(names) or 'none'} is not"
+                f"{asked[0]} needs a folder of labels, with {ITEMS_FILE}; {' '.join(names) or 'none'} is not"
             )
         folder = None
     elif given := [option for option, value in making.items() if value not in (None, [])]:

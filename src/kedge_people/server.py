@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from statistics import median
 from typing import Any, cast
 
 from kedge_base.errors import ConfigError, DataError, KedgeError, OutputError
+from kedge_base.machine.durable import replace_contents
 from kedge_base.machine.local_server import Answer as Reply
 from kedge_base.machine.local_server import LocalServer, Request, as_json, asset, new_token, read_object
 from kedge_base.run_folder.output import writing
@@ -77,10 +77,7 @@ def label_server(
     server = server or LocalServer(desk.reply, port=port or 0, takes_posts=True, tokens=tokens)
     path = folder / LINKS_FILE
     with writing(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        path.chmod(0o600)  # also if the file was copied with other rights
-        with open(descriptor, "w", encoding="utf-8") as links:
-            json.dump({"port": server.port, "tokens": tokens}, links)
+        replace_contents(path, [json.dumps({"port": server.port, "tokens": tokens}).encode()], mode=0o600)
     try:
         with server:
             yield server
@@ -138,7 +135,7 @@ class Desk:
             self._is_open = False
 
     def _shown(self, person: str, back: int) -> dict[str, Any]:
-        """What the page shows: progress, and a question without its models and other people's answers."""
+        """Return the page's content: progress, and a question without its models and others' answers."""
         own = self._own(person)
         left = self._left(person)
         total = len(self._assignments.questions(person, self._items))

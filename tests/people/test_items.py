@@ -182,6 +182,8 @@ MISTAKES = [
     ({"sources": ["labels"], "out": "new"}, "leave out --out"),
     ({"sources": ["m"], "write": True}, "--write needs a folder of labels"),
     ({"sources": ["labels"], "people": "ana,"}, "'' is not a name"),
+    ({"sources": ["labels"], "report": True, "people": "ana"}, "--report serves no page: leave out --people"),
+    ({"sources": ["labels"], "write": True, "port": 0}, "--write serves no page: leave out --port"),
     ({"sources": ["labels"], "withdraw": "zoe"}, "--withdraw zoe: no answer is theirs"),
     ({"sources": ["m"], "prompts": ["p"], "out": "labels"}, "labels is not empty"),
     ({"sources": ["m"], "prompts": ["p"], "out": "new", "scorer": ["r"]}, "--scorer needs --select"),

@@ -435,3 +435,19 @@ def test_acknowledged_answers_survive_kills_and_none_is_twice(tmp_path, count, k
     }
     assert len((tmp_path / ANSWERS_FILE).read_text().splitlines()) == 8 * count
     print(f"{len(found)} answers, {kills} kills, {sum(client.resent for client in clients.values())} requests repeated")
+
+
+def test_links_are_as_they_were_if_they_cannot_be_written(tmp_path, monkeypatch):
+    with serving(tmp_path) as server:
+        before = dict(server.urls)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(Exception, match="No space left on device"), serving(tmp_path):
+            pass
+    with serving(tmp_path) as server:
+        assert server.urls == before

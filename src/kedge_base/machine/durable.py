@@ -27,20 +27,21 @@ UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 """Errors of a file system that does not have an operation."""
 
 
-def replace_contents(path: Path, pieces: Iterable[bytes], *, forced: bool = True) -> None:
+def replace_contents(path: Path, pieces: Iterable[bytes], *, forced: bool = True, mode: int = 0o666) -> None:
     """Replace a file atomically; a symbolic link of this name is replaced, not followed.
 
     Args:
         path: The file.
         pieces: Its new contents.
         forced: Force them to disk before the rename. Needed for everything that a later step relies on.
+        mode: Permissions of the file, of which the umask is taken away.
 
     Raises:
         OSError: Writing fails; the file keeps its old contents.
     """
     part = temporary_name(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(part, flags, 0o666)
+    descriptor = os.open(part, flags, mode)
     try:
         with open(descriptor, "wb") as file:
             file.writelines(pieces)
