@@ -37,7 +37,7 @@ MARKED_WITHIN = 4096
 """Bytes at the start of a file that are searched for the marker of a report."""
 
 WAITING = "waiting for labels"
-"""What is said of a run that has ended because of that."""
+"""State of a run that ended until people have labeled."""
 
 Ending = Literal["finished", "stopped"]
 

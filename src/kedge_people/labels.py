@@ -264,7 +264,7 @@ def _parsed(row: Mapping[str, Any], kind: type[_Line], path: Path, number: int) 
 
 
 def _misfit(answer: Answer, size: int) -> str | None:
-    """Name the first list of an answer that does not fit an item with so many responses."""
+    """Name the first list of an answer that does not fit the number of responses."""
     if sorted(answer.order) != [*range(size)]:
         return f"order needs the numbers from 0 to {size - 1}"
     if answer.verdict == "ranked" and not answer.ranks:

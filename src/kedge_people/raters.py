@@ -50,7 +50,7 @@ GRID = np.array([NormalDist().inv_cdf((place + 0.5) / 200) for place in range(20
 
 MOST_ROUNDS = 300
 CLOSE = 1e-5
-"""EM ends after so many rounds, or when no parameter moves further."""
+"""Maximum rounds of EM, and the largest move of a parameter at which it ends."""
 
 LARGEST_STEP = 1.0
 """Largest change of a parameter in one round."""

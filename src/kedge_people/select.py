@@ -24,7 +24,7 @@ Method: TypeAlias = Literal["random", "gap", "uncertain", "hard"]
 """Any; a large and uncertain gap; a predicted probability near ½; where models disagree, or are wrong most often."""
 
 Value: TypeAlias = Callable[[Sequence[float]], float]
-"""What a comparison would teach, by the predicted difference in score of each model."""
+"""Value of a comparison, from the difference in score that each model predicts."""
 
 
 def check_choice(method: str, scorers: Sequence[str]) -> None:

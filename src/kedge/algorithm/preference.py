@@ -14,7 +14,7 @@ from kedge.algorithm.masking import check_same_shape
 from kedge_base.errors import ShapeError
 
 Ties: TypeAlias = Literal["drop", "davidson", "rao_kupper"]
-"""Whether equal ranks form no pair, or are a third outcome, by Davidson or by Rao and Kupper."""
+"""Treatment of equal ranks: no pair, or a third outcome by Davidson's or by Rao and Kupper's model."""
 
 
 def ranking_loss(

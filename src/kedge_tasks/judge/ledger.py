@@ -105,7 +105,7 @@ class Ledger:
         return {key: json.loads(answer) for key, answer in filter(None, rows)}
 
     def keep(self, key: str, answer: Any) -> None:
-        """Keep the answer to a question; None if there is none."""
+        """Keep the answer to a question; None for an unusable one."""
         with self._held() as base:
             base.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, json.dumps(answer)))
 

@@ -1,4 +1,4 @@
-"""What a judge is asked, and how its answer is read: a score from 1 to 10, or which of two responses is better."""
+"""A judge's questions, and the reading of its answers: a score from 1 to 10, or the better of two responses."""
 
 from __future__ import annotations
 
