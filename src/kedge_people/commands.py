@@ -228,6 +228,12 @@ def _items(
     chosen = choose(items, count, method=select, scorers=scorers, num_responses=size, **more)
     if not chosen:
         raise DataError(f"no prompt has {size} different responses that the --scorer can read; lower --responses")
+    if len(chosen) < (asked := min(count, len(items))):
+        typer.echo(
+            f"{len(chosen)} of {asked} prompts: only these have {size} different responses"
+            f"{' that the --scorer can read' if scorers else ''}; a lower --responses finds more",
+            err=True,
+        )
     return chosen
 
 

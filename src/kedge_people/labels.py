@@ -198,17 +198,18 @@ def write_data_sets(folder: Path) -> Labels:
 def comparisons(labels: Labels) -> Iterator[dict[str, Any]]:
     """Yield the rows of the answers as rankings of two or more responses, ties included.
 
-    A correction is better than the response that it corrects, and a thumb up than a thumb down. The column `label` says
-    where each comes from.
+    A correction is better than the response that it corrects, and a thumb up than a thumb down, unless the answer also
+    ranks them. The column `label` says where each comes from.
     """
     for answer in labels.answers:
         item = labels.items[answer.item]
-        if answer.verdict == "ranked" and len(answer.ranks) > 1:
+        is_ranking = answer.verdict == "ranked" and len(answer.ranks) > 1
+        if is_ranking:
             yield _row(item, answer, {"responses": list(item.responses), "ranks": list(answer.ranks)})
         for text, edited in zip(item.responses, answer.edits, strict=False):
             if edited is not None and edited != text:
                 yield _row(item, answer, {"responses": [edited, text], "ranks": [1, 2]}, source="correction")
-        if {1, -1} <= {*answer.thumbs}:
+        if {1, -1} <= {*answer.thumbs} and not is_ranking:
             judged = [place for place, thumb in enumerate(answer.thumbs) if thumb]
             texts = [item.responses[place] for place in judged]
             ranks = [1 if answer.thumbs[place] > 0 else 2 for place in judged]

@@ -154,7 +154,9 @@ def test_what_people_answer_trains_a_reward_model_and_a_policy(models, questions
             stage="reward",
         )
     )
-    assert json.loads((trained.folder / "data.json").read_text())["comparisons"]["used"] == 16
+    assert (
+        json.loads((trained.folder / "data.json").read_text())["comparisons"]["used"] == 12
+    )  # 8 rankings, 4 corrections
     tuned = run_sft(
         load_config(
             None,
@@ -168,6 +170,15 @@ def test_what_people_answer_trains_a_reward_model_and_a_policy(models, questions
         )
     )
     assert json.loads((tuned.folder / "data.json").read_text())["demonstrations"]["used"] == 8
+
+
+def test_prompts_without_enough_different_responses_are_counted(tmp_path, monkeypatch, capsys):
+    finished = [["a", "b", "c"], ["a", "a", "b"], ["c", "b", "a"]]
+    rows(tmp_path / "finished.jsonl", [{"prompt": str(n), "responses": each} for n, each in enumerate(finished)])
+    monkeypatch.setattr("kedge_people.commands._serve", lambda *_: None)
+    label(responses_from=[str(tmp_path / "finished.jsonl")], out=str(tmp_path / "new"), select="random", responses=3)
+    assert len(read_labels(tmp_path / "new").items) == 2
+    assert "2 of 3 prompts: only these have 3 different responses" in capsys.readouterr().err
 
 
 MISTAKES = [

@@ -80,6 +80,7 @@ def test_rankings_corrections_and_thumbs_become_comparisons(folder):
         answer("d", verdict="skipped", ranks=(), thumbs=(-1, 1)),
         answer("e", item="2", verdict="skipped", ranks=(), edits=("hi there",)),
         answer("f", item="2", ranks=(1,)),
+        answer("g", thumbs=(-1, 1)),
     )
     found = [(row["responses"], row["ranks"], row["label"]["source"], row["label"]["answer"]) for row in rows(folder)]
     assert found == [
@@ -87,6 +88,7 @@ def test_rankings_corrections_and_thumbs_become_comparisons(folder):
         (["shorter", "short"], [1, 2], "correction", "c"),
         (["short", "a long one"], [2, 1], "thumbs", "d"),
         (["hi there", "hi"], [1, 2], "correction", "e"),
+        (["short", "a long one"], [2, 1], "ranking", "g"),  # once, though its thumbs say the same
     ]
     assert rows(folder)[0]["post"] == "p"
     assert rows(folder)[0]["label"]["order"] == [1, 0]
@@ -95,8 +97,9 @@ def test_rankings_corrections_and_thumbs_become_comparisons(folder):
         ("shorter", "correction"),
         ("a long one", "thumbs"),
         ("hi there", "correction"),
+        ("a long one", "thumbs"),
     ]
-    assert written[-1]["prompt"] == SINGLE.prompt
+    assert written[-2]["prompt"] == SINGLE.prompt
 
 
 def test_a_torn_line_is_dropped_before_the_next_answer(folder):

@@ -148,9 +148,12 @@ class Judge:
         keys = list(map(self._key, questions))
         known = self._ledger.answers(keys)
         new = [(key, each) for key, each in dict(zip(keys, questions, strict=True)).items() if key not in known]
-        alone = 0 if self._has_answered else 1  # the first, to learn what the server understands
-        self._answer_all(new[:alone])
-        self._answer_all(new[alone:])
+        if new and not self._has_answered:
+            # One alone, to learn what the server understands: the shortest, which is the least likely to be too long.
+            shortest = min(new, key=lambda each: len(each[1].prompt) + sum(map(len, each[1].responses)))
+            new.remove(shortest)
+            self._answer_all([shortest])
+        self._answer_all(new)
         known = self._ledger.answers(keys)
         return [known[key] and known[key]["value"] for key in keys]
 

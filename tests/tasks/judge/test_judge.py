@@ -228,6 +228,7 @@ def test_a_prompt_that_is_too_long_costs_its_own_score_alone(server):
     server.answer = answer
     assert judge(server).score(PROMPTS, ["e", "long", "ee"]) == [2, None, 3]
     assert len(server.requests) == 3
+    assert judge(server).score(PROMPTS, ["very long", "e", "ee"]) == [None, 2, 3]  # also as the first of a run
 
 
 # Failures.
