@@ -145,6 +145,18 @@ def test_a_package_that_stands_alone_declares_what_it_imports(name: str) -> None
     assert {name for name in foreign if not declared & {normalized(home) for home in homes.get(name, [name])}} == set()
 
 
+def test_every_package_is_in_an_sdist_and_its_wheel() -> None:
+    """A wheel is built from the sdist; a package that only the wheel lists is missing there without an error."""
+    targets = table(ROOT / "pyproject.toml")["tool"]["hatch"]["build"]["targets"]
+    packages = set(targets["wheel"]["packages"])
+    assert packages == {each for each in targets["sdist"]["only-include"] if each.startswith("src/")}
+    alone = {path.name for path in (ROOT / "distributions").iterdir() if path.is_dir()}
+    alone = {"ppo_conformance" if name == "conformance" else f"kedge_{name}" for name in alone}
+    assert {path.parent.name for path in (ROOT / "src").glob("*/__init__.py")} == alone | {
+        package.removeprefix("src/") for package in packages
+    }
+
+
 def test_the_conformance_suite_needs_numpy_and_otherwise_extras() -> None:
     """An adapter imports the library that whoever runs it has."""
     project = table(ROOT / "distributions" / "conformance" / "pyproject.toml")["project"]
