@@ -27,6 +27,7 @@ from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from kedge_base.run_folder.record_format import read_metrics
 from kedge_base.stage import stages
+from kedge_inspect.verify import Verification
 from kedge_people.labels import Item, write_items
 from tests.tasks.environments.worlds import Guess
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
@@ -67,8 +68,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kedge.cli.stages.imported", lambda _: lambda *_, **__: None)
     monkeypatch.setattr("kedge_lab.demo.main.run_demo", lambda *_, **__: None)
     monkeypatch.setattr("kedge_inspect.diagnosis.examine_run", lambda folder, **_: {})
-    monkeypatch.setattr("kedge_inspect.verify.verify_run", lambda _: ([], ""))
-    monkeypatch.setattr("kedge_inspect.commands.service", lambda _: lambda *_: ([], ""))
+    monkeypatch.setattr("kedge_inspect.api.verify_run", lambda _: Verification([], ""))
+    monkeypatch.setattr("kedge_inspect.api.service", lambda _: lambda *_: Verification([], ""))
     monkeypatch.setattr("kedge_inspect.report.write_report", lambda *_, **__: "report.html")
     monkeypatch.setattr("kedge_lab.sweep.run_sweep", lambda *_, **__: SimpleNamespace(failed=[]))
     # It would write to the home directory of whoever runs the tests.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kedge.stages.ppo.own_loop import PpoTrainer
     from kedge_base.errors import KedgeError
     from kedge_hub.api import push
-    from kedge_inspect.api import doctor, write_report
+    from kedge_inspect.api import doctor, verify, write_report
     from kedge_lab.api import check_critic, evaluate, generate, pass_at_k, sweep
     from kedge_tasks.environments.shapes import Step
 
@@ -50,6 +50,7 @@ __all__ = [
     "rlhf",
     "sft",
     "sweep",
+    "verify",
     "write_report",
 ]
 

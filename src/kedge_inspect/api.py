@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from kedge_base.run_folder.output import Result, folder_of
+from kedge_base.registry import service
+from kedge_base.run_folder.output import RECEIPT_FILE, Result, folder_of
 from kedge_inspect.abroad.runs import Origin
 from kedge_inspect.commands import field_advice
 from kedge_inspect.diagnosis import diagnose_run
 from kedge_inspect.doctor import Finding
+from kedge_inspect.report import runs_in
 from kedge_inspect.report import write_report as make_report
+from kedge_inspect.verify import Verification, verify_run
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
 
@@ -29,6 +32,32 @@ def doctor(run: StrPath | Result, *, library: str = "", settings: StrPath | None
     """
     origin = Origin(library, None if settings is None else folder_of(settings, "settings"))
     return diagnose_run(folder_of(run), advice=field_advice(), origin=origin)
+
+
+def verify(
+    run: StrPath | Result, *, update: int | None = None, workspace: StrPath | None = None, **objects: Any
+) -> dict[Path, Verification]:
+    """Compare a run's folder with its receipt, and make one of its updates again; the folder is not changed.
+
+    Args:
+        run: The run's folder or result, or a folder with the runs of several stages.
+        update: Make this update again from the checkpoint before it, if the folder is as its receipt says.
+        workspace: An empty folder for `update`; a temporary one by default.
+        objects: Functions, models and rows that the run was given, such as `reward`.
+
+    Returns:
+        The differences of each run, none if it is as its receipt says, and what was compared.
+
+    Raises:
+        DataError: A run has no receipt, or no checkpoint before the update.
+    """
+    folder = folder_of(run)
+    folders = [folder] if (folder / RECEIPT_FILE).is_file() else runs_in(folder)
+    found = {each: verify_run(each) for each in folders}
+    if update is None or any(each.differences for each in found.values()):
+        return found
+    place = None if workspace is None else folder_of(workspace, "workspace")
+    return {each: service("again")(each, update, place, **objects) for each in found}
 
 
 def write_report(*runs: StrPath | Result, out: StrPath | None = None) -> Path:

@@ -9,7 +9,7 @@ import typer
 
 from kedge_base.command import Command
 from kedge_base.errors import ConfigError
-from kedge_base.registry import loaded, service
+from kedge_base.registry import loaded
 from kedge_base.run_folder.output import waiting_for
 from kedge_base.texts import printable
 
@@ -128,20 +128,17 @@ def verify(
     ] = None,
 ) -> None:
     """Check that a run's folder is as the run left it, with its receipt. Exits with 1 if something differs."""
-    from kedge_base.run_folder.output import RECEIPT_FILE
-    from kedge_inspect.report import runs_in
-    from kedge_inspect.verify import LIMITS, verify_run
+    from kedge_inspect.api import verify as verify_runs
+    from kedge_inspect.verify import LIMITS
 
     if workspace is not None and update is None:
         raise ConfigError("--in needs --update")
-    found = {folder: verify_run(folder) for folder in ([run] if (run / RECEIPT_FILE).is_file() else runs_in(run))}
-    if update is not None and not any(faults for faults, _ in found.values()):
-        found = {folder: service("again")(folder, update, workspace) for folder in found}
-    for folder, (faults, summary) in found.items():
-        for line in (*faults, summary):
+    found = verify_runs(run, update=update, workspace=workspace)
+    for folder, (differences, summary) in found.items():
+        for line in (*differences, summary):
             typer.echo(printable(f"{folder}: {line}"))
     typer.echo(LIMITS)
-    raise typer.Exit(any(faults for faults, _ in found.values()))
+    raise typer.Exit(any(each.differences for each in found.values()))
 
 
 def watch(

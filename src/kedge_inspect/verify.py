@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import NamedTuple
 
 from kedge_base.errors import DataError
 from kedge_base.run_folder.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, RECEIPT_FILE
@@ -23,8 +24,17 @@ LIMITS = (
     "receipt were not made up together."
 )
 
-Verification = tuple[list[str], str]
-"""A line for each difference, and what was compared."""
+
+class Verification(NamedTuple):
+    """A comparison of a run with its receipt.
+
+    Attributes:
+        differences: A line for each; empty if the run is as its receipt says.
+        summary: What was compared.
+    """
+
+    differences: list[str]
+    summary: str
 
 
 def verify_run(folder: Path) -> Verification:
@@ -50,7 +60,8 @@ def _verified(folder: Path) -> Verification:
     damaged = [number for number, (line, _) in enumerate(lines, 1) if line is None]
     faults = [f"{RECEIPT_FILE}: line {number} was changed, or a line before it" for number in damaged]
     if not recorded.starts:
-        return [*faults, f"{RECEIPT_FILE} does not say how the run started"], "nothing else can be compared"
+        faults += [f"{RECEIPT_FILE} does not say how the run started"]
+        return Verification(faults, "nothing else can be compared")
     start = recorded.starts[-1]
     for log in {METRICS_FILE: None, **recorded.rows}:
         rows = [(row, f" (update {update})") for row, update in recorded.rows.get(log, ())]
@@ -71,13 +82,14 @@ def _verified(folder: Path) -> Verification:
     inputs = {name: found for name, found in inputs.items() if os.path.isfile(name)}
     faults += [f"{each} since the run read it" for each in _file_faults(Path(), inputs, ())]
     begins = recorded.starts[0]["start"]
-    return faults, (
+    summary = (
         f"compared {len(recorded.rows.get(METRICS_FILE, ()))} updates, {len(recorded.checkpoints)} checkpoints, "
         f"{len(recorded.files)} other files, and {len(inputs)} of {len(start['inputs'])} files that the run read"
         f"{f'; updates up to {begins} as a later start found them' if begins else ''}"
         f"{'' if recorded.has_ended else '; the run is not over, or was killed: what it wrote last may be missing'}"
         f"; receipt {lines[-1][1]}"
     )
+    return Verification(faults, summary)
 
 
 def _row_faults(name: str, recorded: Sequence[tuple[str, str]], found: Sequence[str]) -> Iterator[str]:

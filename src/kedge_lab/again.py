@@ -94,13 +94,13 @@ def make_again(folder: Path, update: int, workspace: Path | None = None, **objec
     what = f"{made} made again from the checkpoint of update {first}: metrics"
     differing = sorted(filter(apart.get, apart), key=lambda name: -apart[name])
     if not differing:
-        return [], f"{what}{' and weights' if has_weights else ''} are the same to the bit"
+        return Verification([], f"{what}{' and weights' if has_weights else ''} are the same to the bit")
     largest = [max((apart[name] for name in apart if name.startswith(WEIGHTS) == part), default=0) for part in (0, 1)]
     summary = f"{what} differ by at most {largest[0]:.2g} of their size, weights by {largest[1]:.2g}"
     if kind and max(largest) <= TOLERANCE:
-        return [], f"{summary}: no more than {'; '.join(kind)} explains"
+        return Verification([], f"{summary}: no more than {'; '.join(kind)} explains")
     faults = [f"{name} differs by {apart[name]:.2g} of its size" for name in differing[:MOST]]
-    return faults, f"{summary}{'; made with ' if kind else ''}{'; '.join(kind)}"
+    return Verification(faults, f"{summary}{'; made with ' if kind else ''}{'; '.join(kind)}")
 
 
 def _span(folder: Path, recorded: Recorded, update: int) -> tuple[dict[str, Any], int, int]:

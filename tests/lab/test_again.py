@@ -21,6 +21,7 @@ from kedge.stages.sft import run_sft
 from kedge_base.command import Group, new_app
 from kedge_base.errors import ConfigError, DataError, OutputError
 from kedge_base.run_folder.output import kept_checkpoints
+from kedge_inspect.api import verify
 from kedge_inspect.commands import add_commands
 from kedge_inspect.verify import verify_run
 from kedge_lab.again import make_again
@@ -204,13 +205,26 @@ def test_changed_inputs_and_settings_are_one_line(tmp_path, policy):
         make_again(run, 3, prompts=PROMPTS)
 
 
+def test_from_python_with_the_objects_that_the_run_was_given(tmp_path, policy, monkeypatch):
+    run = tmp_path / "run"
+    result = run_ppo(configure(policy, run, num_updates=3, **{"checkpoint.every": 1}), prompts=PROMPTS, reward=scaled)
+    monkeypatch.setattr("kedge_inspect.api.service", {"again": make_again}.__getitem__)
+    [(folder, (differences, summary))] = verify(result, update=3, prompts=PROMPTS, reward=scaled).items()
+    assert (folder, differences) == (run, [])
+    assert "made again" in summary
+    (run / "roles.json").write_text("{}")
+    [(differences, summary)] = verify(str(run), update=3, prompts=PROMPTS, reward=scaled).values()
+    assert differences == ["roles.json was changed"]
+    assert "made again" not in summary
+
+
 def test_the_command(tmp_path, policy, monkeypatch):
     (tmp_path / "reward.py").write_text(REWARD)
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": each}) + "\n" for each in PROMPTS))
     run = tmp_path / "run"
     named = {"reward": f"{tmp_path}/reward.py:vowels", "prompts": [str(tmp_path / "prompts.jsonl")]}
     run_ppo(configure(policy, run, num_updates=3, **named, **{"checkpoint.every": 1}))
-    monkeypatch.setattr("kedge_inspect.commands.service", {"again": make_again}.__getitem__)
+    monkeypatch.setattr("kedge_inspect.api.service", {"again": make_again}.__getitem__)
     app = new_app(Group)
     add_commands(app)
 
