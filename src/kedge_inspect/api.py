@@ -41,7 +41,7 @@ def verify(
 
     Args:
         run: The run's folder or result, or a folder with the runs of several stages.
-        update: Make this update again from the checkpoint before it, if the folder is as its receipt says.
+        update: Make this update again from the last checkpoint before it, or the start, if the folder is as its receipt says.
         workspace: An empty folder for `update`; a temporary one by default.
         objects: Functions, models and rows that the run was given, such as `reward`.
 
@@ -49,7 +49,7 @@ def verify(
         The differences of each run, none if it is as its receipt says, and what was compared.
 
     Raises:
-        DataError: A run has no receipt, or no checkpoint before the update.
+        DataError: A run has no receipt, or the update cannot be made again.
     """
     folder = folder_of(run)
     folders = [folder] if (folder / RECEIPT_FILE).is_file() else runs_in(folder)

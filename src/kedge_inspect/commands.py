@@ -120,7 +120,9 @@ def verify(
     run: RunFolder,
     update: Annotated[
         int | None,
-        typer.Option(min=1, help="Make this update again from the checkpoint before it, and compare the results."),
+        typer.Option(
+            min=1, help="Make this update again from the last checkpoint before it, or the start, and compare."
+        ),
     ] = None,
     workspace: Annotated[
         Path | None,

@@ -49,7 +49,7 @@ class _Made(BaseException):
 
 
 def make_again(folder: Path, update: int, workspace: Path | None = None, **objects: Any) -> Verification:
-    """Make an update of a run again, from the checkpoint before it up to the next one, if there is one.
+    """Make an update of a run again, from the checkpoint or start before it up to the next checkpoint, if there is one.
 
     Args:
         folder: The run's folder, which is not changed.
@@ -58,7 +58,7 @@ def make_again(folder: Path, update: int, workspace: Path | None = None, **objec
         objects: Python objects that the run was given, as for the stage's function.
 
     Raises:
-        KedgeError: The run has no such update, no checkpoint before it, or other inputs.
+        KedgeError: The run has no such update, neither a start nor a checkpoint before it, or other inputs.
     """
     recorded = Recorded.of(read_lines(folder / RECEIPT_FILE))
     start, first, last = _span(folder, recorded, update)
@@ -69,16 +69,21 @@ def make_again(folder: Path, update: int, workspace: Path | None = None, **objec
 
     with TemporaryDirectory() if workspace is None else nullcontext(check_output(workspace)) as place:
         run = Path(place, "run")
-        shutil.copytree(checkpoint_folder(folder, first), checkpoint_folder(run, first))
-        for path in (*folder.glob("*.jsonl"), *folder.glob(f"{SAMPLED_FOLDER}/*")):
-            if path.name != RECEIPT_FILE:
-                copy = run / path.relative_to(folder)
-                copy.parent.mkdir(exist_ok=True)
-                shutil.copyfile(path, copy)
-        (run / CONFIG_FILE).write_text(start["config"], "utf-8")
-        config = with_values(load_config(run / CONFIG_FILE), {"out": str(run), **QUIET})
+        settings = Path(place) / CONFIG_FILE
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text(start["config"], "utf-8")
+        config = with_values(load_config(settings), {"out": str(run), **QUIET})
+        stage = find_stage(read_config(settings.parent)[0]["stage"])
+        if first:
+            shutil.copytree(checkpoint_folder(folder, first), checkpoint_folder(run, first))
+            for path in (*folder.glob("*.jsonl"), *folder.glob(f"{SAMPLED_FOLDER}/*")):
+                if path.name != RECEIPT_FILE:
+                    copy = run / path.relative_to(folder)
+                    copy.parent.mkdir(exist_ok=True)
+                    shutil.copyfile(path, copy)
+            settings.rename(run / CONFIG_FILE)
         with suppress(_Made), chained():
-            imported(find_stage(read_config(run)[0]["stage"]).run)(config, resume=Resume(), callback=stop, **objects)
+            imported(stage.run)(config, resume=Resume() if first else None, callback=stop, **objects)
         again = Recorded.of(read_lines(run / RECEIPT_FILE))
         was, now = (dict(_results(*each, first, last)) for each in ((folder, recorded), (run, again)))
         if has_weights := all(checkpoint_folder(each, last).is_dir() for each in (folder, run)):
@@ -91,7 +96,7 @@ def make_again(folder: Path, update: int, workspace: Path | None = None, **objec
     if kind:  # rewards are rounded otherwise, and other responses show in the metrics
         apart = {name: each for name, each in apart.items() if not name.endswith(TRAINED)}
     made = f"updates {first + 1} to {last}" if last > first + 1 else f"update {last}"
-    what = f"{made} made again from the checkpoint of update {first}: metrics"
+    what = f"{made} made again from the {f'checkpoint of update {first}' if first else 'start'}: metrics"
     differing = sorted(filter(apart.get, apart), key=lambda name: -apart[name])
     if not differing:
         return Verification([], f"{what}{' and weights' if has_weights else ''} are the same to the bit")
@@ -106,10 +111,12 @@ def make_again(folder: Path, update: int, workspace: Path | None = None, **objec
 def _span(folder: Path, recorded: Recorded, update: int) -> tuple[dict[str, Any], int, int]:
     """The start of the process that made an update, and the checkpoints around the update that it read or wrote.
 
+    The first is 0 for the start of the run.
+
     Raises:
-        DataError: No checkpoint precedes the update.
+        DataError: The run has no such update, or neither a start nor a checkpoint before it.
     """
-    kept = kept_checkpoints(folder)
+    kept = [0, *kept_checkpoints(folder)]
     possible: list[str] = []
     ends = [
         *(each["start"] for each in recorded.starts[1:]),

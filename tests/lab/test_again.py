@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from kedge_base.command import Group, new_app
 from kedge_base.errors import ConfigError, DataError, OutputError
-from kedge_base.run_folder.output import kept_checkpoints
+from kedge_base.run_folder.output import checkpoint_folder, kept_checkpoints
 from kedge_inspect.api import verify
 from kedge_inspect.commands import add_commands
 from kedge_inspect.verify import verify_run
@@ -79,16 +80,17 @@ def test_every_update_is_made_again_to_the_bit(tmp_path, policy, kind):
     run = tmp_path / "run"
     objects = train(kind, policy, run)
     before = files_of(tmp_path)
-    first = kept_checkpoints(run)[0]
+    first = next(filter(None, kept_checkpoints(run)))
     number = len((run / "metrics.jsonl").read_text().splitlines())
-    for update in range(first + 1, number + 1):
+    for update in (1, *range(first + 1, number + 1)):
         faults, summary = make_again(run, update, **objects)
         assert faults == []
         assert summary.endswith(": metrics and weights are the same to the bit"), summary
+        assert ("again from the start" in summary) is (update <= first)
     assert number - first >= 3
     assert files_of(tmp_path) == before
-    with pytest.raises(DataError, match=rf"update {first} can be made again; updates {first + 1} to {number} can"):
-        make_again(run, first, **objects)
+    with pytest.raises(DataError, match=rf"update {number + 1} can be made again; updates 1 to {number} can"):
+        make_again(run, number + 1, **objects)
 
 
 def test_updates_after_a_resume_and_before_are_made_again(tmp_path, policy):
@@ -97,10 +99,15 @@ def test_updates_after_a_resume_and_before_are_made_again(tmp_path, policy):
         train("separate", policy, run, stops_at=3)
     objects = train("separate", policy, run, resume=Resume())
     assert verify_run(run)[0] == []
-    for update in (3, 4, 5, 6):
+    made = {2: "updates 1 to 2 made", 3: "update 3 made", 4: "update 4 made", 6: "updates 5 to 6 made"}
+    for update, beginning in made.items():
         faults, summary = make_again(run, update, **objects)
         assert not faults
-        assert summary.startswith({3: "update 3 made", 4: "update 4 made"}.get(update, "updates 5 to 6 made"))
+        assert summary.startswith(beginning)
+    shutil.rmtree(checkpoint_folder(run, 2))  # as checkpoint.keep does
+    shutil.rmtree(checkpoint_folder(run, 3))
+    with pytest.raises(DataError, match="update 4 can be made again; updates 1 to 3 and 5 to 6 can"):
+        make_again(run, 4, **objects)
 
 
 def test_an_update_is_made_again_with_the_settings_that_it_was_made_with(tmp_path, policy):
