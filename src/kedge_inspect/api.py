@@ -41,7 +41,8 @@ def verify(
 
     Args:
         run: The run's folder or result, or a folder with the runs of several stages.
-        update: Make this update again from the last checkpoint before it, or the start, if the folder is as its receipt says.
+        update: Make this update again, from the last checkpoint before it or the start, if the folder is as its receipt
+            says.
         workspace: An empty folder for `update`; a temporary one by default.
         objects: Functions, models and rows that the run was given, such as `reward`.
 
