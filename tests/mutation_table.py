@@ -458,15 +458,15 @@ MUTATIONS = (
     Mutation(
         "no-temperature-in-the-samplers-logprobs",
         "Sampler._draw",
-        "token_logprobs(logits, tokens, temperature=self.temperature or 1.0)",
-        "token_logprobs(logits, tokens)",
+        "tokens, logprobs.gather(",
+        "tokens, logits.log_softmax(-1).gather(",
         f"{SAMPLER}::test_sampling_time_logprobs_are_those_of_a_second_pass_at_the_same_temperature[0.7-llama]",
     ),
     Mutation(
         "no-temperature-in-the-draw",
         "Sampler._draw",
-        "_inverse_cdf(logits / self.temperature, draws)",
-        "_inverse_cdf(logits, draws)",
+        "_inverse_cdf(logprobs, draws)",
+        "_inverse_cdf(logits.log_softmax(-1), draws)",
         f"{SAMPLER}::test_sampled_frequencies_are_the_models_probabilities",
     ),
     Mutation(
@@ -637,7 +637,7 @@ MUTATIONS = (
         "greedy-baseline-is-drawn",
         "Sampler._draw",
         "else logits.argmax(dim=-1)",
-        "else _inverse_cdf(logits, draws)",
+        "else _inverse_cdf(logprobs, draws)",
         f"{SAMPLING}::test_remax_compares_each_response_with_the_greedy_one_to_its_prompt",
     ),
     Mutation(

@@ -1,6 +1,7 @@
 """The built-in sampler: its distribution, where it stops, and the independence of rows."""
 
 import math
+from itertools import accumulate
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from kedge.models import ActorCritic, LanguageModel, TokenRows, language, respon
 from kedge.models.packing.trunk import Trunk
 from kedge.rollout import Sampler
 from kedge.rollout import sampler as sampler_module
-from kedge.rollout.sampler import _inverse_cdf
+from kedge.rollout.sampler import SPAN, _inverse_cdf
 from tests.models.families import ARCHITECTURES, language_model
 from tests.tiny import FAMILIES, tiny_causal_lm, tiny_tokenizer
 
@@ -135,6 +136,18 @@ def test_the_draw_inverts_the_cumulative_distribution():
         for end in (-torch.inf, -1e9):
             cut = torch.tensor([0.1, 0.3, end]).repeat(2, 1)
             assert _inverse_cdf(cut, largest.to(dtype)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("vocab", [1, 7, SPAN, SPAN + 1, 5 * SPAN])
+def test_a_draw_by_spans_is_a_draw_from_the_cumulative_sum_of_all(vocab):
+    generator = torch.Generator().manual_seed(0)
+    logprobs = torch.randn(200, vocab, generator=generator).mul_(4).log_softmax(-1)
+    draws = torch.rand(200, generator=generator, dtype=torch.float64)
+    expected = []
+    for row, draw in zip(logprobs.double().exp().tolist(), draws.tolist(), strict=True):
+        ends = list(accumulate(row))
+        expected.append(next(token for token, end in enumerate(ends) if end > draw * ends[-1]))
+    assert _inverse_cdf(logprobs, draws).tolist() == expected
 
 
 def test_sampled_frequencies_are_the_models_probabilities():

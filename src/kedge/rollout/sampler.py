@@ -8,11 +8,10 @@ from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kedge.algorithm.experience import Rollout
-from kedge.algorithm.logprobs import token_logprobs
 from kedge.models import Decoder, LanguageModel, PackedDecoder, Precision, autocast, prepacked, read_values
 from kedge.ranks import AdaptiveTokens
 from kedge.rollout.engine import Dialogue, GenerateOptions
@@ -21,6 +20,8 @@ from kedge_base.machine.memory import is_out_of_memory, note_exhaustion, release
 
 # Finished rows are dropped only once they make up this share of the batch: dropping them copies all others' cache.
 COMPACTION_SHARE = 0.25
+# Tokens whose probabilities are summed before a draw; most large vocabularies are a multiple.
+SPAN = 128
 # Turns that have ended are answered when they reach this share. Answered one by one, they would take as many steps as
 # the longest conversation, and waits for an environment would add up; answered all at once, as many as the longest
 # turns.
@@ -273,9 +274,10 @@ class Sampler:
         """Draw one token per row; return tokens and log probabilities."""
 
         def measure(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-            drawn = self.temperature > 0
-            tokens = _inverse_cdf(logits / self.temperature, draws) if drawn else logits.argmax(dim=-1)
-            return tokens, token_logprobs(logits, tokens, temperature=self.temperature or 1.0)
+            scaled = logits if self.temperature in (0, 1) else logits / self.temperature
+            logprobs = torch.log_softmax(scaled, dim=-1)
+            tokens = _inverse_cdf(logprobs, draws) if self.temperature > 0 else logits.argmax(dim=-1)
+            return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(1)
 
         tokens, logprobs = self.model.over_logits(measure, hidden, draws)
         return tokens, logprobs
@@ -292,11 +294,26 @@ def _draw_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _inverse_cdf(logits: Float[Tensor, "rows vocab"], draws: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-    """Return the token at which the cumulative distribution first exceeds the draw, never one with probability 0."""
-    # In place, and without dividing by the sum, because each such tensor is large for a large vocabulary.
-    weights = (logits - logits.amax(dim=-1, keepdim=True)).to(draws.dtype).exp_()
-    cumulative = weights.cumsum_(dim=-1)
-    draws = draws.clamp(max=1 - torch.finfo(draws.dtype).eps / 2)  # a draw below 1 may be rounded to it
-    thresholds = (draws * cumulative[:, -1])[:, None]
-    return torch.searchsorted(cumulative, thresholds, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
+def _inverse_cdf(logprobs: Float[Tensor, "rows vocab"], draws: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+    """Return the token at which the cumulative distribution first exceeds the draw, never one with probability 0.
+
+    Only the sums of spans of the vocabulary are accumulated, and then the probabilities within the span of the draw:
+    in double precision, the cumulative sum of a large vocabulary takes longer than the rest of the draw.
+    """
+    weights = logprobs.exp()
+    if gap := -weights.shape[1] % SPAN:
+        weights = nn.functional.pad(weights, (0, gap))
+    spans = weights.unflatten(1, (-1, SPAN))
+    span, rest = _first_above(spans.sum(dim=-1), draws)
+    token, _ = _first_above(spans[torch.arange(len(span), device=span.device), span], rest)
+    return (span * SPAN + token).clamp(max=logprobs.shape[1] - 1)
+
+
+def _first_above(weights: Float[Tensor, "rows entries"], draws: Float[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
+    """Return the entry at which the cumulative distribution first exceeds the draw, and the draw's place within it."""
+    draws = draws.clamp(0, 1 - torch.finfo(draws.dtype).eps / 2)  # a draw below 1 may be rounded to it
+    ends = weights.to(draws.dtype).cumsum(dim=-1)
+    thresholds = draws[:, None] * ends[:, -1:]
+    entry = torch.searchsorted(ends, thresholds, right=True).clamp(max=weights.shape[1] - 1)
+    end, weight = ends.gather(1, entry), weights.gather(1, entry)
+    return entry.squeeze(1), (1 - (end - thresholds) / weight).squeeze(1)
