@@ -1,4 +1,4 @@
-"""In tests the algorithm's shapes and types are checked at every call; `unchecked` switches that off.
+"""In tests, the algorithm's shapes and types are checked (`tests.shape_checks`); `unchecked` switches that off.
 
 A user runs without those checks, so the tests of kedge's own messages must too; and they would slow a training down.
 """
@@ -6,22 +6,16 @@ A user runs without those checks, so the tests of kedge's own messages must too;
 import gc
 import os
 import signal
-import sys
 from collections.abc import Iterator
-from types import ModuleType
 
 import jaxtyping
 import pytest
-from beartype import BeartypeConf, beartype
 from hypothesis import settings
 
 from kedge_base.machine import invocation
+from tests.shape_checks import install_checks
 
-# An int is a float, as PEP 484 has it and every caller expects.
-typechecker = ModuleType("kedge_typechecker")
-typechecker.check = beartype(conf=BeartypeConf(is_pep484_tower=True))
-sys.modules[typechecker.__name__] = typechecker
-jaxtyping.install_import_hook("kedge.algorithm", "kedge_typechecker.check")
+install_checks("kedge.algorithm")
 
 GENERATED = "generated cases"
 
