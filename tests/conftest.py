@@ -3,6 +3,7 @@
 A user runs without those checks, so the tests of kedge's own messages must too; and they would slow a training down.
 """
 
+import functools
 import gc
 import os
 import signal
@@ -10,12 +11,17 @@ from collections.abc import Iterator
 
 import jaxtyping
 import pytest
+import typer.main
 from hypothesis import settings
 
 from kedge_base.machine import invocation
 from tests.shape_checks import install_checks
 
 install_checks("kedge.algorithm")
+
+# Typer builds all commands and options at each call of the command line. A user's process makes one call, these tests
+# make hundreds.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 GENERATED = "generated cases"
 
