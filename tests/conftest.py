@@ -1,27 +1,27 @@
-"""In tests the algorithm's shapes and types are checked at every call; `unchecked` switches that off.
+"""In tests, the algorithm's shapes and types are checked (`tests.shape_checks`); `unchecked` switches that off.
 
 A user runs without those checks, so the tests of kedge's own messages must too; and they would slow a training down.
 """
 
+import functools
 import gc
 import os
 import signal
-import sys
 from collections.abc import Iterator
-from types import ModuleType
 
 import jaxtyping
 import pytest
-from beartype import BeartypeConf, beartype
+import typer.main
 from hypothesis import settings
 
 from kedge_base.machine import invocation
+from tests.shape_checks import install_checks
 
-# An int is a float, as PEP 484 has it and every caller expects.
-typechecker = ModuleType("kedge_typechecker")
-typechecker.check = beartype(conf=BeartypeConf(is_pep484_tower=True))
-sys.modules[typechecker.__name__] = typechecker
-jaxtyping.install_import_hook("kedge.algorithm", "kedge_typechecker.check")
+install_checks("kedge.algorithm")
+
+# Typer builds all commands and options at each call of the command line. A user's process makes one call, these tests
+# make hundreds.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 GENERATED = "generated cases"
 
