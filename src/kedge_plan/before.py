@@ -10,7 +10,7 @@ from kedge_base.machine.progress import say
 from kedge_base.stage import find_stage
 from kedge_plan.devices import Device, this_machine
 from kedge_plan.hollow import read_blueprint
-from kedge_plan.plan import Counted, Unplannable, as_on, count_stage, proposals, rlhf_stages
+from kedge_plan.plan import Counted, Unplannable, count_on, count_stage, remedies, rlhf_stages
 from kedge_plan.report import MachinePlan, peak_line
 from kedge_plan.rows import Lengths
 
@@ -44,7 +44,7 @@ def plan_before(config: Config, stage: str, *, anyway: bool = False, label: str 
         return None
     try:
         device = this_machine(config.runtime.device)
-        counted = count_stage(as_on(device, config), stage)
+        counted = count_on(device, config, stage)
     except ConfigError:
         raise
     except Unplannable as error:
@@ -102,7 +102,8 @@ def _refusal(counted: Counted, plan: MachinePlan, device: Device, least: float) 
     assert device.memory is not None
     needs = f"{plan.stage} needs {with_unit(plan.needed)} of memory in {plan.peak.name}, at least {with_unit(least)}"
     there = f"{device.name} has {with_unit(device.memory)} ({device.bound})"
-    for settings, other in proposals(counted, device):
-        if other.needed < device.memory:
-            return f"{needs}, and {there}; set {settings} ({with_unit(other.needed)}), or pass --anyway"
+    found = remedies(counted, device, device.memory).items()
+    if fitting := [each for each in found if each[1].excess(device.memory) == 0]:
+        settings, other = fitting[0]
+        return f"{needs}, and {there}; set {settings} ({with_unit(other.needed)}), or pass --anyway"
     return f"{needs}, and {there}; take a smaller model (kedge plan), or pass --anyway"

@@ -1,5 +1,8 @@
 """`kedge plan`: estimates the memory and time of a stage on one machine."""
 
+import shlex
+import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -67,4 +70,13 @@ def plan(
     from kedge_plan.plan import plan_machine
 
     check_names(resolved, stage)
-    typer.echo(plan_machine(resolved, stage, device_name=device, price_per_hour=price_per_hour))
+    command = _command(sys.argv[1:])
+    typer.echo(plan_machine(resolved, stage, device_name=device, price_per_hour=price_per_hour, command=command))
+
+
+def _command(words: Sequence[str]) -> str:
+    """The command of the run, from that of its plan: without `plan` and the options that only a plan has."""
+    own = ("--device", "--price-per-hour")
+    pairs = zip(["", *words], words, strict=False)
+    kept = [word for before, word in pairs if before not in own and word.split("=")[0] not in (*own, "plan")]
+    return shlex.join(["kedge", *kept])

@@ -7,6 +7,7 @@ import time
 import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import median
 from types import MappingProxyType
 from typing import Final
@@ -89,6 +90,11 @@ class Device:
     shares_memory: bool = False
     bound: str = ""
     free: float | None = None
+
+    @property
+    def room(self) -> float:
+        """Bytes that a run can have now."""
+        return min(each for each in (self.memory, self.free, inf) if each is not None)
 
     @property
     def has_own_memory(self) -> bool:

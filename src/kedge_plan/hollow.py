@@ -188,7 +188,7 @@ class HollowModels:
         # The sums of a read-out are counted by the update, not made.
         gradients: Mapping[str, ValueGradient] = {"detached": "head", "readout": "head", "frozen": "none"}
         actor_critic = ActorCritic(policy, critic, value_gradient=gradients.get(kind, "trunk"))
-        if self.config.runtime.activation_checkpointing:
+        if self.config.runtime.recomputes:
             actor_critic.checkpoint_activations()
         return actor_critic
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ IN_8_BITS = 1 / 4 + 1 / 256
 HOST_BANDWIDTH = 20e9
 """Byte/s that PCIe 4.0 reaches between a GPU and host memory, of a nominal 31.5 GB/s."""
 LEAST_TOKENS = 512
+RECOMPUTES = "runtime.activation_checkpointing"
 OF_PASSES = ("activations", "logits", "key–value cache")
 """Uses of memory that are freed at the end of a phase."""
 
@@ -54,30 +55,31 @@ class Counted:
     subject: Subject
     figures: Figures
 
-    def plan(self, speed: Speed | None = None, *, on_cpu: bool = False, config: Config | None = None) -> MachinePlan:
+    def plan(self, speed: Speed | None = None, *, on_cpu: bool = False) -> MachinePlan:
         """Make the plan.
 
         Args:
             speed: The machine's speed; None for a plan without times.
             on_cpu: Include the process's own memory.
-            config: May change the optimizer or the location of its state, which needs no new count.
         """
         subject = self.subject
-        config = config or subject.config
+        config = subject.config
         figures = self.figures
-        phases = tuple(self._phase(name, speed, config) for name in PHASES if ("work", name, "calls") in figures)
+        phases = tuple(self._phase(name, speed) for name in PHASES if ("work", name, "calls") in figures)
         if subject.stage == "ppo" and config.rollout.max_staleness:
             phases = _while_sampling(phases)
         cost = self.of_roles("cost")
         steps = cost["update"] / cost["step"] if cost else None
         process, overhead = (PROCESS, ALLOCATOR_ON_CPU) if on_cpu else (0.0, ALLOCATOR)
-        return MachinePlan(subject.stage, subject.work.unit, phases, subject.num_units, steps, process, overhead)
+        again = config.runtime.recomputes
+        return MachinePlan(subject.stage, subject.work.unit, phases, subject.num_units, steps, process, overhead, again)
 
     def of_roles(self, name: str) -> dict[str, float]:
         """The `parameters` or `trained` bytes of each role, or the `cost` of an update and of a step."""
         return {figure[1]: size for figure, size in self.figures.items() if figure[0] == name}
 
-    def _phase(self, name: str, speed: Speed | None, config: Config) -> PlannedPhase:
+    def _phase(self, name: str, speed: Speed | None) -> PlannedPhase:
+        config = self.subject.config
         share = IN_8_BITS if self.subject.optimizer_in(config) == "adamw8bit" else 1.0
         moves = "optimizer" in config.runtime.offload
         parts: dict[str, dict[tuple[str, str], float]] = {}
@@ -165,8 +167,27 @@ def count_stage(
         ) from error
 
 
+def count_on(device: Device, config: Config, stage: str) -> Counted:
+    """Count a stage on a device, without the settings that have no effect there; errors as in `count_stage`.
+
+    `runtime.activation_checkpointing=auto` is on if the run fits only so, or not at all, and the model can do it.
+    """
+    config = as_on(device, config)
+    decides = config.runtime.activation_checkpointing == "auto"
+    kept = with_values(config, {RECOMPUTES: False}) if decides else config
+    counted = count_stage(kept, stage, accelerator=_kind(device))
+    if decides and counted.plan(on_cpu=not device.accelerator).needed > device.room:
+        return _changed(counted, device, {RECOMPUTES: True}) or counted
+    return counted
+
+
 def plan_machine(
-    config: Config, stage: str, *, device_name: str | None = None, price_per_hour: float | None = None
+    config: Config,
+    stage: str,
+    *,
+    device_name: str | None = None,
+    price_per_hour: float | None = None,
+    command: str = "",
 ) -> str:
     """Plan a stage, and return the plan as text; only config.json and some rows of the data are loaded.
 
@@ -175,21 +196,30 @@ def plan_machine(
         stage: sft, reward, critic, ppo, or rlhf, whose stages are planned in turn.
         device_name: See `find_device`; None for this machine.
         price_per_hour: The device's price; None leaves out costs.
+        command: The command that starts the run; settings with which it would fit are shown behind it.
 
     Raises:
         KedgeError: A model has no usable config.json, or the device is unknown.
     """
     if stage == "rlhf":
-        given: Any = {"device_name": device_name, "price_per_hour": price_per_hour}
+        given: Any = {"device_name": device_name, "price_per_hour": price_per_hour, "command": command}
         return "\n\n".join(plan_machine(each, name, **given) for name, each in rlhf_stages(config))
     device = this_machine(config.runtime.device) if device_name is None else find_device(device_name)
-    config = as_on(device, config)
-    counted = count_stage(config, stage, accelerator=None if device.is_this else device.accelerator)
+    counted = count_on(device, config, stage)
     speed = _speed(config, device, counted)
     plan = counted.plan(speed, on_cpu=not device.accelerator)
     less = 0.99 * plan.peak.bytes
     others = {name: other for name, other in proposals(counted, device, speed) if other.peak.bytes < less}
-    return machine_report(plan, device, _heads(device, counted), others, price_per_hour=price_per_hour)
+    found = remedies(counted, device, device.room) if plan.excess(device.room) else {}
+    return machine_report(
+        plan,
+        device,
+        _heads(device, counted),
+        others,
+        price_per_hour=price_per_hour,
+        remedies=found,
+        command=command or f"kedge {stage}",
+    )
 
 
 def as_on(device: Device, config: Config) -> Config:
@@ -212,24 +242,71 @@ def rlhf_stages(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def proposals(counted: Counted, device: Device, speed: Speed | None = None) -> Iterator[tuple[str, MachinePlan]]:
-    """Make plans with other settings, keyed by the settings as written on the command line."""
-    subject = counted.subject
+    """Make plans with other settings, keyed by the settings as written on the command line, by what they cost."""
     for changes in _alternatives(counted, device):
-        try:
-            config = with_values(subject.config, changes)
-            other = counted
-            moves_models = "frozen" in {*config.runtime.offload} ^ {*subject.config.runtime.offload}
-            if moves_models or not changes.keys() <= {"optimization.optimizer", "runtime.offload"}:
-                accelerator = None if device.is_this else device.accelerator
-                other = count_stage(config, subject.stage, accelerator=accelerator, lengths=subject.lengths)
-        except KedgeError:  # the change conflicts with other settings
-            continue
-        name = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
-        yield name, other.plan(speed, on_cpu=not device.accelerator, config=config)
+        if (other := _changed(counted, device, changes)) is not None:
+            yield _written(changes), other.plan(speed, on_cpu=not device.accelerator)
+
+
+def remedies(counted: Counted, device: Device, room: float) -> dict[str, MachinePlan]:
+    """Find settings with which a run fits, cheapest first, as in `proposals`.
+
+    If no single one is enough without training something else, those that help are added up in this order, and every
+    sum is listed up to the one that fits.
+
+    Args:
+        counted: The run.
+        device: Its device.
+        room: Bytes that it may take.
+
+    Returns:
+        The plans by their settings; those that do not fit are parts of the next one. Empty if nothing is enough.
+    """
+    single = {name: plan for name, plan in proposals(counted, device) if plan.excess(room) == 0}
+    trains = ("adapter.", counted.subject.work.critic_field)
+    if any(not name.startswith(trains) for name in single):
+        return single
+    together: dict[str, Any] = {}
+    sums: dict[str, MachinePlan] = {}
+    tried = list[dict[str, Any]]()
+    on_cpu = not device.accelerator
+    plan = counted.plan(on_cpu=on_cpu)
+    while plan.excess(room):
+        changes = next((each for each in _alternatives(counted, device) if each not in tried), None)
+        if changes is None or (single and any(name.startswith(trains) for name in changes)):
+            return single
+        tried.append(changes)
+        other = _changed(counted, device, changes)
+        if other is not None and (less := other.plan(on_cpu=on_cpu)).excess(room) < 0.99 * plan.excess(room):
+            counted, plan = other, less
+            together |= changes
+            sums[_written(together)] = plan
+    return {**sums, **single}
+
+
+def _changed(counted: Counted, device: Device, changes: Mapping[str, Any]) -> Counted | None:
+    """The stage with other settings; None if they conflict with others."""
+    subject = counted.subject
+    try:
+        config = with_values(subject.config, changes)
+        moves_models = "frozen" in {*config.runtime.offload} ^ {*subject.config.runtime.offload}
+        is_stand_in = changes.get("optimization.optimizer") == "adamw8bit" or "runtime.offload" in changes
+        if is_stand_in and not moves_models:
+            return replace(counted, subject=replace(subject, config=config))
+        return count_stage(config, subject.stage, accelerator=_kind(device), lengths=subject.lengths)
+    except KedgeError:
+        return None
+
+
+def _written(changes: Mapping[str, Any]) -> str:
+    texts = {name: f"[{','.join(each)}]" if isinstance(each, list) else str(each) for name, each in changes.items()}
+    return " ".join(f"{name}={text.lower()}" for name, text in texts.items())
 
 
 def _alternatives(counted: Counted, device: Device) -> Iterator[dict[str, Any]]:
-    """List changes of settings that may save memory."""
+    """List changes of settings that may save memory: first those that cost time, then those that round, then those
+    that train something else.
+    """
     subject = counted.subject
     config = subject.config
     runtime = config.runtime
@@ -237,28 +314,37 @@ def _alternatives(counted: Counted, device: Device) -> Iterator[dict[str, Any]]:
     budget = runtime.first_pass_tokens
     if budget is None or budget > 2 * LEAST_TOKENS:
         yield {"runtime.micro_batch_tokens": max(4096 if budget is None else budget // 4, LEAST_TOKENS)}
-    recomputed = {"runtime.activation_checkpointing": True}
-    if not runtime.activation_checkpointing:
-        yield recomputed
-    if "critic" in subject.blueprints:
-        yield {subject.work.critic_field: "shared"}
-    if len(counted.of_roles("parameters")) > 1:
-        small = ["int8"] if all(each.saved_bf16 for each in subject.blueprints.values()) else ["bf16", "int8"]
-        yield from ({"runtime.frozen_dtype": dtype} for dtype in small if runtime.frozen_dtype != dtype)
-        if device.has_own_memory and "frozen" not in runtime.offload:
-            yield {"runtime.offload": [*runtime.offload, "frozen"]}
     rows = subject.rows.count
     if samples and config.rollout.micro_batch_size is None and rows > 8:
         yield {"rollout.micro_batch_size": max(8, rows // 4)}
+    has_frozen = len(counted.of_roles("parameters")) > 1
+    for name, is_useful in (("frozen", has_frozen), ("optimizer", True)):
+        if is_useful and device.has_own_memory and name not in runtime.offload:
+            yield {"runtime.offload": [*runtime.offload, name]}
+    recomputed = {RECOMPUTES: True}
+    if not runtime.recomputes:
+        yield recomputed
+    optimizer = subject.optimizer_in(config)
+    if optimizer == "adamw":
+        yield {"optimization.optimizer": "adamw8bit"}
+    if has_frozen:
+        small = ["int8"] if all(each.saved_bf16 for each in subject.blueprints.values()) else ["bf16", "int8"]
+        yield from ({"runtime.frozen_dtype": dtype} for dtype in small if runtime.frozen_dtype != dtype)
+    if optimizer in ("adamw", "adamw8bit"):
+        yield {"optimization.optimizer": "adafactor"}
+    if "critic" in subject.blueprints:
+        yield {subject.work.critic_field: "shared"}
     if config.adapter.kind == "none":
         yield {"adapter.kind": "lora"}
-        yield {"adapter.kind": "lora", **recomputed}
+        if not runtime.recomputes:
+            yield {"adapter.kind": "lora", **recomputed}
     elif config.adapter.kind == "lora" and config.adapter.base_dtype != "nf4":
         yield {"adapter.base_dtype": "nf4"}
-    if subject.optimizer_in(config) == "adamw":
-        yield {"optimization.optimizer": "adamw8bit"}
-    if device.has_own_memory and "optimizer" not in runtime.offload:
-        yield {"runtime.offload": [*runtime.offload, "optimizer"]}
+
+
+def _kind(device: Device) -> bool | None:
+    """`accelerator` of `count_stage` for a device."""
+    return None if device.is_this else device.accelerator
 
 
 def _speed(config: Config, device: Device, counted: Counted) -> Speed | None:

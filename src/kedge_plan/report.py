@@ -50,6 +50,7 @@ class MachinePlan:
         sft_steps: Cost of a PPO update, in optimizer steps of supervised fine-tuning on the same tokens; else None.
         process: Bytes that the process holds besides tensors.
         overhead: Share of the tensors' bytes that the allocator adds.
+        recomputes: Activations are recomputed.
     """
 
     stage: str
@@ -59,6 +60,7 @@ class MachinePlan:
     sft_steps: float | None = None
     process: float = 0.0
     overhead: float = 0.0
+    recomputes: bool = False
 
     @property
     def peak(self) -> PlannedPhase:
@@ -69,6 +71,10 @@ class MachinePlan:
     def needed(self) -> float:
         """Peak memory of the process in bytes."""
         return self.process + self.peak.bytes * (1 + self.overhead)
+
+    def excess(self, room: float) -> float:
+        """Bytes that the phases lack, in all, to be sure to fit into this many bytes."""
+        return sum(max(0.0, self.process + phase.bytes * (1 + self.overhead) - NEAR * room) for phase in self.phases)
 
     @property
     def seconds(self) -> float | None:
@@ -89,13 +95,29 @@ def machine_report(
     alternatives: Mapping[str, MachinePlan],
     *,
     price_per_hour: float | None = None,
+    remedies: Mapping[str, MachinePlan] | None = None,
+    command: str = "",
 ) -> str:
-    """A run's memory by phase, its fit, time and cost, and changes that would help."""
+    """A run's memory by phase, its fit, time and cost, and changes that would help.
+
+    Args:
+        plan: The plan.
+        device: Its device.
+        heads: The first lines.
+        alternatives: Plans with other settings, by setting.
+        price_per_hour: The device's price.
+        remedies: Plans towards a fit, if this one does not; by settings.
+        command: The command without these settings.
+    """
     lines = [*heads, "", peak_line(plan, device), "", *_table(plan)]
     if plan.seconds is not None:
         lines += ["", *_times(plan, price_per_hour)]
     if alternatives:
         lines += ["", *_alternatives(plan, device, alternatives)]
+    if remedies:
+        lines += ["", "to make it fit, by what it costs (time, then rounding, then what is trained):"]
+        for settings, other in remedies.items():
+            lines.append(f"  {with_unit(other.needed):>8}, {_verdict(other, device)}: {command} {settings}")
     return "\n".join(lines)
 
 
@@ -105,15 +127,15 @@ def peak_line(plan: MachinePlan, device: Device) -> str:
     process = f", {with_unit(plan.needed)} with {rest}" if plan.process or plan.overhead else ""
     free = "" if device.free is None else f"the {with_unit(device.free)} that are free of "
     room = "" if device.memory is None else f" into {free}{with_unit(device.memory)} ({device.bound})"
-    peak = f"{with_unit(plan.peak.bytes)} in {plan.peak.name}{process}"
+    how = ", activations recomputed" if plan.recomputes else ""
+    peak = f"{with_unit(plan.peak.bytes)} in {plan.peak.name}{process}{how}"
     return f"peak memory: {peak}; {_verdict(plan, device)}{room}"
 
 
 def _verdict(plan: MachinePlan, device: Device) -> str:
     if device.memory is None:
         return "the memory of this device is unknown"
-    room = device.memory if device.free is None else min(device.free, device.memory)
-    return "does not fit" if plan.needed > room else "may not fit" if plan.needed > NEAR * room else "fits"
+    return "does not fit" if plan.needed > device.room else "may not fit" if plan.excess(device.room) else "fits"
 
 
 def _table(plan: MachinePlan) -> Iterator[str]:

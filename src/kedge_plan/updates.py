@@ -216,7 +216,7 @@ def _train(
         steps: Optimizer steps in the planned unit.
     """
     assert model.trunk is not None, "only decoders are planned"
-    if subject.config.runtime.activation_checkpointing:
+    if subject.config.runtime.recomputes:
         model.trunk.checkpoint_activations()
     passes = epochs * subject.rows.num_tokens / rows.num_tokens
     inner = model.causal if isinstance(model, LanguageModel) else model
@@ -328,7 +328,7 @@ def _cost(
         critic=ForwardCost.of(roles.actor_critic.critic),
         reference=ForwardCost.of(roles.reference),
         rewards=[ForwardCost.of(scorers[role]) for role in weighted & scorers.keys()],
-        recomputes=config.runtime.activation_checkpointing,
+        recomputes=config.runtime.recomputes,
     )
     settings = trainer.settings
     per_epoch = mean_epochs(config) / settings.ppo.num_minibatches

@@ -40,12 +40,13 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel, ScalarModel, TokenRows, load_scalar_model, load_tokenizer
+from kedge.models.live_bytes import LiveBytes
 from kedge.models.packing.packed import PackedDecoder
-from kedge.models.packing.trunk import GroupedDecoder
+from kedge.models.packing.trunk import GroupedDecoder, autocast
 from kedge.models.scalar import find_batching
 from kedge.rollout import Sampler
 from kedge_base.errors import ModelError
-from tests.tiny import tiny_tokenizer
+from tests.tiny import tiny_causal_lm, tiny_tokenizer
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": 300}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.3, **SPECIAL}
@@ -242,6 +243,23 @@ def test_routers_have_no_jitter_under_activation_checkpointing(config):
     assert_rows_alone(model)
     first.sum().backward()
     assert all(weight.grad is not None for weight in model.trunk.model.layers.parameters())
+
+
+def test_a_checkpointed_pass_keeps_no_copies_of_its_weights():
+    """Autocast would keep one of each until the end of the pass."""
+    model = LanguageModel(tiny_causal_lm(), tiny_tokenizer())
+    model.trunk.checkpoint_activations()
+    rows = TokenRows.of([[1, 5, 6]])
+    counter = LiveBytes()
+    with counter, autocast("bf16", "cpu"):
+        counter.hold(model.parameters())
+        before = counter.live
+        states = model.hidden(rows)
+        kept = counter.live - before
+        assert torch.is_autocast_cache_enabled()
+    weights = sum(weight.numel() for weight in model.trunk.model.layers.parameters())
+    assert states.requires_grad
+    assert kept < weights  # half of the copies, which have 2 bytes each
 
 
 def test_a_model_without_activation_checkpointing_says_so():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
+from transformers import CTRLConfig, LlamaConfig
 
 from kedge.cli import main
 from kedge.config import load_config
@@ -16,7 +16,7 @@ from kedge_base.errors import ConfigError
 from kedge_base.machine.memory import MemoryLimit
 from kedge_plan.before import _least, is_small, plan_before, plan_chain_before
 from kedge_plan.devices import Device, this_machine
-from kedge_plan.plan import count_stage
+from kedge_plan.plan import count_on, count_stage, remedies
 from kedge_plan.report import MachinePlan, PlannedPhase, peak_line
 from kedge_plan.rows import Lengths
 from tests.models.registry.builder import tiny_config
@@ -178,3 +178,63 @@ def test_what_may_take_less_in_the_end_is_no_reason_to_refuse(tmp_path: Path) ->
 
     assert least("ppo.critic_check=1", "ppo.critic_check.size=[64, 4, 8]") == least()
     assert least("rollout.max_staleness=3") == least("rollout.max_staleness=1") > least()
+
+
+AUTO = ("runtime.device=cpu", "runtime.precision=fp32", "runtime.activation_checkpointing=auto", "sft.batch_size=8")
+
+
+def sized(size: float) -> Device:
+    return Device("a CPU", size * GIB, accelerator=False, bound="--device")
+
+
+def test_activations_are_recomputed_where_the_run_fits_only_so(
+    wide: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(None, AUTO, {"model": str(wide)}, None, stage="sft")
+    plans = {}
+    for room in (100, 7):
+        limited(monkeypatch, room)
+        plans[room] = plan_before(config, "sft")
+    kept, again = plans[100], plans[7]
+    assert kept is not None
+    assert again is not None
+    assert (kept.recomputes, again.recomputes) == (False, True)
+    assert again.needed < 7 * GIB < kept.needed
+    first, second = capsys.readouterr().err.splitlines()
+    assert "recomputed" not in first
+    assert "activations recomputed; " in second
+
+
+def test_a_model_that_cannot_recompute_keeps_its_activations(tmp_path: Path) -> None:
+    CTRLConfig(vocab_size=500, n_embd=16, dff=32, n_layer=2, n_head=2, n_positions=64).save_pretrained(tmp_path)
+    config = load_config(None, (*AUTO, "data.max_length=32"), {"model": str(tmp_path)}, None, stage="sft")
+    assert not count_on(sized(0.1), config, "sft").plan(on_cpu=True).recomputes
+
+
+def test_what_makes_a_run_fit_is_listed_by_what_it_costs(wide: Path) -> None:
+    """Single settings where they are enough; else their sum, which ends with the setting that makes it fit."""
+    config = load_config(None, (*AUTO[:2], "sft.batch_size=8"), {"model": str(wide)}, None, stage="sft")
+    counted = count_stage(config, "sft", accelerator=False)
+    names = list(remedies(counted, sized(6.9), 6.9 * GIB))
+    assert names[0] == "runtime.micro_batch_tokens=2048"
+    assert "runtime.activation_checkpointing=true" in names
+    room = 3.4 * GIB
+    *parts, last = remedies(counted, sized(3.4), room).items()
+    assert last[1].excess(room) == 0
+    assert all(plan.excess(room) > 0 for _, plan in parts)
+    assert last[0].startswith(parts[-1][0])
+    assert remedies(counted, sized(0.5), 0.5 * GIB) == {}
+
+
+def test_a_plan_that_does_not_fit_ends_with_commands_that_do(
+    wide: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["kedge", "plan", "sft", "--model", str(wide), "--device", "cpu:6GiB", *AUTO[:2], "batch_size=8"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    found = capsys.readouterr().out.split("to make it fit")[1].splitlines()[1:]
+    run = f"kedge sft --model {wide} {' '.join(AUTO[:2])} batch_size=8"
+    assert re.fullmatch(rf" +[\d.]+ GiB, fits: {re.escape(run)} runtime.micro_batch_tokens=2048", found[0])
+    assert all(", fits: kedge sft" in line for line in found)

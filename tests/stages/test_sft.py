@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,11 +17,13 @@ from kedge.config import load_config
 from kedge.data import Demonstration, encode_prompt
 from kedge.models import LanguageModel, TokenRows, load_tokenizer
 from kedge.models.packing.trunk import Trunk
+from kedge.runs.run import Resume
 from kedge.stages import sft
 from kedge.stages.sft import run_sft, train_sft
 from kedge.training.supervised.loop import Outcome
 from kedge_base.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge_base.run_folder.record_format import MEASURED, read_metrics
+from kedge_base.stage import Stage
 from kedge_inspect.page.verdict import data_sentences
 from kedge_inspect.record import read_run
 from tests.forking import forked_kedge
@@ -86,6 +89,34 @@ def test_activations_that_are_computed_again_change_nothing_but_memory(tmp_path,
     assert len(layers) == 1
     kept, again = (read_metrics(runs[each].folder) for each in runs)
     assert [row["loss"] for row in again] == pytest.approx([row["loss"] for row in kept], abs=1e-4)
+
+
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_whether_activations_are_recomputed_is_decided_once_and_recorded(recomputes, tmp_path, monkeypatch):
+    """A resumed run keeps it, whatever the plan says then."""
+    plan = SimpleNamespace(recomputes=recomputes, needed=0.0, peak=SimpleNamespace(name="train", bytes=0.0))
+    config = config_for(tmp_path, "run", "runtime.activation_checkpointing=auto")
+    with pytest.raises(KeyboardInterrupt):
+        run_sft(config, demonstrations=ROWS, planned=plan, callback=stop_after_one)
+    assert load_config(tmp_path / "run/config.yaml").runtime.activation_checkpointing is recomputes
+    monkeypatch.setattr(Stage, "find_plan", lambda stage: pytest.fail("it was planned"))
+    resumed = run_sft(config, demonstrations=ROWS, resume=Resume())
+    whole = run_sft(
+        config_for(tmp_path, "whole", f"runtime.activation_checkpointing={str(recomputes).lower()}"),
+        demonstrations=ROWS,
+    )
+    assert without_times(read_metrics(resumed.folder)) == without_times(read_metrics(whole.folder))
+
+
+def test_without_a_plan_activations_are_kept(tmp_path):
+    config = config_for(tmp_path, "run", "runtime.activation_checkpointing=auto")
+    run_sft(config, demonstrations=ROWS)
+    assert load_config(tmp_path / "run/config.yaml").runtime.activation_checkpointing is False
+
+
+def stop_after_one(update):
+    if update.number == 1:
+        raise KeyboardInterrupt
 
 
 def test_it_learns_to_stop_though_the_source_pads_with_eos(tmp_path):

@@ -40,7 +40,7 @@ from kedge.models.tokenizers import kept_stop_ids, load_tokenizer, save_tokenize
 from kedge.ranks.sharding import StoredTensors
 from kedge_base.errors import DataError, ModelError
 from kedge_base.machine.durable import copy_tree, replaced_folder
-from kedge_base.machine.memory import in_phase
+from kedge_base.machine.memory import give_back, in_phase
 from kedge_base.run_folder.output import check_output, writing
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -106,6 +106,7 @@ def save_model(
         weights: Weights to save instead of the model's; see `save_policy`.
         final: Whether the model is a result rather than a checkpoint; see `save_policy`.
     """
+    give_back()  # the file is mapped while it is written, and counts as memory of the process
     source: dict[str, Any] = getattr(model, "source_settings", {})
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(source.get("dtype"))) if final else None
     if dtype is not None and weights != {}:

@@ -38,6 +38,11 @@ class PlannedMemory(Protocol):
         """Peak memory of the process in bytes."""
         ...
 
+    @property
+    def recomputes(self) -> bool:
+        """True if the run recomputes activations."""
+        ...
+
 
 def compared(plan: PlannedMemory | None, device: torch.device) -> dict[str, Any]:
     """The planned and the measured peak in bytes, for the run's summary; empty without a plan."""

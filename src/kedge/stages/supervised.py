@@ -65,7 +65,7 @@ def load_start(
         **loading_of(config, run),
         **options,
     )
-    if config.runtime.activation_checkpointing:
+    if config.runtime.recomputes:
         if model.trunk is None:  # an encoder with a pooled head
             say(f"runtime.activation_checkpointing is not for {type(model.classifier).__name__}, which keeps them")
         else:

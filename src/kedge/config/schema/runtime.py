@@ -89,11 +89,14 @@ class Memory(Section):
         too_high="out of memory",
         too_low="the device is underused",
     )
-    activation_checkpointing: bool = field(
+    activation_checkpointing: bool | Literal["auto"] = field(
         False,
         meaning="Whether the backward pass recomputes the activations inside the layers instead of storing them. A "
-        "model that cannot do this, or whose gradients change, is refused; an encoder as reward model keeps them.",
-        source="kedge: saves most of the activation memory, for a third more time in training passes",
+        "model that cannot do this, or whose gradients change, is refused; an encoder as reward model keeps them. "
+        "auto: true if the plan of the run does not fit into free memory otherwise, and the model can; a resumed run "
+        "keeps what it had.",
+        source="kedge: saves most of the activation memory, for a third more time in training passes; auto is not the "
+        "default, since a plan takes all responses to have the maximum length",
     )
     offload: Annotated[list[Literal["frozen", "optimizer"]], BeforeValidator(as_list)] = field(
         [],
@@ -153,6 +156,11 @@ class RuntimeConfig(Records, Memory, Machine):
     def first_pass_tokens(self) -> int | None:
         """`micro_batch_tokens` at the start of a run."""
         return MOST_TOKENS if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
+
+    @property
+    def recomputes(self) -> bool:
+        """True if activations are recomputed; False for `auto`, which a stage replaces before it starts."""
+        return self.activation_checkpointing is True
 
     @check
     def _check_frozen_dtype(self) -> None:

@@ -240,11 +240,22 @@ class Trunk:
         attention = recompute_attention(self.model.config)
 
         @contextmanager
+        def compute() -> Iterator[None]:
+            # Autocast would keep a copy of every weight until the end of the pass, which only the first pass of a layer
+            # reads: it takes 2 bytes per weight, and splits the memory that each layer frees for the next one.
+            caches = torch.is_autocast_cache_enabled()
+            torch.set_autocast_cache_enabled(False)
+            try:
+                yield
+            finally:
+                torch.set_autocast_cache_enabled(caches)
+
+        @contextmanager
         def recompute() -> Iterator[None]:
             with attention, self._layers_in_training():  # a layer may contain others (Zamba)
                 yield
 
-        return nullcontext(), recompute()
+        return compute(), recompute()
 
     def _check_batches(self) -> None:
         if not self.pads and self._error("by length", self._by_length) > TOLERANCE:

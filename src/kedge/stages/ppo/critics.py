@@ -91,7 +91,7 @@ def load_actor_critic(
     actor_critic = ActorCritic(policy, critic, value_gradient=gradients.get(value.critic.name, "trunk"))
     if is_new and actor_critic.values_started is not None and learns_in_returns_std(config):
         actor_critic.values_started.fill_(False)
-    if config.runtime.activation_checkpointing:
+    if config.runtime.recomputes:
         actor_critic.checkpoint_activations()
     for model in [policy, *([] if critic is None else [critic])]:
         say_loaded_whole(model)

@@ -249,7 +249,7 @@ class PpoLog:
 
     @cached_property
     def _costs(self) -> Costs:
-        recomputes = self.trainer.run_settings.config.runtime.activation_checkpointing
+        recomputes = self.trainer.run_settings.config.runtime.recomputes
         return Costs.of(self.trainer.roles, recomputes=recomputes)
 
 

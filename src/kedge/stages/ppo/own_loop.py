@@ -28,7 +28,7 @@ from kedge.rewards.score import describe_responses
 from kedge.rewards.source import check_count, checked_scores
 from kedge.runs.claim import claims
 from kedge.runs.ending import chained
-from kedge.runs.out_of_memory import memory_in_one_line
+from kedge.runs.out_of_memory import decided, memory_in_one_line
 from kedge.runs.run import Resume, open_run, resumed
 from kedge.runs.training import Callback, check_callback
 from kedge.stages.arguments import (
@@ -134,6 +134,7 @@ class PpoTrainer:
             check_own_loop(
                 config, has_prompts="prompts" in given, has_reward="reward" in given or bool(config.environment.source)
             )
+            config = decided(config, "ppo", resumes=resume is not None)
             opening.enter_context(memory_in_one_line(config, "ppo"))
             opening.enter_context(chained())
             self._open_run(config, opening, objects, resume, on_update)
