@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from kedge.config import config_from_settings
 from kedge.config.explain.schedule import schedule_in_words
@@ -89,10 +90,15 @@ def test_a_resumed_run_chooses_the_same_rows(policy: str, tmp_path: Path) -> Non
     given = {**GRPO, "num_epochs": 0.5, "checkpoint.every": 1, "checkpoint.keep": 3}
     whole = run(policy, tmp_path / "whole", **given)
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
-    for folder in (tmp_path / "again" / "checkpoints").iterdir():
-        if folder.name.endswith(("2", "3")):
+    (tmp_path / "again" / "finished.json").unlink()
+    for folder in (tmp_path / "again" / "checkpoints").glob("update-*"):
+        if folder.name > "update-000001":
             shutil.rmtree(folder)
+    weights = load_file(tmp_path / "again" / "model" / "model.safetensors")
+    shutil.rmtree(tmp_path / "again" / "model")
     assert run(policy, tmp_path / "again", resume=Resume(), **given) == whole
+    resumed = load_file(tmp_path / "again" / "model" / "model.safetensors")
+    assert all(torch.equal(resumed[name], weight) for name, weight in weights.items())
 
 
 def test_whole_epochs_are_unchanged_and_shares_can_be_scheduled(policy: str, tmp_path: Path) -> None:
