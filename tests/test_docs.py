@@ -344,6 +344,8 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     elsewhere |= {"value/frozen"}
     # With data.draw={evenly: 3}.
     elsewhere |= {"prompt/resting"}
+    # With ppo.num_epochs below 1.
+    elsewhere |= {"policy/trained_share"}
     # With ppo.importance_mask.
     elsewhere |= {"policy/sampler_masked"}
     # With rollout.max_staleness=1.

@@ -276,7 +276,7 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
     trial = with_values(config, {"schedules": schedules, "ppo.num_minibatches": minibatches})
     passes = subject.rows.num_tokens / rows.num_tokens
     epochs = mean_epochs(config)
-    steps = epochs * loop.num_minibatches / minibatches
+    steps = max(1.0, epochs) * loop.num_minibatches / minibatches
     draw: Any = None
     if subject.texts is not None:
         given = (subject.texts, actor_critic.policy, subject.precision, phases, steps)
@@ -608,6 +608,6 @@ _WORK: Mapping[str, Work] = {
         unit="update",
         config=with_saved_critic,
         group=lambda config: config.rollout.num_responses,
-        optimizer_steps=lambda config: mean_epochs(config) * config.ppo.num_minibatches,
+        optimizer_steps=lambda config: max(1.0, mean_epochs(config)) * config.ppo.num_minibatches,
     ),
 }

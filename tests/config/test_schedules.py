@@ -55,7 +55,10 @@ def test_every_one_of_them_can_be_set(field: str) -> None:
         ("schedules.ppo.kl_coef={}", "ppo.kl_coef needs one or more points"),
         ("schedules.ppo.kl_coef={0: 0.1}", "with updates from 1"),
         ("schedules.ppo.kl_coef={5: -1}", "schedules: at update 5, ppo.kl_coef must be a number ≥ 0; it is -1"),
-        ("schedules.ppo.num_epochs={1: 1.5}", "at update 1, ppo.num_epochs must be a whole number ≥ 1; it is 1.5"),
+        (
+            "schedules.ppo.num_epochs={1: 1.5}",
+            "at update 1, ppo.num_epochs must be a whole number ≥ 1, or a number > 0 and < 1; it is 1.5",
+        ),
         (
             "schedules.ppo.kl_coef={1: 1} ppo.advantage=grpo ppo.kl_coef=0 ppo.measure_kl=true rollout.num_responses=2",
             "at update 1, ppo.advantage=grpo divides by the standard deviation of a group's rewards",

@@ -24,8 +24,8 @@ def error_line(*overrides: str) -> str:
     ("override", "said"),
     [
         ("ppo.clip_range=-1", "ppo.clip_range must be a number > 0 and < 1; it is -1"),
-        ("ppo.num_epochs=true", "ppo.num_epochs must be a whole number ≥ 1; it is true"),
-        ("ppo.num_epochs=4.5", "ppo.num_epochs must be a whole number ≥ 1; it is 4.5"),
+        ("ppo.num_epochs=true", "ppo.num_epochs must be a whole number ≥ 1, or a number > 0 and < 1; it is true"),
+        ("ppo.num_epochs=4.5", "ppo.num_epochs must be a whole number ≥ 1, or a number > 0 and < 1; it is 4.5"),
         (
             "ppo.gae_lambda=1.5",
             "ppo.gae_lambda must be a number ≥ 0 and ≤ 1, length_adaptive, or {length_adaptive: a number > 0}; "

@@ -110,6 +110,8 @@ class SlowPpo:
         self.is_started = self.use.value_unit == "score"
         self.examples: list[tuple[int, int, Tensor, float]] = []
         """What a read-out is fitted to: an update, the half of its prompts, a state of the policy, and its return."""
+        self.expected_tokens: float | None = None
+        """Tokens that a step trains on in expectation, if it chooses a share of its responses at random."""
 
     # --- the models, one row at a time
 
@@ -410,7 +412,8 @@ class SlowPpo:
     def mean(self, rows: Sequence[Sequence[Tensor]]) -> Tensor:
         """Of one number per token: over all tokens, over each response and then the responses, or by a constant."""
         if self.use.aggregation == "token":
-            return torch.stack([each for row in rows for each in row]).mean()
+            each = torch.stack([each for row in rows for each in row])
+            return each.sum() / (self.expected_tokens or len(each))
         divisors = [len(row) if self.use.aggregation == "sequence" else self.use.max_new_tokens for row in rows]
         return torch.stack([torch.stack(list(row)).sum() / by for row, by in zip(rows, divisors, strict=True)]).mean()
 
@@ -479,10 +482,13 @@ class SlowPpo:
         total = self.mean(losses)
         figures |= {
             "policy/loss": float(total.detach()),
-            "policy/clip_fraction": fmean(cut),
-            "policy/approx_kl": fmean(moved),
-            "policy/entropy": fmean(float(each.detach()) for row in entropies for each in row),
+            "policy/clip_fraction": sum(cut),
+            "policy/approx_kl": sum(moved),
+            "policy/entropy": sum(float(each.detach()) for row in entropies for each in row),
         }
+        tokens = self.expected_tokens or len(cut)
+        for name in ("policy/clip_fraction", "policy/approx_kl", "policy/entropy"):
+            figures[name] /= tokens
         if use.entropy_coef:
             total = total - use.entropy_coef * self.mean(entropies)
         if use.kl_in == "loss":
@@ -559,13 +565,20 @@ class SlowPpo:
         assert use.schedule == "linear"
         return peak * (1 - (done - rise) / (total - rise))
 
-    def update(self, update: int, sampled: Sequence[Text], orders: Sequence[Sequence[Sequence[int]]]) -> Report:
+    def update(
+        self,
+        update: int,
+        sampled: Sequence[Text],
+        orders: Sequence[Sequence[Sequence[int]]],
+        choices: Sequence[Sequence[int]] = (),
+    ) -> Report:
         """PPO, algorithm 1.
 
         Args:
             update: Its number, from 1.
             sampled: The responses, prompt by prompt.
             orders: The minibatches of each pass: the policy's, then any further ones of the critic, epoch by epoch.
+            choices: The places in each minibatch of the responses that are trained on, if not all of them are.
         """
         self.past.append(copy.deepcopy(self.policy))
         use, passes, is_warmup = self.use, list(orders), update <= self.use.value_warmup_updates
@@ -586,8 +599,12 @@ class SlowPpo:
         for order in passes:
             assert sorted(i for part in order for i in part) == list(range(len(rows)))
             assert max(map(len, order)) - min(map(len, order)) <= 1
-        for epoch in range(use.num_epochs):
-            for part in passes.pop(0):
+        for epoch in range(math.ceil(use.num_epochs)):
+            for number, part in enumerate(passes.pop(0)):
+                if choices:
+                    tokens = sum(len(rows[i].response) for i in part)
+                    self.expected_tokens = tokens * len(choices[number]) / len(part)
+                    part = [part[place] for place in choices[number]]
                 chosen, frozen = [rows[i] for i in part], [table[i] for i in part]
                 if self.reads_out and epoch == 0:
                     self.read_states(update, chosen, frozen)

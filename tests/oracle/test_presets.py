@@ -86,6 +86,7 @@ class Recorded:
     sampled: list[Text] = field(default_factory=list)
     trained: list[Text] = field(default_factory=list)
     orders: list[list[list[int]]] = field(default_factory=list)
+    choices: list[list[int]] = field(default_factory=list)
     steps: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -118,6 +119,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> dict[int, Recorded]:
     """What the run from here on does, by update."""
     found: dict[int, Recorded] = defaultdict(Recorded)
     sample, improve, minibatches_of = Trainer.sample, Trainer.improve, training_update.minibatches_of
+    random_rows = training_update.random_rows
 
     def sampling(self, prompts, *names, **options):
         rollout = sample(self, prompts, *names, **options)
@@ -134,8 +136,15 @@ def record(monkeypatch: pytest.MonkeyPatch) -> dict[int, Recorded]:
             found[update].orders.append([part.tolist() for part in parts])
             return parts
 
-        monkeypatch.setattr(training_update, "minibatches_of", drawing)
-        result = improve(self, experience, **options)
+        def choosing(*arguments, **options):
+            rows = random_rows(*arguments, **options)
+            found[update].choices.append(rows.tolist())
+            return rows
+
+        with monkeypatch.context() as patch:
+            patch.setattr(training_update, "minibatches_of", drawing)
+            patch.setattr(training_update, "random_rows", choosing)
+            result = improve(self, experience, **options)
         found[update].steps = result.steps
         return result
 
@@ -261,6 +270,30 @@ def test_every_update_by_turn_is_that_of_the_papers_formulas(name, models, tmp_p
         steps = zip(recorded[update].steps, report.steps, strict=True)
         for found, expected in [(metrics, report.figures), *steps]:
             assert {each: found[each] for each in expected} == pytest.approx(expected, rel=1e-5, abs=2e-5)
+        assert distance(weights[update], oracle.weights()) < ROUNDING * config.ppo.learning_rate
+
+
+SHARES: dict[str, dict[str, Any]] = {
+    "ppo": {"num_minibatches": 2, "num_epochs": 0.5},
+    "grpo": {"num_minibatches": 1, "num_epochs": 0.25},
+    "dapo": {"num_minibatches": 2, "num_epochs": 0.7},
+}
+"""Runs that train on a share of their responses."""
+
+
+@pytest.mark.parametrize("preset", SHARES)
+def test_every_update_on_a_share_is_that_of_the_papers_formulas(preset, models, tmp_path, monkeypatch):
+    recorded = record(monkeypatch)
+    config, rows, weights = run_preset(preset, models, tmp_path / "run", **SHARES[preset])
+    oracle = oracle_of(config, models, by_model=False)
+    for update, metrics in enumerate(rows, 1):
+        done = recorded[update]
+        report = oracle.update(update, done.sampled, done.orders, done.choices)
+        if preset == "grpo":
+            report.figures.pop("objective/kl")  # of the responses that were trained on alone
+        assert len(done.choices) == config.ppo.num_minibatches
+        for found, expected in [(metrics, report.figures), *zip(done.steps, report.steps, strict=True)]:
+            assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=2e-5)
         assert distance(weights[update], oracle.weights()) < ROUNDING * config.ppo.learning_rate
 
 

@@ -125,6 +125,12 @@ def equal_groups(models: Path) -> dict[str, Any]:
     }
 
 
+def part(models: Path) -> dict[str, Any]:
+    """Steps on a share of the responses, which alone are evaluated."""
+    settings = {"num_responses": 4, "num_minibatches": 2, "ppo.num_epochs": 0.5, "preset": "grpo"}
+    return {**PPO, "reward": vowels_of_all, "num_prompts": 3, **settings}
+
+
 def episodes(models: Path) -> dict[str, Any]:
     """Episodes that open with texts of different lengths, end at different turns, and pay by turn."""
     return {
@@ -279,6 +285,7 @@ POLICY_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "frozen": frozen,
     "idle": idle,
     "equal_groups": equal_groups,
+    "part": part,
     "recomputed": recomputed,
     "episodes": episodes,
     "contexts": contexts,

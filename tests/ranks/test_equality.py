@@ -102,6 +102,8 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
             "frozen:shard",
             "equal_groups",
             "equal_groups:shard",
+            "part",
+            "part:shard",
             "ahead",
             "episodes",
             "contexts",

@@ -241,6 +241,9 @@ class Experience:
             from the trainer's; None for no correction.
         positive: True for a response whose score is high enough to imitate it; None for no imitation.
         recomputed_logprobs: the trainer's, if the old ones are the sampler's; else None.
+        evaluated: True for a response that policy and reference were evaluated on, at random; the others are not
+            trained on, and have the sampler's log probabilities instead of the reference's and the trainer's. None if
+            all were.
         action_mask: see `Rollout`.
 
     Source: spec §1, §5.
@@ -259,6 +262,7 @@ class Experience:
     importance_weights: Float[Tensor, "batch time"] | None = None
     positive: Bool[Tensor, " batch"] | None = None
     recomputed_logprobs: Float[Tensor, "batch time"] | None = None
+    evaluated: Bool[Tensor, " batch"] | None = None
     action_mask: Bool[Tensor, "batch time"] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -272,7 +276,12 @@ class Experience:
     @cached_property
     def mismatch(self) -> Mismatch:
         """How far the trainer's log probabilities are from the sampler's."""
-        return sampler_mismatch(self.trainer_logprobs, self.rollout.logprobs, self.action_mask)
+        return sampler_mismatch(self.trainer_logprobs, self.rollout.logprobs, self.evaluated_mask)
+
+    @cached_property
+    def evaluated_mask(self) -> Bool[Tensor, "batch time"]:
+        """The actions of the responses that were evaluated."""
+        return self.action_mask if self.evaluated is None else self.action_mask & self.evaluated[:, None]
 
     @cached_property
     def total_scores(self) -> Float[Tensor, " batch"]:

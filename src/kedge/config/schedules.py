@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from math import ceil
 from typing import Any
 
 from pydantic import ValidationError
@@ -38,10 +39,11 @@ _WHOLE = ("ppo.num_epochs", "rollout.max_new_tokens")
 def scheduled_values(config: Config, update: int) -> dict[str, float]:
     """The values of the scheduled fields in an update, by dotted name.
 
-    Linear between two points, constant before the first and after the last; whole numbers are rounded.
+    Linear between two points, constant before the first and after the last; whole numbers are rounded, but shares of an
+    epoch are not.
     """
     values = {field: _interpolated(points, update) for field, points in config.schedules.items()}
-    return {field: round(value) if field in _WHOLE else value for field, value in values.items()}
+    return {field: round(value) if field in _WHOLE and value >= 1 else value for field, value in values.items()}
 
 
 def config_at(config: Config, update: int) -> Config:
@@ -49,17 +51,22 @@ def config_at(config: Config, update: int) -> Config:
     return _with(config, scheduled_values(config, update)) if config.schedules else config
 
 
+def epochs_of(config: Config, num_updates: int) -> list[float]:
+    """List `ppo.num_epochs` in the first updates of a run."""
+    name = "ppo.num_epochs"
+    if name not in config.schedules:
+        return [config.ppo.num_epochs] * num_updates
+    return [scheduled_values(config, update)[name] for update in range(1, num_updates + 1)]
+
+
 def count_epochs(config: Config, num_updates: int) -> int:
-    """Count the epochs in the first updates of a run, with `ppo.num_epochs` in each."""
-    points = config.schedules.get("ppo.num_epochs")
-    if points is None:
-        return num_updates * config.ppo.num_epochs
-    return sum(round(_interpolated(points, update)) for update in range(1, num_updates + 1))
+    """Count the epochs in the first updates of a run, those on a share of the responses included."""
+    return sum(map(ceil, epochs_of(config, num_updates)))
 
 
 def mean_epochs(config: Config) -> float:
-    """Average the epochs per update over a run; 0 for a run without updates."""
-    return count_epochs(config, config.ppo.num_updates) / max(1, config.ppo.num_updates)
+    """Average the passes over all responses per update over a run; 0 for a run without updates."""
+    return sum(epochs_of(config, config.ppo.num_updates)) / max(1, config.ppo.num_updates)
 
 
 def check_schedules(config: Config, describe: Callable[[ValidationError], str]) -> None:

@@ -53,10 +53,11 @@ def describe_experience(experience: Experience, *, is_exact: bool = True) -> dic
     rollout = experience.rollout
     mask = experience.action_mask
     scores = experience.total_scores
+    evaluated = slice(None) if experience.evaluated is None else experience.evaluated
     apart = experience.mismatch
     totals = torch.where(experience.reward_mask, experience.rewards, 0.0).sum(-1)
     metrics = {
-        **({} if experience.ref_logprobs is None else {"objective/kl": experience.kl.sum(-1).mean()}),
+        **({} if experience.ref_logprobs is None else {"objective/kl": experience.kl[evaluated].sum(-1).mean()}),
         "policy/sampler_ratio_max": apart.largest_ratio,
         **({} if is_exact else {"policy/sampler_k3": apart.k3, "policy/sampler_share": apart.effective_share}),
         **({} if is_exact else _describe_ratios(experience)),
@@ -75,20 +76,20 @@ def describe_truncation(experience: Experience) -> dict[str, float]:
         return {}
     ratios = (experience.old_logprobs - experience.rollout.logprobs).exp()
     truncated = (ratios > weights) & (weights > 0)
-    return {"policy/sampler_truncated": float(truncated[experience.action_mask].float().mean())}
+    return {"policy/sampler_truncated": float(truncated[experience.evaluated_mask].float().mean())}
 
 
 def describe_masked(experience: Experience) -> dict[str, float]:
     """`policy/sampler_masked`: the share of tokens whose importance weight is masked because of their ratio."""
     weights = experience.importance_weights
     assert weights is not None, "a mask makes weights"
-    return {"policy/sampler_masked": float((weights == 0)[experience.action_mask].float().mean())}
+    return {"policy/sampler_masked": float((weights == 0)[experience.evaluated_mask].float().mean())}
 
 
 def _describe_ratios(experience: Experience) -> dict[str, float]:
-    mask = experience.action_mask
+    mask = experience.evaluated_mask
     log_ratio = experience.trainer_logprobs - experience.rollout.logprobs
-    parts = {"ratio": log_ratio[mask], "response": response_log_ratios(log_ratio, mask)}
+    parts = {"ratio": log_ratio[mask], "response": response_log_ratios(log_ratio, mask)[mask.any(-1)]}
     return {
         f"policy/sampler_{name}_p{percent:02}": float(ordered[round(percent / 100 * (len(ordered) - 1))].exp())
         for name, ordered in ((name, values.sort().values) for name, values in parts.items())
@@ -105,7 +106,7 @@ def reference_error(experience: Experience) -> dict[str, float]:
     if experience.ref_logprobs is None:
         return {}
     apart = (experience.old_logprobs - experience.ref_logprobs).abs()
-    apart = apart[experience.action_mask]
+    apart = apart[experience.evaluated_mask]
     return {
         "objective/reference_error": float(apart.mean()),
         "objective/reference_error_max": float(apart.max()),
@@ -228,7 +229,11 @@ def _sample(
         score=float(experience.total_scores[row]),
         stopped=stopped,
         logprobs=counted(experience.old_logprobs),
-        ref_logprobs=None if experience.ref_logprobs is None else counted(experience.ref_logprobs),
+        ref_logprobs=(
+            None
+            if experience.ref_logprobs is None or not experience.evaluated_mask[row].any()
+            else counted(experience.ref_logprobs)
+        ),
         values=None if experience.values is None else counted(experience.values),
         rewards=counted(experience.rewards),
         advantages=counted(experience.advantages),

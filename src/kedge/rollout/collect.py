@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Literal, Protocol
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -144,12 +144,14 @@ class RolloutOutputs:
         values: The critic's values; None without one.
         ref_logprobs: Log probabilities under the reference, nats; None without one.
         evaluated: The models with outputs that sampling did not record.
+        rows: True for the rows that were evaluated; None for all. See `Experience.evaluated`.
     """
 
     logprobs: Float[Tensor, "batch time"]
     values: Float[Tensor, "batch slot"] | None
     ref_logprobs: Float[Tensor, "batch time"] | None
     evaluated: Evaluated
+    rows: Bool[Tensor, " batch"] | None = None
 
 
 def collect_experience(
@@ -173,7 +175,12 @@ def collect_experience(
 
 @torch.no_grad()
 def evaluate_rollout(
-    rollout: Rollout, models: Models, *, value_after_last: bool, first_pass: PolicyOutputs | None = None
+    rollout: Rollout,
+    models: Models,
+    *,
+    value_after_last: bool,
+    first_pass: PolicyOutputs | None = None,
+    rows: Int[Tensor, " rows"] | None = None,
 ) -> RolloutOutputs:
     """Evaluate responses under the current weights.
 
@@ -182,11 +189,18 @@ def evaluate_rollout(
         models: Policy, critic and reference.
         value_after_last: The state after the last action needs a value as well.
         first_pass: The first epoch's forward pass over these rows, if it already ran; see `LanguageLearner`.
+        rows: The rows to evaluate, without a critic; None for all.
 
     Raises:
         ShapeError: The rollout's masks are invalid; see `check_masks`.
     """
     check_masks(rollout)
+    if rows is not None:
+        part = evaluate_rollout(rollout.select(rows), models, value_after_last=value_after_last, first_pass=first_pass)
+        logprobs = rollout.logprobs.index_copy(0, rows, part.logprobs)
+        reference = None if part.ref_logprobs is None else logprobs.index_copy(0, rows, part.ref_logprobs)
+        evaluated = torch.zeros_like(rollout.stopped).index_fill(0, rows, True)
+        return RolloutOutputs(logprobs, None, reference, part.evaluated, evaluated)
     evaluated = _still_to_evaluate(rollout, models, value_after_last=value_after_last)
     if first_pass is None:
         logprobs, values = _old_outputs(rollout, models, evaluated, value_after_last=value_after_last)
@@ -287,6 +301,7 @@ def experience_from(
         token_scores=scored.token_scores,
         importance_weights=importance_weights,
         recomputed_logprobs=None if use.old_from == "trainer" else outputs.logprobs,
+        evaluated=outputs.rows,
     )
     if use.positive_min_score is None:
         return experience

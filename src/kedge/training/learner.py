@@ -133,6 +133,7 @@ class LanguageLearner:
         entropy_gradient: Keep the entropy differentiable, for an entropy bonus.
         value_after_last: Also evaluate the state after the last action.
         one_minibatch: Epochs have a single minibatch, and the policy is trained: `first_pass` may be used.
+        choose: Chooses the rows that the first step trains on, among a number of rows; None for all.
         ranks: The processes that share the passes.
     """
 
@@ -143,6 +144,7 @@ class LanguageLearner:
     entropy_gradient: bool = False
     value_after_last: bool = False
     one_minibatch: bool = False
+    choose: Callable[[int], Int[Tensor, " rows"]] | None = None
     ranks: Ranks = ALONE
     reused_first_pass: bool = field(default=False, init=False)
     _pending: tuple[Rollout, PolicyOutputs] | None = field(default=None, init=False)
@@ -167,21 +169,35 @@ class LanguageLearner:
     def first_pass(self, rollout: Rollout) -> PolicyOutputs | None:
         """Run the first minibatch's forward pass now if one pass holds all rows of an epoch, else return None.
 
-        With several ranks it returns None: each rank's pass only covers its share, but experience needs all rows.
+        Rows that the step does not train on are evaluated without gradients. With several ranks it returns None: each
+        rank's pass only covers its share, but experience needs all rows.
         """
         if not self.one_minibatch or self.ranks.are_several:
             return None
 
-        def forward() -> PolicyOutputs | None:
+        def forward() -> tuple[Rollout, PolicyOutputs, PolicyOutputs] | None:
             tokens = tokens_of(self.micro_batch_tokens)
             plan = self.ranks.plan(rollout.row_lengths, tokens, prompts)
-            return self._forward(rollout, values=True) if len(plan) == 1 else None
+            if len(plan) > 1:
+                return None
+            chosen = torch.ones_like(rollout.stopped)
+            if self.choose is not None:
+                chosen[:] = False
+                chosen[self.choose(len(chosen))] = True
+            if chosen.all():
+                outputs = self._forward(rollout, values=True)
+                return rollout, outputs, outputs
+            trained, rest = (rollout.select(rows.nonzero().squeeze(-1)) for rows in (chosen, ~chosen))
+            outputs = self._forward(trained, values=True)
+            with torch.no_grad():
+                return trained, outputs, _merged(chosen, outputs, self._forward(rest, values=True))
 
         prompts = rollout.shared_prompts(self.actor_critic.shares_up_to)
-        outputs = within_memory(self.micro_batch_tokens, rollout.row_lengths, forward, prompts=prompts)
-        if outputs is None:
+        found = within_memory(self.micro_batch_tokens, rollout.row_lengths, forward, prompts=prompts)
+        if found is None:
             return None
-        self._pending = (rollout, outputs)
+        trained, kept, outputs = found
+        self._pending = (trained, kept)
         self.reused_first_pass = True
         return outputs
 
@@ -255,3 +271,17 @@ class LanguageLearner:
             value_after_last=self.value_after_last,
             values=values or self.needs_values,
         )
+
+
+def _merged(chosen: Bool[Tensor, " batch"], outputs: PolicyOutputs, others: PolicyOutputs) -> PolicyOutputs:
+    """Put the log probabilities and values of the chosen rows and of the others in the order of the batch."""
+
+    def table(one: Tensor, other: Tensor) -> Tensor:
+        found = one.new_empty(len(chosen), *one.shape[1:])
+        found[chosen], found[~chosen] = one.detach(), other
+        return found
+
+    values = None if outputs.values is None or others.values is None else table(outputs.values, others.values)
+    return PolicyOutputs(
+        table(outputs.logprobs, others.logprobs), table(outputs.entropy.detach(), others.entropy), values
+    )

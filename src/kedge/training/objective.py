@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -51,11 +51,15 @@ class Divisors:
         positive: Number of actions in positive examples, at least 1.
     """
 
-    policy: int
-    value: int
-    actions: int
-    value_slots: int
-    positive: int = 1
+    policy: float
+    value: float
+    actions: float
+    value_slots: float
+    positive: float = 1
+
+    def scaled(self, share: float) -> Divisors:
+        """Return the divisors of a sum over a random share of the rows whose expected value is the whole sum's."""
+        return Divisors(*(share * getattr(self, each.name) for each in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,7 @@ class Objective:
         loss, metrics = self._value_term(outputs, batch, divisors)
         return Terms(loss, _detached(metrics))
 
-    def _averaging(self, divisor: int) -> Averaging:
+    def _averaging(self, divisor: float) -> Averaging:
         return {"aggregation": self.aggregation, "constant_length": self.constant_length, "normalizer": divisor}
 
     def _policy_term(

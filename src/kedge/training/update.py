@@ -113,7 +113,8 @@ class UpdateResult:
         num_gradients: Gradients of the total loss that were computed: of the steps taken, and of one that was refused
             or exceeded the KL limit.
         num_critic_gradients: Gradients of the value term alone that were computed.
-        num_readings: Passes over all responses without gradients.
+        num_readings: Passes over all responses without gradients; can be a fraction.
+        trained_share: Share of the responses that were trained on; None for all.
         stopped_early: The approximate KL exceeded its limit; the policy's remaining steps were skipped.
         refused: `check_step` refused a step, and the remaining steps were skipped; or there was nothing to train on.
         distance_moved: Result of the function with this name; None if it was not measured.
@@ -128,7 +129,8 @@ class UpdateResult:
     critic_steps: list[dict[str, float]] = field(default_factory=list)
     num_gradients: int = 0
     num_critic_gradients: int = 0
-    num_readings: int = 0
+    num_readings: float = 0
+    trained_share: float | None = None
     stopped_early: bool = False
     refused: bool = False
     distance_moved: float | None = None
@@ -144,9 +146,10 @@ class UpdateResult:
         first = {"policy/first_ratio_max": largest_ratio(self.steps[0])} if self.steps else {}
         losses = [step["value/loss"] for step in self.critic_steps]
         extra = {"value/extra_steps": len(losses), "value/extra_loss": sum(losses) / len(losses)} if losses else {}
-        moved = {} if self.distance_moved is None else {"policy/distance_moved": self.distance_moved}
+        figures = {"policy/distance_moved": self.distance_moved, "policy/trained_share": self.trained_share}
+        known = {name: each for name, each in figures.items() if each is not None}
         reduced = reduce_steps(self.steps, self.reductions)
-        return {**reduced, **first, "policy/optimizer_steps": self.num_steps, **extra, **moved}
+        return {**reduced, **first, "policy/optimizer_steps": self.num_steps, **extra, **known}
 
 
 def ppo_update(
@@ -155,7 +158,7 @@ def ppo_update(
     experience: B,
     objective: Objective,
     *,
-    num_epochs: int,
+    num_epochs: float,
     num_minibatches: int,
     generator: torch.Generator,
     max_grad_norm: float | None,
@@ -175,14 +178,17 @@ def ppo_update(
     Old log probabilities, values, advantages and returns are fixed. The gradient of a minibatch does not depend on its
     split into micro-batches. A single minibatch holds all rows and is not shuffled.
 
+    For K below 1, each step trains on a random share K of its minibatch, divided by K: the expected gradient and the
+    expected metrics, except the extreme ratios, are those of the whole minibatch.
+
     Args:
         learner: Evaluates the policy and the critic.
         optimizer: The optimizer of the learner's parameters.
         experience: The batch.
         objective: The total loss.
-        num_epochs: K.
+        num_epochs: K, a whole number or below 1.
         num_minibatches: M, optimizer steps per epoch.
-        generator: Random generator of the shuffles.
+        generator: Random generator of the shuffles and of the choice of rows.
         max_grad_norm: Maximum gradient norm of the policy and, separately, of a critic that shares no gradient; None or
             0 disables clipping.
         num_critic_epochs: C ≥ 1, the critic's passes per epoch; see `Steps.take_critic_epoch`.
@@ -211,9 +217,10 @@ def ppo_update(
         extra_loss=extra_loss,
         check_step=check_step,
         read_states=read_states,
+        choose=partial(random_rows, share=num_epochs, generator=generator) if num_epochs < 1 else None,
     )
     shuffled = partial(minibatches_of, len(experience.old_logprobs), num_minibatches)
-    for _ in range(num_epochs):
+    for _ in range(math.ceil(num_epochs)):
         steps.take_epoch(shuffled(generator))
         for _ in range(num_critic_epochs - 1 if learner.needs_values else 0):
             steps.take_critic_epoch(shuffled(critic_generator or generator))
@@ -237,6 +244,7 @@ class Steps(Generic[B]):
         extra_loss: An additional loss, added to every step.
         check_step: Called before each step; False refuses the step and ends the update.
         read_states: See `ppo_update`.
+        choose: Chooses the rows to train on among a number of rows; None trains on all.
         result: The result so far.
     """
 
@@ -249,6 +257,7 @@ class Steps(Generic[B]):
     extra_loss: ExtraLoss | None = None
     check_step: StepCheck = refuse_nonfinite
     read_states: ReadStates | None = None
+    choose: Callable[[int], Int[Tensor, " rows"]] | None = None
     result: UpdateResult = field(default_factory=UpdateResult)
 
     def __post_init__(self) -> None:
@@ -296,8 +305,9 @@ class Steps(Generic[B]):
         minibatch = self._minibatch(rows)
         if self.objective.whitens_minibatches:
             minibatch = self.objective.prepared(minibatch)
+        rows, minibatch, divisors = self._chosen(rows, minibatch)
         more = next(self.extra_loss) if self.extra_loss else tuple
-        terms = partial(self._policy_terms, self.objective.divisors(minibatch), rows.to(self._device))
+        terms = partial(self._policy_terms, divisors, rows.to(self._device))
         moving = self.objective.rows_with_gradient(minibatch, trains_critic=self.learner.needs_values)
         totals = self._gradients(minibatch, terms, more, moving=moving)
         ranks = self.learner.ranks
@@ -317,8 +327,8 @@ class Steps(Generic[B]):
         if self._is_over:
             return
         result = self.result
-        minibatch = self._minibatch(rows)
-        totals = self._gradients(minibatch, partial(self._critic_terms, self.objective.divisors(minibatch)))
+        rows, minibatch, divisors = self._chosen(rows, self._minibatch(rows))
+        totals = self._gradients(minibatch, partial(self._critic_terms, divisors))
         scale_output_gradients(self.optimizer)
         ranks = self.learner.ranks
         metrics = {
@@ -339,6 +349,15 @@ class Steps(Generic[B]):
         if len(rows) == len(self.experience.old_logprobs):
             return self.experience
         return self.experience.select(rows.to(self._device))
+
+    def _chosen(self, rows: Int[Tensor, " rows"], minibatch: B) -> tuple[Int[Tensor, " rows"], B, Divisors]:
+        """Return the rows of a minibatch that the step trains on, and the divisors of its sums over them."""
+        divisors = self.objective.divisors(minibatch)
+        if self.choose is None:
+            return rows, minibatch, divisors
+        chosen = self.choose(len(rows))
+        self.result.trained_share = share = len(chosen) / len(rows)
+        return rows[chosen], minibatch.select(chosen.to(self._device)), divisors.scaled(share)
 
     def _gradients(
         self,
@@ -493,6 +512,21 @@ def distance_moved(learner: Learner[B], experience: B) -> float:
         return total
 
     return learner.ranks.sums([learner.repeated(experience, summed)])[0] / int(experience.action_mask.sum())
+
+
+def random_rows(count: int, *, share: float, generator: torch.Generator) -> Int[Tensor, " rows"]:
+    """Choose a share of some rows, rounded to a whole number above 0, without replacement."""
+    chosen = torch.randperm(count, generator=generator)[: max(1, round(share * count))]
+    return chosen.sort().values
+
+
+def trained_rows(
+    num_rows: int, num_minibatches: int, *, share: float, generator: torch.Generator
+) -> Int[Tensor, " rows"]:
+    """Find the rows that `ppo_update` will train on in an epoch on a share of each minibatch."""
+    parts = minibatches_of(num_rows, num_minibatches, generator)
+    chosen = [part[random_rows(len(part), share=share, generator=generator)] for part in parts]
+    return torch.cat(chosen).sort().values
 
 
 def minibatches_of(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:

@@ -439,7 +439,7 @@ def _frozen(run: RunRecord) -> Symptom | None:
 
 def _has_further_steps(run: RunRecord) -> bool:
     """True if an update takes more than one step, since the first one's ratios are 1 at any learning rate."""
-    return not (run.setting("ppo.num_epochs") == 1 and run.setting("ppo.num_minibatches") in (None, 1))
+    return not ((run.setting("ppo.num_epochs") or 2) <= 1 and run.setting("ppo.num_minibatches") in (None, 1))
 
 
 def _distance(kl: Series | None) -> str:

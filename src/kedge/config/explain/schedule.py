@@ -1,5 +1,7 @@
 """The schedule of a run in plain English."""
 
+from math import ceil
+
 from kedge.config.schedules import count_epochs
 from kedge.config.schema.root import Config
 
@@ -21,6 +23,10 @@ def schedule_in_words(config: Config, num_prompts_available: int | None = None, 
 def _update(config: Config) -> list[str]:
     rollout, loop, responses = config.rollout, config.ppo, config.responses_per_update
     share = responses // loop.num_minibatches
+    passes = f"makes {_count(ceil(loop.num_epochs), 'pass')} over them"
+    if loop.num_epochs < 1:
+        share = max(1, round(loop.num_epochs * share))
+        passes = f"makes a pass over {share * loop.num_minibatches:,} of them, chosen at random"
     return [
         "Each update",
         f"  samples {_count(rollout.num_responses, 'response')} for each of {_count(rollout.num_prompts, 'prompt')}: "
@@ -29,10 +35,9 @@ def _update(config: Config) -> list[str]:
         f"{_count(responses * rollout.max_new_tokens, 'token')} in all,",
         *_baseline(config),
         *_left_out(config),
-        f"  makes {_count(loop.num_epochs, 'pass')} over them, each in {_count(loop.num_minibatches, 'minibatch')} of "
-        f"{_count(share, 'response')},",
+        f"  {passes}, each in {_count(loop.num_minibatches, 'minibatch')} of {_count(share, 'response')},",
         "  and takes one optimizer step per minibatch:",
-        f"  {_count(loop.num_epochs * loop.num_minibatches, 'optimizer step')} per update"
+        f"  {_count(ceil(loop.num_epochs) * loop.num_minibatches, 'optimizer step')} per update"
         f"{', fewer if ppo.early_stop_kl is exceeded' if loop.early_stop_kl else ''}.",
         *_critic_passes(config),
     ]

@@ -153,7 +153,7 @@ class PpoLog:
             **trainer.coefficients.metrics(),
             **({} if trainer.roles.missing_eos is None else trainer.roles.missing_eos.metrics()),
             **({} if trainer.guard is None else trainer.guard.metrics()),
-            **self._flops(batch, result),
+            **self._flops(batch, experience, result),
             "policy/learning_rate": rates["learning_rate"],
             **({"value/learning_rate": rates["critic"]} if "critic" in rates else {}),
             **(
@@ -230,21 +230,25 @@ class PpoLog:
                 "result."
             )
 
-    def _flops(self, batch: SampledBatch, result: UpdateResult) -> dict[str, float]:
+    def _flops(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
         """Compute the FLOPs of the current update's phases."""
         trainer = self.trainer
         rollout = batch.trained.rollout
         # An update that lost responses can have fewer responses than minibatches.
         steps_per_pass = min(trainer.settings.ppo.num_minibatches, rollout.num_responses)
+        share = 1.0 if result.trained_share is None else result.trained_share
+        read = 1.0 if experience.evaluated is None else share
+        rest = read - share if result.reused_first_pass else 0.0
         return self._costs.metrics(
             rollout,
             sampled=batch.rollouts,
             evaluated=trainer.evaluated_before(result),
-            num_passes=result.num_gradients / steps_per_pass,
+            read_share=read,
+            num_passes=share * result.num_gradients / steps_per_pass,
             train_policy=trainer.trains_policy,
             train_critic=trainer.roles.actor_critic.trains_critic,
-            num_critic_passes=result.num_critic_gradients / steps_per_pass,
-            num_readings=int(trainer.settings.measures_distance) + result.num_readings,
+            num_critic_passes=share * result.num_critic_gradients / steps_per_pass,
+            num_readings=int(trainer.settings.measures_distance) + result.num_readings + rest,
         )
 
     @cached_property
@@ -387,11 +391,12 @@ class Costs:
         *,
         sampled: Sequence[Any] = (),
         evaluated: Evaluated,
+        read_share: float = 1.0,
         num_passes: float,
         train_policy: bool,
         train_critic: bool = True,
         num_critic_passes: float = 0.0,
-        num_readings: int = 0,
+        num_readings: float = 0,
     ) -> dict[str, float]:
         """Compute `flops/PHASE`, their sum in steps of supervised fine-tuning on the same tokens, and the judges'
         FLOPs.
@@ -400,12 +405,13 @@ class Costs:
             rollout: The responses that the update trains on: a `Rollout`, or a plan's stand-in for one.
             sampled: Everything that was sampled and scored; empty if that is `rollout`.
             evaluated: The models that needed a separate forward pass for old log probabilities and values.
+            read_share: Share of the responses that they and the reference read.
             num_passes: Number of epochs with gradients of the total loss; can be a fraction.
             train_policy: False if only the critic was trained.
             train_critic: False if no pass evaluated the critic, which was not trained.
             num_critic_passes: Number of additional epochs of the critic alone; can be a fraction. For a shared head
                 they are forward passes through the trunk.
-            num_readings: Number of forward passes after the epochs.
+            num_readings: Number of forward passes besides those of the epochs; can be a fraction.
         """
         sampled = sampled or (rollout,)
 
@@ -428,8 +434,8 @@ class Costs:
         phases = {
             "rollout": sum(self.policy.flops(read(each, self.policy), each.num_actions) for each in sampled),
             "reward": scoring(self.rewards),
-            "experience": self.reference.flops(*size)
-            + {"nothing": 0.0, "critic": critic, "all": policy + critic}[evaluated],
+            "experience": read_share
+            * (self.reference.flops(*size) + {"nothing": 0.0, "critic": critic, "all": policy + critic}[evaluated]),
             "train": num_passes * ((policy_trained if train_policy else policy) + critic_trained)
             + num_readings * (policy + critic_read)
             + num_critic_passes * (critic_trained if critic else self.policy.flops(size[0], 0)),

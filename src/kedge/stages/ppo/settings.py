@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Any
 
 from kedge.algorithm.advantages import (
@@ -165,7 +166,7 @@ class PpoSettings:
             max_grad_norm=config.optimization.of("ppo").max_grad_norm,
             warmup_fraction=ppo.warmup_fraction,
             learns_in_returns_std=learns_in_returns_std(config),
-            num_steps=ppo.num_epochs * ppo.num_minibatches,
+            num_steps=ceil(ppo.num_epochs) * ppo.num_minibatches,
             measures_distance=ppo.loss_name == "kl_penalty_adaptive",
             needs_baseline=estimation.advantage.needs == "baseline",
         )

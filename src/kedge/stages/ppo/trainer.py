@@ -40,7 +40,7 @@ from kedge.training.learner import LanguageLearner
 from kedge.training.optimizer import set_learning_rate
 from kedge.training.readout import Readout
 from kedge.training.runtime import stream, stream_seed, stream_seeds
-from kedge.training.update import UpdateResult, distance_moved, ppo_update
+from kedge.training.update import UpdateResult, distance_moved, ppo_update, trained_rows
 from kedge_base.machine.memory import give_back
 
 
@@ -247,8 +247,10 @@ class Trainer:
             learner.find_tokens(scored.rollout, self.roles.optimizer)
         started = self.roles.actor_critic.values_started
         starts = takes_steps and started is not None and not started
-        first_pass = learner.first_pass(scored.rollout) if takes_steps and not starts else None
-        outputs = self._evaluated(scored.rollout, first_pass)
+        rows = self._trained_rows(scored.rollout.num_responses) if takes_steps and self._reads_trained_rows else None
+        read = scored.rollout if rows is None else scored.rollout.select(rows)
+        first_pass = learner.first_pass(read) if takes_steps and not starts else None
+        outputs = self._evaluated(scored.rollout, first_pass, rows)
         self.evaluated = outputs.evaluated
         experience = self._estimated(scored, self._with_started_values(scored, outputs) if starts else outputs)
         if self.guard is not None:
@@ -351,15 +353,37 @@ class Trainer:
             ranks=self.run.ranks,
         )
 
+    @property
+    def _shuffles(self) -> torch.Generator:
+        return stream(self.settings.seed, "minibatches", self.update)
+
+    def _trained_rows(self, count: int) -> Tensor:
+        """Find the rows that `improve` will train on, if that is a share of them."""
+        ppo = self.settings.ppo
+        return trained_rows(count, ppo.num_minibatches, share=ppo.num_epochs, generator=self._shuffles)
+
+    @property
+    def _reads_trained_rows(self) -> bool:
+        """True if the advantages of the rows to train on need no model's outputs for the other rows."""
+        settings = self.settings
+        others_count = self.roles.actor_critic.has_critic or settings.reward_kl_coef(self.coefficients)
+        others_count = others_count or settings.masks_truncated or settings.measures_distance
+        return settings.ppo.num_epochs < 1 and not others_count
+
     @cached_property
     def _weights(self) -> PolicyWeights:
         merged = self.run_settings.rollout.engine.name == "vllm"
         return PolicyWeights(self.roles.actor_critic.policy, merged=merged)
 
     def _new_learner(self) -> LanguageLearner:
+        ppo = self.settings.ppo
+        trains_all = ppo.num_epochs >= 1
+        # An exact sampler's log probabilities are known: rows that are not trained on need no pass.
+        reuses = trains_all or self._reads_trained_rows or not self.settings.exact
         return LanguageLearner(
             self.roles.actor_critic,
-            one_minibatch=self.settings.ppo.num_minibatches == 1 and self.trains_policy,
+            one_minibatch=ppo.num_minibatches == 1 and self.trains_policy and reuses,
+            choose=None if trains_all or self._reads_trained_rows else self._trained_rows,
             entropy_gradient=self.coefficients.entropy_coef != 0,
             value_after_last=self.settings.estimation.value_after_last,
             temperature=self.settings.rollout.temperature,
@@ -368,9 +392,11 @@ class Trainer:
             ranks=self.run.ranks,
         )
 
-    def _evaluated(self, rollout: Rollout, first_pass: PolicyOutputs | None = None) -> RolloutOutputs:
+    def _evaluated(
+        self, rollout: Rollout, first_pass: PolicyOutputs | None = None, rows: Tensor | None = None
+    ) -> RolloutOutputs:
         after_last = self.settings.estimation.value_after_last
-        return evaluate_rollout(rollout, self.models, value_after_last=after_last, first_pass=first_pass)
+        return evaluate_rollout(rollout, self.models, value_after_last=after_last, first_pass=first_pass, rows=rows)
 
     def _with_started_values(self, scored: ScoredRollout, outputs: RolloutOutputs) -> RolloutOutputs:
         """Start a new critic's values from the first returns, and correct the values in these outputs."""
@@ -425,7 +451,7 @@ class Trainer:
                 max_grad_norm=settings.max_grad_norm,
                 num_critic_epochs=ppo.num_critic_epochs,
                 early_stop_kl=ppo.early_stop_kl,
-                generator=stream(settings.seed, "minibatches", update),
+                generator=self._shuffles,
                 critic_generator=stream(settings.seed, "critic minibatches", update),
                 extra_loss=pretraining.draw(update) if pretraining and trains_policy else None,
                 check_step=_unchecked if self.guard is None else self.guard.allows,

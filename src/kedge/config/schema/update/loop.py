@@ -1,5 +1,9 @@
 """`ppo`: the loop of updates."""
 
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Lt
+
 from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import Schedule, TrainedSection, schedule_field
 
@@ -30,11 +34,11 @@ class Loop(TrainedSection):
         over="the policy's updates, which follow ppo.value_warmup_updates",
         further=" A critic that is trained first starts with a rise of the same length.",
     )
-    num_epochs: int = field(
+    num_epochs: Annotated[int, Ge(1)] | Annotated[float, Gt(0), Lt(1)] = field(
         4,
-        ge=1,
-        meaning="Passes over the responses of each update.",
-        source="S2, Ziegler, Stiennon, N+",
+        meaning="Passes over the responses of each update. Below 1: the share of them that is trained on, a new random "
+        "one in each step; all of them are in the baselines, and the expected gradient is that of all.",
+        source="S2, Ziegler, Stiennon, N+; below 1: PODS, which chooses by score instead",
         too_high="the batch is overfitted: in later epochs most tokens are clipped",
         too_low="expensive samples are under-used, so more of them are needed",
     )
