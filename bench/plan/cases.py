@@ -26,7 +26,7 @@ class Case:
         minibatches: Steps per epoch.
         reward: True if a reward model scores instead of a function.
         precision: fp32 or bf16.
-        stage: ppo, or critic.
+        stage: ppo, critic, sft or reward.
     """
 
     family: str
@@ -54,11 +54,9 @@ class Case:
     def settings(self) -> dict[str, Any]:
         """The run's fields."""
         return {
-            **(self._of_ppo if self.stage == "ppo" else self._of_critic),
+            **self._of_stage,
             "adapter.kind": self.adapter,
             "adapter.rank": 8,
-            "rollout.num_prompts": self.rows // 2,
-            "rollout.max_new_tokens": self.response,
             "runtime.micro_batch_tokens": self.budget,
             "runtime.activation_checkpointing": self.checkpointing,
             "runtime.precision": self.precision,
@@ -66,6 +64,14 @@ class Case:
             "runtime.num_fixed_prompts": 0,
             "runtime.num_threads": 1,
         }
+
+    @property
+    def _of_stage(self) -> dict[str, Any]:
+        if self.stage in ("sft", "reward"):
+            section = "sft" if self.stage == "sft" else "reward_model"
+            return {f"{section}.batch_size": self.rows, "data.eval_fraction": 0.0}
+        sampled = {"rollout.num_prompts": self.rows // 2, "rollout.max_new_tokens": self.response}
+        return {**(self._of_ppo if self.stage == "ppo" else self._of_critic), **sampled}
 
     @property
     def _of_ppo(self) -> dict[str, Any]:
@@ -110,6 +116,13 @@ def _cases() -> Iterator[Case]:
         yield Case(family, stage="critic", critic="separate", checkpointing=True, prompt=96, budget=1024)
     yield Case("gpt2", stage="critic")
     yield Case("qwen2", stage="critic", critic="separate", adapter="lora")
+    alone: dict[str, Any] = {"critic": "none", "rows": 32, "budget": 1024}
+    yield Case("llama", stage="sft", **alone)
+    yield Case("qwen2", stage="sft", adapter="lora", **alone)
+    yield Case("gpt2", stage="sft", checkpointing=True, precision="bf16", **alone)
+    yield Case("gpt2", stage="reward", **alone)
+    yield Case("llama", stage="reward", checkpointing=True, precision="bf16", **alone)
+    yield Case("qwen2", stage="reward", hidden=128, layers=4, vocabulary=128_000, **alone)
 
 
 CASES = tuple(_cases())

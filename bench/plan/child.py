@@ -22,12 +22,16 @@ from kedge.config import load_config
 from kedge.models.live_bytes import LiveBytes
 from kedge.stages.critic import run_critic
 from kedge.stages.ppo import run_ppo
+from kedge.stages.reward import run_reward
+from kedge.stages.sft import run_sft
 from kedge.training.runtime import set_threads
 from kedge_plan.devices import measured_speed
 from kedge_plan.plan import count_stage
 
 KIB = 2**10
 MIB = 2**20
+ROWS = {"sft": ("demonstrations", ("completion",)), "reward": ("comparisons", ("chosen", "rejected"))}
+"""The role of the rows of a stage that samples nothing, and their columns beside the prompt."""
 TIMED = 4
 """Updates of a timed run: all but the first are measured."""
 
@@ -87,10 +91,18 @@ def main() -> None:
         folder = Path(scratch)
         make_models(case, folder)
         reward = {"reward": str(folder / "reward")} if case.reward else {}
+        role, columns = ROWS.get(case.stage, ("prompts", ()))
         prompts = text_of([case.prompt] * 64)
-        rows = folder / "prompts.jsonl"
-        rows.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
-        flags = {"model": str(folder / "policy"), "data.prompts": [str(rows)], "out": str(folder / "out"), **reward}
+        texts = text_of([case.response - 1] * 65)  # and EOS
+        answers = pairwise(texts)
+        rows = folder / "rows.jsonl"
+        pairs = zip(prompts, answers, strict=True)
+        rows.write_text(
+            "\n".join(
+                json.dumps({"prompt": prompt, **dict(zip(columns, each, strict=False))}) for prompt, each in pairs
+            )
+        )
+        flags = {"model": str(folder / "policy"), f"data.{role}": [str(rows)], "out": str(folder / "out"), **reward}
         longer = {"ppo.num_updates": TIMED} if (case.stage, how) == ("ppo", "process") else {}
         config = load_config(None, (), {**flags, **case.settings, **longer}, None, stage=case.stage)
         given = None if case.reward else any_reward
@@ -114,7 +126,10 @@ def main() -> None:
         ends = list[float]()
         if how == "live":
             with counter:
-                (run_ppo if case.stage == "ppo" else run_critic)(config, reward=given)
+                if case.stage in ROWS:
+                    (run_sft if case.stage == "sft" else run_reward)(config)
+                else:
+                    (run_ppo if case.stage == "ppo" else run_critic)(config, reward=given)
             found["live"] = counter.peak / MIB
         else:
             (run_ppo if case.stage == "ppo" else run_critic)(

@@ -65,7 +65,7 @@ def _table(results: Results) -> str:
 def _cells(case: Case, row: Mapping[str, Mapping[str, Any]]) -> list[str]:
     live, process = (row.get(how, {}) for how in ("live", "process"))
     vocabulary = "128k" if case.vocabulary == 128_000 else "2k"
-    stage = ": kedge critic" if case.stage == "critic" else ""
+    stage = f": kedge {case.stage}" if case.stage != "ppo" else ""
     recomputed = ", recomputed" if case.checkpointing else ""
     return [
         f"{case.family} {case.layers}×{case.hidden}, {vocabulary}{' in bf16' if case.precision == 'bf16' else ''}",
