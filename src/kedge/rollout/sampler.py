@@ -109,8 +109,10 @@ class Sampler:
         )
         table = _Rows(request, draws, responses)
         try:
-            for rows in self._batches(request.prompts):
-                self._sample_batch(table, rows)
+            # Around all batches, because reordering the weights takes as long as one or two steps.
+            with autocast(self.precision, device), prepacked(self.model, self.precision):
+                for rows in self._batches(request.prompts):
+                    self._sample_batch(table, rows)
         except Exception as error:
             note_exhaustion(error, "sampling")
             raise
@@ -157,12 +159,11 @@ class Sampler:
         device = table.draws.device
         texts = [table.request.prompts[row] for row in rows]
         dialogue = table.request.dialogue
-        with autocast(self.precision, device), prepacked(self.model, self.precision):
-            decoder = self.model.trunk.decoder(texts, max_new_tokens=self.max_new_tokens, pad_id=self.pad_id)
-            if dialogue is None:
-                self._sample(table, torch.tensor(rows, device=device), decoder)
-            else:
-                self._talk(table, list(rows), decoder, dialogue)
+        decoder = self.model.trunk.decoder(texts, max_new_tokens=self.max_new_tokens, pad_id=self.pad_id)
+        if dialogue is None:
+            self._sample(table, torch.tensor(rows, device=device), decoder)
+        else:
+            self._talk(table, list(rows), decoder, dialogue)
 
     def _talk(self, table: _Rows, rows: list[int], decoder: Decoder, dialogue: Dialogue) -> None:
         """Sample conversations.
