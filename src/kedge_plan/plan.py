@@ -299,8 +299,11 @@ def _changed(counted: Counted, device: Device, changes: Mapping[str, Any]) -> Co
 
 
 def _written(changes: Mapping[str, Any]) -> str:
-    texts = {name: f"[{','.join(each)}]" if isinstance(each, list) else str(each) for name, each in changes.items()}
-    return " ".join(f"{name}={text.lower()}" for name, text in texts.items())
+    def text(value: Any) -> str:
+        several = isinstance(value, list) and len(value) > 1
+        return f"[{','.join(value)}]" if several else str(value[0] if isinstance(value, list) else value).lower()
+
+    return " ".join(f"{name}={text(value)}" for name, value in changes.items())
 
 
 def _alternatives(counted: Counted, device: Device) -> Iterator[dict[str, Any]]:
