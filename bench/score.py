@@ -344,6 +344,17 @@ def score_table(runs: Sequence[Run], task: str) -> Table:
     return Table(task, header, rows)
 
 
+def tries(runs: Sequence[Run], task: str) -> str:
+    """The runs that chose the rates, in a line; empty if there are none."""
+    parts = [
+        f"{run.arm} {run.rate:g}: " + (f"{run.seconds:.0f} s" if run.seconds else f"{run.curve[-1][2]:.2f} at the end")
+        for arm in ARMS
+        for run in runs
+        if (run.task, run.arm, run.seed) == (task, arm, TUNING_SEED)
+    ]
+    return f"\nTries: {'; '.join(parts)}.\n" if parts else ""
+
+
 def _shown(interval: Interval, form: str) -> str:
     value = form.format(interval.value)
     return value if interval.low != interval.low else f"{value} ({interval.low:.3g} to {interval.high:.3g})"
@@ -368,7 +379,7 @@ def score_section(runs: Sequence[Run]) -> str:
         every=EVERY, measured=MEASURED, prompts=NUM_PROMPTS, responses=NUM_RESPONSES, rates=rates
     )
     parts = [
-        f"A score of {task.score} for {task.about}:\n\n{score_table(runs, name).markdown()}\n"
+        f"A score of {task.score} for {task.about}:\n\n{score_table(runs, name).markdown()}\n{tries(runs, name)}"
         for name, task in TASKS.items()
         if any(run.task == name and run.seed != TUNING_SEED for run in runs)
     ]
@@ -411,11 +422,13 @@ def main() -> int:
         name = Path(options.model).name if Path(options.model).is_dir() else options.model
         options.model = model_folder(options.model)
         facts = {"model": name, **describe_machine(options.threads), **describe_versions(options.peer)}
-        runs = list(planned(Bench(options, facts), options))
+        bench = Bench(options, facts)
+        for _ in planned(bench, options):
+            pass
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    print(f"\n{score_section(runs)}")
+    print(f"\n{score_section(bench.runs)}")
     return 0
 
 

@@ -145,6 +145,7 @@ def test_the_table_compares_seed_by_seed():
     section = score_section(runs)
     assert "A score of 0.7 for one sentence of at most 15 words" in section
     assert "without commas" not in section
+    assert "\nTries: kedge, GRPO 1e-05: 1 s.\n" in section
     page = write_page(Record.load(ROOT / "bench" / "results" / "cpu.json"), None, score=runs)
     assert section in page
     assert "Time to a score" not in write_page(Record.load(ROOT / "bench" / "results" / "cpu.json"), None)
