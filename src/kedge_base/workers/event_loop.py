@@ -28,6 +28,7 @@ class _EventLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._is_open = True
         selector = getattr(self._loop, "_selector", None)
         if selector is not None and hasattr(os, "register_at_fork"):
             # A fork made by a call would take this process's events; without a selector, it cannot wait for any.
@@ -59,16 +60,14 @@ class _EventLoop:
                 self._loop.call_soon_threadsafe(task.cancel)
 
     def _run(self) -> None:
-        is_open = True
         process = os.getpid()
-        while is_open:
-            with suppress(SystemExit, KeyboardInterrupt):  # raised by a task, and again where that task is awaited
+        while self._is_open:  # a call may stop the loop, or raise what is raised again where it is awaited
+            with suppress(SystemExit, KeyboardInterrupt):
                 try:
                     self._loop.run_forever()
                 finally:
                     if os.getpid() != process:
                         os._exit(0)
-                is_open = False
         self._loop.run_until_complete(self._finish())
         self._loop.close()
 
@@ -79,8 +78,12 @@ class _EventLoop:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._loop.shutdown_asyncgens()
 
+    def _stop(self) -> None:
+        self._is_open = False
+        self._loop.stop()
+
     def _close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(LAST_SECONDS)
 
 

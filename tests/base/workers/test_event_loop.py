@@ -49,6 +49,19 @@ def test_an_interrupt_cancels_a_call_at_whatever_moment(when, monkeypatch):
     assert reached == (["cancelled"] if started.is_set() else [])
 
 
+def test_a_call_that_stops_the_loop_is_the_only_one_that_it_stops():
+    """Otherwise all later calls of the process would find a closed loop."""
+
+    async def stops():
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0)
+        return "awaited all the same"
+
+    loop = event_loop()
+    assert loop.submit(stops()).result(10) == "awaited all the same"
+    assert loop.submit(asyncio.sleep(0, "done")).result(10) == "done"
+
+
 def test_a_fork_made_by_a_call_ends_where_it_waits():
     """It shares the loop's selector with this process, and would take its events."""
 
