@@ -283,9 +283,11 @@ def _rescheduled(
 
 
 def _allowed(run: RunRecord, field: str, value: float) -> float:
-    """The nearest value with which the configuration loads: shares below 1, minibatches of equal size."""
+    """The nearest value with which the configuration loads: shares below 1, whole epochs, minibatches of equal size."""
     if field.endswith("_fraction"):
         return min(value, LARGEST_SHARE)
+    if field == "ppo.num_epochs" and value > 1:
+        return round(value)
     counts = ("rollout.num_prompts", "rollout.num_responses")
     if field in counts:
         other = run.setting(counts[field == counts[0]]) or 1

@@ -343,8 +343,13 @@ def _smaller_steps(run: RunRecord, clipped: float, moved: float, *, at_start: bo
 
 
 def _fewer_epochs(run: RunRecord) -> list[Remedy]:
-    many = (run.setting("ppo.num_epochs") or 0) > MANY_EPOCHS
-    return [set_to("ppo.num_epochs", MANY_EPOCHS, "too_high")] if many else []
+    return [set_to("ppo.num_epochs", MANY_EPOCHS, "too_high")] if _num_epochs(run) > MANY_EPOCHS else []
+
+
+def _num_epochs(run: RunRecord) -> float:
+    """The passes over an update's responses, below 1 for a share of them; 2 if the settings do not say."""
+    value = run.setting("ppo.num_epochs")
+    return value if isinstance(value, (int, float)) else 2
 
 
 def _by_epoch(run: RunRecord) -> str:
@@ -439,7 +444,7 @@ def _frozen(run: RunRecord) -> Symptom | None:
 
 def _has_further_steps(run: RunRecord) -> bool:
     """True if an update takes more than one step, since the first one's ratios are 1 at any learning rate."""
-    return not ((run.setting("ppo.num_epochs") or 2) <= 1 and run.setting("ppo.num_minibatches") in (None, 1))
+    return not (_num_epochs(run) <= 1 and run.setting("ppo.num_minibatches") in (None, 1))
 
 
 def _distance(kl: Series | None) -> str:

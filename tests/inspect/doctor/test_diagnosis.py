@@ -182,6 +182,13 @@ def test_more_epochs_than_in_the_papers_are_reduced_first(epochs: int, first: st
     assert [finding.field for finding in diagnose(run)] == [first]
 
 
+@pytest.mark.parametrize(("epochs", "twice"), [(0.25, 0.5), (0.75, 2), (2, 4)])
+def test_a_share_of_an_epoch_is_doubled_to_what_loads(epochs: float, twice: float) -> None:
+    run = synthetic_run(settings={"ppo.num_epochs": epochs})
+    assert scale("ppo.num_epochs", 2.0)(run).value == twice
+    config_from_settings("ppo", {"model": "m", "prompts": "p", "reward": "r", "ppo.num_epochs": twice})
+
+
 @pytest.mark.parametrize(("start", "warmup"), [(0, True), (3, False)])
 def test_warmup_is_suggested_if_the_first_steps_go_too_far(start: int, warmup: bool) -> None:
     clipped = [0.01] * start + [0.5] * 3 + [0.01] * (13 - start)
