@@ -256,6 +256,9 @@ def test_epochs_on_responses_that_share_prompts_are_those_on_each_row_by_itself(
 def test_rows_without_a_gradient_take_no_backward_pass(budget, weights, monkeypatch):
     models = make_models(None)
     experience = make_experience(models, kl_coef=0.0, advantage=TotalReward(gamma=1.0))
+    # Plain steps, as above.
+    plain = partial(torch.optim.SGD, lr=0.1)
+    monkeypatch.setattr(f"{__name__}.build_optimizer", lambda of, **_: plain([{"params": [*of], CRITIC: False}]))
     idle = torch.tensor([True, False, True, False, False, True, True, False])
     zeroed = torch.where(idle[:, None], 0.0, torch.ones_like(experience.advantages))
     if weights == "advantages":
