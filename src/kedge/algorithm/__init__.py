@@ -41,6 +41,7 @@ from kedge.algorithm.logprobs import (
     token_logprobs,
     token_logprobs_and_entropy,
     truncated_importance_weights,
+    vocabulary_logprobs,
     within_ratio_band,
 )
 from kedge.algorithm.masking import (
@@ -132,5 +133,6 @@ __all__ = [
     "truncated_importance_weights",
     "turn_states",
     "unclipped_policy_loss",
+    "vocabulary_logprobs",
     "within_ratio_band",
 ]

@@ -17,6 +17,28 @@ from kedge_base.errors import ConfigError, ShapeError
 BandOf = Literal["token", "sequence"]
 
 
+def vocabulary_logprobs(
+    logits: Float[Tensor, "*shape vocab"], *, temperature: float = 1.0
+) -> Float[Tensor, "*shape vocab"]:
+    """Log probability of every token of the vocabulary, in nats.
+
+    log softmax(logits / τ)
+
+    Args:
+        logits: as in `token_logprobs`.
+        temperature: as in `token_logprobs`.
+
+    Raises:
+        ConfigError: when the temperature is not above 0.
+
+    Source: spec §1, §4.14.
+    """
+    if not 0 < temperature < math.inf:
+        raise ConfigError(f"temperature must be above 0 and finite, got {temperature}")
+    precise = logits if logits.dtype == torch.float64 else logits.float()
+    return torch.log_softmax(precise if temperature == 1.0 else precise / temperature, dim=-1)
+
+
 def token_logprobs(
     logits: Float[Tensor, "*shape vocab"], tokens: Int[Tensor, "*shape"], *, temperature: float = 1.0
 ) -> Float[Tensor, "*shape"]:
@@ -232,7 +254,4 @@ def sampler_mismatch(
 def _log_softmax(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     if tokens.shape != logits.shape[:-1]:
         raise ShapeError(f"there are tokens {tuple(tokens.shape)} for logits {tuple(logits.shape)}")
-    if not 0 < temperature < math.inf:
-        raise ConfigError(f"temperature must be above 0 and finite, got {temperature}")
-    precise = logits if logits.dtype == torch.float64 else logits.float()
-    return torch.log_softmax(precise if temperature == 1.0 else precise / temperature, dim=-1)
+    return vocabulary_logprobs(logits, temperature=temperature)

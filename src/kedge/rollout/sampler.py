@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kedge.algorithm.experience import Rollout
+from kedge.algorithm.logprobs import vocabulary_logprobs
 from kedge.models import Decoder, LanguageModel, PackedDecoder, Precision, autocast, prepacked, read_values
 from kedge.ranks import AdaptiveTokens
 from kedge.rollout.engine import Dialogue, GenerateOptions
@@ -275,8 +276,7 @@ class Sampler:
         """Draw one token per row; return tokens and log probabilities."""
 
         def measure(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-            scaled = logits if self.temperature in (0, 1) else logits / self.temperature
-            logprobs = torch.log_softmax(scaled, dim=-1)
+            logprobs = vocabulary_logprobs(logits, temperature=self.temperature or 1.0)
             tokens = _inverse_cdf(logprobs, draws) if self.temperature > 0 else logits.argmax(dim=-1)
             return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(1)
 
