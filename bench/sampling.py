@@ -37,8 +37,8 @@ INTRODUCTION = """\
 
 `make bench-sampling`: `kedge generate` of the same model beside `generate` and `generate_batch` of transformers and
 vLLM's build for CPUs, all in {precision}: batches of 64 responses of at most 64 tokens at temperature 1. Of kedge's
-130 ms for a step of 64 rows, matrix products take 60, the attention 33, the draw over 49 thousand tokens 9, and about
-1,300 small operations the rest.
+130 ms for a step of 64 rows, matrix products take 60, the attention 33, and the draw and about 1,300 small operations
+the rest.
 """
 
 
