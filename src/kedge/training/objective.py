@@ -146,7 +146,7 @@ class Objective:
         With the policy loss alone, a row has no gradient if its advantages are 0, as in a group with equal scores.
 
         Returns:
-            True for such a row. Without any such row, True for all, since the optimizer's moments still move the weights.
+            True for such a row; without any, True for all, since the optimizer's moments still move the weights.
         """
         weights = minibatch.advantages.masked_fill(~minibatch.action_mask, 0.0)
         if minibatch.importance_weights is not None:
