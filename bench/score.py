@@ -7,8 +7,9 @@ mean score is reached, or after its last update.
 
 All arms get the same model, prompts, reward function, number of responses and limit of tokens, and the same number of
 tries: a tuned arm has one run with each rate of RATES and a seed of its own for each task, and keeps the rate that
-reached the score first. TRL's other arm has TRL's defaults. Finished runs are lines of bench/results/score.jsonl and
-are not repeated; `python -m bench --page` writes the table into docs/benchmarks.md.
+reached the score in the fewest updates. TRL's other arm has TRL's defaults. Finished runs are lines of
+bench/results/score.jsonl and are not repeated; a seed's runs are made on one machine, another seed's may be made on
+another. `python -m bench --page` writes the table into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -198,8 +199,12 @@ class Bench:
         self.facts = facts
         self.runs = read_record(options.record)
         for run in self.runs:
-            if run.facts != facts:
-                raise BenchError(f"{options.record} has runs of another model, machine or version: {run.facts}")
+            is_compared = run.task in options.tasks and run.seed in options.seeds
+            if run.facts["model"] != facts["model"] or (is_compared and run.facts != facts):
+                raise BenchError(
+                    f"{options.record}: seed {run.seed} of {run.task} was run with {run.facts}, not {facts}; "
+                    f"name other --seeds"
+                )
 
     def run(self, task: str, arm: str, rate: float | None, seed: int) -> Run:
         """The run, from the record if it is there."""
@@ -217,7 +222,7 @@ class Bench:
         return run
 
     def rate(self, task: str, arm: str) -> float | None:
-        """The learning rate of an arm: of those tried, the one that reached the score first, or came nearest."""
+        """The learning rate of an arm: of those tried, the one with the fewest updates to the score, or the nearest."""
         if not ARMS[arm].is_tuned:
             return None
         rates = self.options.rates
@@ -301,9 +306,9 @@ class Bench:
 
 
 def best(tried: Sequence[Run]) -> Run:
-    """The run that reached the score first; if none did, the one with the highest last score."""
+    """The run with the fewest updates to the score, then seconds; if none reached it, the highest last score."""
     reached = [run for run in tried if run.seconds is not None]
-    return min(reached, key=lambda run: run.seconds or 0.0) if reached else max(tried, key=lambda run: run.curve[-1][2])
+    return min(reached, key=lambda run: run.curve[-1][:2]) if reached else max(tried, key=lambda run: run.curve[-1][2])
 
 
 def write_rows(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -347,7 +352,8 @@ def score_table(runs: Sequence[Run], task: str) -> Table:
 def tries(runs: Sequence[Run], task: str) -> str:
     """The runs that chose the rates, in a line; empty if there are none."""
     parts = [
-        f"{run.arm} {run.rate:g}: " + (f"{run.seconds:.0f} s" if run.seconds else f"{run.curve[-1][2]:.2f} at the end")
+        f"{run.arm} {run.rate:g}: "
+        + (f"{run.curve[-1][0]} updates" if run.seconds else f"{run.curve[-1][2]:.2f} at the end")
         for arm in ARMS
         for run in runs
         if (run.task, run.arm, run.seed) == (task, arm, TUNING_SEED)
@@ -383,7 +389,9 @@ def score_section(runs: Sequence[Run]) -> str:
         for name, task in TASKS.items()
         if any(run.task == name and run.seed != TUNING_SEED for run in runs)
     ]
-    listed = "\n".join(f"- {name}: {value}" for name, value in runs[-1].facts.items())
+    counted = [run.facts for run in runs if run.seed != TUNING_SEED]
+    values = {name: dict.fromkeys(facts[name] for facts in counted if name in facts) for name in counted[0]}
+    listed = "\n".join(f"- {name}: {' / '.join(each)}" for name, each in values.items())
     return "\n".join([text, *parts, listed, ""])
 
 
