@@ -600,9 +600,9 @@ MUTATIONS = (
     ),
     Mutation(
         "slot-of-the-score-counted-in-the-length",
-        "experience_from",
+        "_advantages",
         '"actions": rollout.action_mask',
-        '"actions": reward_mask',
+        '"actions": mask',
         f"{COLLECT}::test_the_slot_of_the_score_does_not_make_a_response_longer",
     ),
     Mutation(
@@ -715,7 +715,7 @@ MUTATIONS = (
         "returns-from-whitened-advantages",
         "experience_from",
         "advantages = masked_whiten(advantages, rollout.action_mask, magnitude=magnitude)",
-        "advantages = masked_whiten(advantages, rollout.action_mask); returns = advantages + values",
+        "advantages = masked_whiten(advantages, rollout.action_mask); returns = advantages + outputs.values",
         f"{UPDATE}::test_returns_keep_the_rewards_scale_while_advantages_are_whitened",
     ),
     Mutation(
@@ -806,22 +806,22 @@ MUTATIONS = (
     Mutation(
         "turn-credit-with-a-critic-at-every-token",
         "experience_from",
-        "        reward_mask = turns.starts\n",
-        "",
+        "reward_mask=steps.starts",
+        "reward_mask=reward_mask",
         f"{CREDIT}::test_the_critic_learns_at_first_tokens_and_the_policy_at_all",
     ),
     Mutation(
         "turn-credit-without-the-kl-of-later-tokens",
         "experience_from",
-        "rewards = turns.summed(rewards)",
-        "rewards = keep_counted(rewards, turns.starts)",
+        "rewards = steps.summed(rewards)",
+        "rewards = keep_counted(rewards, steps.starts)",
         f"{CREDIT}::test_advantages_returns_and_what_the_critic_is_trained_at_are_those_of_a_slow_loop",
     ),
     Mutation(
         "turn-credit-without-the-value-of-the-cut",
-        "experience_from",
-        "of_steps(_value_at_cut(rollout, models, reward_mask, gamma=use.gamma))",
-        "_value_at_cut(rollout, models, reward_mask, gamma=use.gamma)",
+        "_advantages",
+        "steps.summed(_value_at_cut(rollout, models, mask, gamma=use.gamma))",
+        "_value_at_cut(rollout, models, mask, gamma=use.gamma)",
         f"{CREDIT}::test_advantages_returns_and_what_the_critic_is_trained_at_are_those_of_a_slow_loop",
     ),
     Mutation(
@@ -854,9 +854,9 @@ MUTATIONS = (
     ),
     Mutation(
         "process-rewards-by-token-in-turns",
-        "experience_from",
-        "steps = rollout.action_mask & reward_mask",
-        "steps = rollout.action_mask",
+        "_advantages",
+        "actions = rollout.action_mask & mask",
+        "actions = rollout.action_mask",
         f"{CREDIT}::test_a_turn_counts_as_one_token_that_is_paid_and_valued_as_the_turn",
     ),
     Mutation(
@@ -1362,9 +1362,9 @@ MUTATIONS = (
     ),
     Mutation(
         "cut-off-episode-ends-at-zero",
-        "experience_from",
-        "credited = rewards + of_steps(_value_at_cut(",
-        "credited = rewards + 0 * of_steps(_value_at_cut(",
+        "_advantages",
+        "rewards = rewards + steps.summed(_value_at_cut(",
+        "rewards = rewards + 0 * steps.summed(_value_at_cut(",
         f"{PLAYER}::test_a_cut_off_episode_goes_on_in_the_critics_eyes[shared-last]",
     ),
     Mutation(

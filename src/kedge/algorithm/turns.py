@@ -68,6 +68,25 @@ class Turns:
         return self.spread(self.summed(x) / counts)
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """Steps of one token each, with the methods of Turns.
+
+    Attributes:
+        starts: True = counts.
+    """
+
+    starts: Bool[Tensor, "*batch time"]
+
+    def summed(self, x: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch time"]:
+        """Return it as it is."""
+        return x
+
+    def spread(self, x: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch time"]:
+        """Return it as it is."""
+        return x
+
+
 def turn_states(rollout: Rollout, starts: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
     """Number the states in which turns begin, by what the policy has read since its last turn.
 

@@ -20,7 +20,7 @@ from kedge.algorithm.logprobs import BandOf, truncated_importance_weights, withi
 from kedge.algorithm.masking import keep_counted, magnitude_of, magnitude_of_rewards, masked_whiten
 from kedge.algorithm.own import OwnAdvantage
 from kedge.algorithm.shaping import KLEstimator, KLScope, ScoreAt, shape_rewards
-from kedge.algorithm.turns import Turns, turn_states
+from kedge.algorithm.turns import Tokens, Turns, turn_states
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
 from kedge.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_passes
 from kedge_base.errors import ConfigError
@@ -228,13 +228,10 @@ def experience_from(
     Raises:
         ConfigError: The advantage needs a critic's values, but the policy has no critic.
     """
-    rollout = scored.rollout
-    use = estimation
-    values = outputs.values
-    if use.advantage.needs == "values" and values is None:
+    rollout, use = scored.rollout, estimation
+    if use.advantage.needs == "values" and outputs.values is None:
         raise ConfigError(f"{type(use.advantage).__name__} needs a critic's values, and the policy has no critic")
     old_logprobs = outputs.logprobs if use.old_from == "trainer" else rollout.logprobs
-    importance_weights = _importance_weights(rollout, old_logprobs, outputs.logprobs, use)
     shaped = partial(
         shape_rewards,
         scored.scores,
@@ -259,12 +256,54 @@ def experience_from(
     if use.whiten_rewards:
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False, magnitude=magnitude)
         magnitude = magnitude_of(rewards)
-    turns = None
-    if use.credit == "turn":
-        turns = Turns.of(rollout.turn_starts, rollout.action_mask, reward_mask)
-        rewards = turns.summed(rewards)
-        reward_mask = turns.starts
-    of_steps = (lambda x: x) if turns is None else turns.summed
+    by_turn = use.credit == "turn"
+    steps = Turns.of(rollout.turn_starts, rollout.action_mask, reward_mask) if by_turn else Tokens(reward_mask)
+    rewards = steps.summed(rewards)
+    advantages, returns = _advantages(scored, outputs.values, rewards, steps, models, use, lambda: shaped().rewards)
+    if use.whiten_advantages:
+        magnitude = max(magnitude, magnitude_of(outputs.values))
+        advantages = masked_whiten(advantages, rollout.action_mask, magnitude=magnitude)
+    experience = Experience(
+        rollout=rollout,
+        scores=scored.scores,
+        old_logprobs=old_logprobs,
+        ref_logprobs=outputs.ref_logprobs,
+        values=outputs.values,
+        rewards=rewards,
+        reward_mask=steps.starts,
+        advantages=advantages,
+        returns=returns,
+        token_scores=scored.token_scores,
+        importance_weights=_importance_weights(rollout, old_logprobs, outputs.logprobs, use),
+        recomputed_logprobs=None if use.old_from == "trainer" else outputs.logprobs,
+        evaluated=outputs.rows,
+    )
+    if use.positive_min_score is None:
+        return experience
+    return replace(experience, positive=experience.total_scores >= use.positive_min_score)
+
+
+def _advantages(
+    scored: Scored,
+    values: Float[Tensor, "batch slot"] | None,
+    rewards: Float[Tensor, "batch time"],
+    steps: Turns | Tokens,
+    models: Models,
+    use: Estimation,
+    outcome_rewards: Callable[[], Float[Tensor, "batch time"]],
+) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:
+    """Advantages of all tokens and returns of all steps.
+
+    Args:
+        scored: The responses and their scores.
+        values: The critic's.
+        rewards: By step.
+        steps: What is rewarded and valued: tokens or turns.
+        models: For the value of an episode's last state.
+        use: How advantages are computed.
+        outcome_rewards: Rewards by token without token scores, for an advantage that takes those apart.
+    """
+    rollout, mask = scored.rollout, steps.starts
     inputs: AdvantageInputs = {
         "values": values,
         "group": rollout.group,
@@ -272,40 +311,17 @@ def experience_from(
         "actions": rollout.action_mask,
     }
     if isinstance(use.advantage, GroupInGroupAdvantage):
-        inputs["states"] = turn_states(rollout, rollout.action_mask & reward_mask)
+        inputs["states"] = turn_states(rollout, rollout.action_mask & mask)
     if scored.token_scores is None or use.process_advantage is None:
-        credited = rewards
         if rollout.cut_off is not None and _reads_values(use.advantage, values):
-            credited = rewards + of_steps(_value_at_cut(rollout, models, reward_mask, gamma=use.gamma))
-        advantages, returns = use.advantage(credited, mask=reward_mask, **inputs)
+            rewards = rewards + steps.summed(_value_at_cut(rollout, models, mask, gamma=use.gamma))
+        advantages, returns = use.advantage(rewards, mask=mask, **inputs)
     else:
-        outcome = use.advantage(of_steps(shaped().rewards), mask=reward_mask, **inputs)
-        steps = rollout.action_mask & reward_mask
-        process = use.process_advantage(of_steps(scored.token_scores), steps, group=rollout.group)
+        outcome = use.advantage(steps.summed(outcome_rewards()), mask=mask, **inputs)
+        actions = rollout.action_mask & mask
+        process = use.process_advantage(steps.summed(scored.token_scores), actions, group=rollout.group)
         advantages, returns = (one + other for one, other in zip(outcome, process, strict=True))
-    if turns is not None:
-        advantages = turns.spread(advantages)
-    if use.whiten_advantages:
-        magnitude = max(magnitude, magnitude_of(values))
-        advantages = masked_whiten(advantages, rollout.action_mask, magnitude=magnitude)
-    experience = Experience(
-        rollout=rollout,
-        scores=scored.scores,
-        old_logprobs=old_logprobs,
-        ref_logprobs=outputs.ref_logprobs,
-        values=values,
-        rewards=rewards,
-        reward_mask=reward_mask,
-        advantages=advantages,
-        returns=returns,
-        token_scores=scored.token_scores,
-        importance_weights=importance_weights,
-        recomputed_logprobs=None if use.old_from == "trainer" else outputs.logprobs,
-        evaluated=outputs.rows,
-    )
-    if use.positive_min_score is None:
-        return experience
-    return replace(experience, positive=experience.total_scores >= use.positive_min_score)
+    return steps.spread(advantages), returns
 
 
 def _importance_weights(
