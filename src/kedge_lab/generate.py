@@ -6,7 +6,7 @@ prompts ─▶ responses ─▶ scores ─▶ best of each prompt's n ─▶ res
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,52 +118,87 @@ def run_generate(
         if size > 1:
             say(f"{size} responses to each prompt at temperature {sampling.temperature:g} (generate.temperature)")
         with closing(policy.sample(repeated, sampling, title="generate", on_phase=on_phase, player=player)) as batches:
-            responses, scored, endings = _write_scored(batches, scorer, run.folder, best_of)
-    score = None if scored is None else _mean_score(scored.totals(), size)
-    shown: dict[str, Interval | None] = {policy.source: score}
-    best: dict[str, Any] = {}
-    if scored is not None and score is not None and best_of is not None:
-        chosen = _best_of_each(scored.totals(), best_of)
-        responses, scored = responses.select(chosen), scored.select(chosen)
-        endings = [endings[row] for row in chosen] if endings else []
-        shown = {"one response": score, f"best of {best_of}": _mean_score(scored.totals(), 1)}
-        best = {"best_of": best_of, "score_of_one": score.as_json(), "kl_bound": kl_of_best(best_of)}
-        *_, score = shown.values()
-    verdicts = {} if scored is None else scored.verdicts()
-    shares = shares_of(endings)
+            sampled = _write_scored(batches, scorer, run.folder, best_of)
+    shown = {policy.source: sampled.score(size)}
+    if best_of is not None:
+        shown = {"one response": sampled.score(best_of)}
+        sampled = sampled.best_of_each(best_of)
+        shown[f"best of {best_of}"] = sampled.score(1)
+    score = [*shown.values()][-1]
     summary = {
         "model": policy.source,
         "num_prompts": len(distinct),
-        "num_responses": len(responses),
-        "num_distinct": len(set(responses.completions)),
-        "length": mean(map(len, responses.response_ids)),
-        "eos_rate": mean(map(float, responses.stopped)),
-        **({} if scored is None else {"num_scored": sum(each is not None for each in scored.totals())}),
+        **sampled.summary(),
         **({} if scorer is None or score is None else {"reward": scorer.name, "score": score.as_json()}),
-        **best,
-        **({"verdicts": verdicts} if verdicts else {}),
-        **({"endings": shares} if shares else {}),
     }
+    if best_of is not None and (of_one := shown["one response"]) is not None:
+        summary |= {"best_of": best_of, "score_of_one": of_one.as_json(), "kl_bound": kl_of_best(best_of)}
     write_summary(run.folder, summary)
     if run.ranks.is_first:
-        figures = [summary["num_distinct"], summary["length"], summary["eos_rate"]]
-        *others, last = shown
-        print_table(
-            f"{len(responses)} responses in {run.folder / RESPONSES_FILE}",
-            ["policy", "score", "different", "tokens", "stopped"],
-            {**{name: [shown[name], None, None, None] for name in others}, last: [shown[last], *figures]},
-        )
-        if best_of is not None:
-            say(f"best of {best_of}: at most {kl_of_best(best_of):.3g} nats per response from the policy")
-        for line in verdict_lines(verdicts):
-            say(line)
-        if shares:
-            say(endings_line(endings))
-    if len(responses) <= MOST_SHOWN:
-        for completion in responses.completions:
+        _print_summary(run.folder / RESPONSES_FILE, summary, shown, sampled.endings)
+    if len(sampled.responses) <= MOST_SHOWN:
+        for completion in sampled.responses.completions:
             say(f"response: {printable(completion)}")
-    say_results(run, RESPONSES_FILE, {"num_responses": len(responses)})
+    say_results(run, RESPONSES_FILE, {"num_responses": len(sampled.responses)})
     return GenerateResult(run.shared_folder, summary, score)
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """Responses, their scores if anything scores them, and the endings of episodes."""
+
+    responses: Responses
+    scored: ScoredTerms | None
+    endings: Sequence[str]
+
+    def score(self, size: int) -> Interval | None:
+        """Mean score over prompts of `size` responses each; `RewardError` if none has a score."""
+        if self.scored is None:
+            return None
+        if (found := mean_score(self.scored.totals(), size)) is None:
+            raise RewardError(f"the reward scored none of {len(self.responses)} responses")
+        return found
+
+    def best_of_each(self, size: int) -> _Sampled:
+        """The best of every `size` responses."""
+        assert self.scored is not None
+        totals = self.scored.totals()
+        rows = [start + _best(totals[start : start + size]) for start in range(0, len(totals), size)]
+        endings = [self.endings[row] for row in rows] if self.endings else []
+        return _Sampled(self.responses.select(rows), self.scored.select(rows), endings)
+
+    def summary(self) -> dict[str, Any]:
+        """Their part of `summary.json`."""
+        counted = {} if self.scored is None else {"num_scored": sum(x is not None for x in self.scored.totals())}
+        verdicts = {} if self.scored is None else self.scored.verdicts()
+        shares = shares_of(self.endings)
+        return {
+            "num_responses": len(self.responses),
+            "num_distinct": len(set(self.responses.completions)),
+            "length": mean(map(len, self.responses.response_ids)),
+            "eos_rate": mean(map(float, self.responses.stopped)),
+            **counted,
+            **({"verdicts": verdicts} if verdicts else {}),
+            **({"endings": shares} if shares else {}),
+        }
+
+
+def _print_summary(
+    file: Path, summary: Mapping[str, Any], shown: Mapping[str, Interval | None], endings: Sequence[str]
+) -> None:
+    figures = [summary["num_distinct"], summary["length"], summary["eos_rate"]]
+    *others, last = shown
+    print_table(
+        f"{summary['num_responses']} responses in {file}",
+        ["policy", "score", "different", "tokens", "stopped"],
+        {**{name: [shown[name], None, None, None] for name in others}, last: [shown[last], *figures]},
+    )
+    if (best_of := summary.get("best_of")) is not None:
+        say(f"best of {best_of}: at most {summary['kl_bound']:.3g} nats per response from the policy")
+    for line in verdict_lines(summary.get("verdicts", {})):
+        say(line)
+    if endings:
+        say(endings_line(endings))
 
 
 def kl_of_best(number: int) -> float:
@@ -196,12 +231,8 @@ def _check_best_of(best_of: int, sampling: SamplingSettings, *, scores: bool) ->
 
 def _write_scored(
     batches: Iterable[SampledResponses], scorer: WeightedReward | None, folder: Path, best_of: int | None
-) -> tuple[Responses, ScoredTerms | None, list[str]]:
-    """Score each batch, and write its rows, or only the best of every `best_of` rows.
-
-    Returns:
-        All responses, their scores, and how their episodes ended.
-    """
+) -> _Sampled:
+    """Score each batch, and write its rows, or only the best of every `best_of` rows; return all responses."""
     endings: list[str] = []
     parts: list[Responses] = []
     scored: list[ScoredTerms] = []
@@ -221,17 +252,12 @@ def _write_scored(
             parts.append(batch)
             if terms is not None:
                 scored.append(terms)
-    return Responses.joined(parts), ScoredTerms.joined(scored) if scored else None, endings
+    return _Sampled(Responses.joined(parts), ScoredTerms.joined(scored) if scored else None, endings)
 
 
 def _best(scores: Scores) -> int:
     """The index of the highest score, the first one of a tie; 0 if no response has a score."""
     return max(range(len(scores)), key=lambda place: -math.inf if (score := scores[place]) is None else score)
-
-
-def _best_of_each(totals: Scores, size: int) -> list[int]:
-    """The index of the best of every `size` scores."""
-    return [start + _best(totals[start : start + size]) for start in range(0, len(totals), size)]
 
 
 def _rows(responses: Responses, terms: ScoredTerms | None, endings: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -251,10 +277,3 @@ def _rows(responses: Responses, terms: ScoredTerms | None, endings: Sequence[str
     names = free_names(responses.columns, own)
     columns = {**own, **{names[column]: entries for column, entries in responses.columns.items()}}
     return as_rows(columns)
-
-
-def _mean_score(scores: Scores, size: int) -> Interval:
-    """See `mean_score`; `RewardError` if no response has a score."""
-    if (found := mean_score(scores, size)) is None:
-        raise RewardError(f"the reward scored none of {len(scores)} responses")
-    return found
