@@ -1,4 +1,4 @@
-"""In tests, the algorithm's shapes and types are checked (`tests.shape_checks`); `unchecked` switches that off.
+"""In tests, the shapes and types of the algorithm are checked at every call; `unchecked` switches that off.
 
 A user runs without those checks, so the tests of kedge's own messages must too; and they would slow a training down.
 """
@@ -6,8 +6,12 @@ A user runs without those checks, so the tests of kedge's own messages must too;
 import functools
 import gc
 import os
+import random
 import signal
+import sys
 from collections.abc import Iterator
+from types import ModuleType
+from unittest import mock
 
 import jaxtyping
 import pytest
@@ -15,9 +19,16 @@ import typer.main
 from hypothesis import settings
 
 from kedge_base.machine import invocation
-from tests.shape_checks import install_checks
 
-install_checks("kedge.algorithm")
+# beartype draws which entry of a list it checks; from `random`'s generator, that would change a test's own draws.
+with mock.patch("random.getrandbits", random.Random(0).getrandbits):
+    from beartype import BeartypeConf, beartype
+
+# An int is a float, as PEP 484 has it and every caller expects.
+typechecker = ModuleType("kedge_typechecker")
+typechecker.check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+sys.modules[typechecker.__name__] = typechecker
+jaxtyping.install_import_hook("kedge.algorithm", "kedge_typechecker.check")
 
 # Typer builds all commands and options at each call of the command line. A user's process makes one call, these tests
 # make hundreds.

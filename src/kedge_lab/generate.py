@@ -169,32 +169,28 @@ class _Sampled:
 
     def summary(self) -> dict[str, Any]:
         """Their part of `summary.json`."""
-        counted = {} if self.scored is None else {"num_scored": sum(x is not None for x in self.scored.totals())}
-        verdicts = {} if self.scored is None else self.scored.verdicts()
-        shares = shares_of(self.endings)
-        return {
+        found: dict[str, Any] = {
             "num_responses": len(self.responses),
             "num_distinct": len(set(self.responses.completions)),
             "length": mean(map(len, self.responses.response_ids)),
             "eos_rate": mean(map(float, self.responses.stopped)),
-            **counted,
-            **({"verdicts": verdicts} if verdicts else {}),
-            **({"endings": shares} if shares else {}),
         }
+        if self.scored is not None:
+            found["num_scored"] = sum(score is not None for score in self.scored.totals())
+            found["verdicts"] = self.scored.verdicts()
+        found["endings"] = shares_of(self.endings)
+        return {name: value for name, value in found.items() if value != {}}
 
 
 def _print_summary(
     file: Path, summary: Mapping[str, Any], shown: Mapping[str, Interval | None], endings: Sequence[str]
 ) -> None:
-    figures = [summary["num_distinct"], summary["length"], summary["eos_rate"]]
-    *others, last = shown
-    print_table(
-        f"{summary['num_responses']} responses in {file}",
-        ["policy", "score", "different", "tokens", "stopped"],
-        {**{name: [shown[name], None, None, None] for name in others}, last: [shown[last], *figures]},
-    )
-    if (best_of := summary.get("best_of")) is not None:
-        say(f"best of {best_of}: at most {summary['kl_bound']:.3g} nats per response from the policy")
+    rows = {name: [score, None, None, None] for name, score in shown.items()}
+    rows[[*rows][-1]][1:] = [summary[name] for name in ("num_distinct", "length", "eos_rate")]
+    header = ["policy", "score", "different", "tokens", "stopped"]
+    print_table(f"{summary['num_responses']} responses in {file}", header, rows)
+    if "best_of" in summary:
+        say(f"best of {summary['best_of']}: at most {summary['kl_bound']:.3g} nats per response from the policy")
     for line in verdict_lines(summary.get("verdicts", {})):
         say(line)
     if endings:

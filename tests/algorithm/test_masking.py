@@ -1,8 +1,12 @@
+import random
+
 import numpy as np
 import pytest
 import torch
+from beartype import beartype
 from hypothesis import given
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 
 from kedge.algorithm import aggregate, aggregation_normalizer, masked_mean, masked_whiten
 from kedge_base.errors import ConfigError, ShapeError
@@ -15,6 +19,18 @@ SEEDS = st.integers(0, 10_000)
 def test_the_mean_is_that_of_the_counted_entries():
     x = torch.tensor([[1.0, 2.0, 99.0], [6.0, 99.0, 99.0]])
     assert masked_mean(x, x < 50).item() == 3.0
+
+
+def test_in_tests_shapes_are_checked_and_the_checks_draw_nothing_from_random():
+    with pytest.raises(TypeCheckError):
+        masked_mean(torch.zeros(2, 3), torch.ones(2, 4, dtype=torch.bool))
+
+    @beartype
+    def checked(entries: list[int]) -> None: ...
+
+    before = random.getstate()
+    checked([1, 2, 3])
+    assert random.getstate() == before
 
 
 def test_whitening_reproduces_the_published_grid():
