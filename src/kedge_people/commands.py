@@ -144,29 +144,18 @@ def label(
         "--preset": preset,
         "FIELD=VALUE": [each for each in overrides if not each.startswith("judge.")],
     }
-    folder = Path(os.path.expanduser(names[0])) if len(names) == 1 else None
     reading = {"--write": write, "--report": report, "--withdraw": withdraw, "--trace": trace}
     asked = [option for option, value in reading.items() if value]
     if asked and (people is not None or port is not None):
         raise ConfigError(f"{asked[0]} serves no page: leave out {'--port' if people is None else '--people'}")
-    if folder is None or not (folder / ITEMS_FILE).is_file():
-        if asked:
-            raise ConfigError(
-                f"{asked[0]} needs a folder of labels, with {ITEMS_FILE}; {' '.join(names) or 'none'} is not"
-            )
-        folder = None
-    elif given := [option for option, value in making.items() if value not in (None, [])]:
-        raise ConfigError(
-            f"{folder} has its items and settings already: leave out {given[0]}, or choose another folder"
-        )
+    folder = _existing(names, asked, given=[option for option, value in making.items() if value not in (None, [])])
     joining = () if people is None else names_of(people, "--people")
     flags = {"data.prompts": prompts, "runtime.seed": seed}
     config = load_config(None, overrides, flags, preset, stage="generate")
-    if any(map(names_judge, joining)):
+    for judge in filter(names_judge, joining):
         from kedge.runs.judges import check_judge
 
-        for judge in filter(names_judge, joining):
-            check_judge(judge, config)
+        check_judge(judge, config)
     if folder is not None:
         if not _look(folder, write=write, report=report, withdraw=withdraw, trace=trace, runs=runs):
             _serve(folder, joining, port, config)
@@ -194,6 +183,27 @@ def label(
         write_items(part, items)
         write_assignments(part, assignments)
     _serve(folder, joining, port, config)
+
+
+def _existing(names: Sequence[str], asked: Sequence[str], given: Sequence[str]) -> Path | None:
+    """The folder of labels that is named, if it is there.
+
+    Raises:
+        ConfigError: Options that read labels are asked for and there are none, or options that make labels are given
+            for a folder that has some.
+    """
+    folder = Path(os.path.expanduser(names[0])) if len(names) == 1 else None
+    if folder is None or not (folder / ITEMS_FILE).is_file():
+        if asked:
+            raise ConfigError(
+                f"{asked[0]} needs a folder of labels, with {ITEMS_FILE}; {' '.join(names) or 'none'} is not"
+            )
+        return None
+    if given:
+        raise ConfigError(
+            f"{folder} has its items and settings already: leave out {given[0]}, or choose another folder"
+        )
+    return folder
 
 
 def _items(
