@@ -174,8 +174,7 @@ class Sampler:
         continues.
         """
         device = self.model.device
-        prompts = table.request.prompts
-        responses = table.responses
+        prompts, responses = table.request.prompts, table.responses
         index = torch.tensor(rows, device=device)
         speaks = torch.ones_like(index, dtype=torch.bool)
         starts = torch.zeros_like(index)  # of each row's turn
@@ -197,8 +196,8 @@ class Sampler:
                 continue
             goes_on = speaks.tolist()
             turns = zip(rows, starts.tolist(), goes_on, strict=True)
-            said = {row: responses.since(row, start) for row, start, on in turns if not on}
             before = Paths(responses, prompts)
+            said = {row: responses.since(row, start) for row, start, on in turns if not on}
             for row, count in dialogue.kept(said).items():
                 before.note(row)
                 responses.cut(row, int(responses.lengths[row]) - len(said[row]) + count)
@@ -230,11 +229,15 @@ class Sampler:
                     decoder.cut(cuts)
                 decoder.extend(texts)
             else:
-                so_far = [responses.read_next(row, prompts[row]) for row in rows]
-                room = min(dialogue.longest_turn, self.max_new_tokens)
-                longest = max(len(prompts[row]) for row in rows) + self.max_new_tokens
-                longest = max(longest, max(map(len, so_far)) + room)
-                decoder = self.model.trunk.decoder(so_far, max_new_tokens=room, pad_id=self.pad_id, longest=longest)
+                decoder = self._decoder_of(rows, table, dialogue)
+
+    def _decoder_of(self, rows: Sequence[int], table: _Rows, dialogue: Dialogue) -> Decoder:
+        """A decoder that reads conversations from their start, for models that cannot continue them."""
+        prompts = [table.request.prompts[row] for row in rows]
+        so_far = [table.responses.read_next(row, prompt) for row, prompt in zip(rows, prompts, strict=True)]
+        room = min(dialogue.longest_turn, self.max_new_tokens)
+        longest = max(max(map(len, prompts)) + self.max_new_tokens, max(map(len, so_far)) + room)
+        return self.model.trunk.decoder(so_far, max_new_tokens=room, pad_id=self.pad_id, longest=longest)
 
     def _sample(self, table: _Rows, rows: Int[Tensor, " rows"], decoder: Decoder) -> None:
         """Sample until a stop token; finished rows are computed, and ignored, until enough of them can be dropped."""
