@@ -776,6 +776,20 @@ MUTATIONS = (
         f"{STATES}::test_responses_to_a_prompt_are_in_one_half_unless_it_is_the_only_one",
     ),
     Mutation(
+        "share-of-responses-divided-by-all",
+        "Steps._chosen",
+        "divisors.scaled(share)",
+        "divisors",
+        "tests/training/test_trained_share.py::test_the_mean_over_all_choices_is_the_whole_step[token]",
+    ),
+    Mutation(
+        "other-rows-evaluated-than-trained-on",
+        "trained_rows",
+        "part[random_rows(len(part), share=share, generator=generator)]",
+        "part[: max(1, round(share * len(part)))]",
+        "tests/stages/ppo/test_trained_share.py::test_what_no_step_needs_is_not_computed",
+    ),
+    Mutation(
         "thaw-by-the-mean-of-shares",
         "FrozenCritic.observe",
         "[(1 - metrics[EXPLAINED]) * variance, variance]",
