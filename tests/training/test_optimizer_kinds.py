@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any, get_args
 
@@ -223,3 +224,8 @@ def test_a_gradient_that_is_not_finite_is_seen_before_the_step(kind: OptimizerKi
     weight.grad = torch.full_like(weight, float("nan"))
     assert np.isnan(clip_gradients([weight], 1.0))
     assert not optimizer.state
+
+
+def test_bitsandbytes_does_not_warn_about_kernels_that_are_not_used():
+    logger = logging.getLogger("bitsandbytes")  # imported with PEFT, by transformers' Adafactor too
+    assert not logger.isEnabledFor(logging.WARNING)

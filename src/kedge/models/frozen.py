@@ -15,7 +15,6 @@ Source: int8, rows as in Dettmers et al. 2022 (arXiv 2208.07339), of weights onl
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -57,8 +56,6 @@ def load_bitsandbytes(purpose: str, device: torch.device) -> Any:
     Raises:
         ConfigError: It is not installed, or does not support the device.
     """
-    # It warns about a library that would only speed up passes that training does not use.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import bitsandbytes
     except ImportError as error:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -353,8 +352,6 @@ def import_peft() -> Any:
     Raises:
         ConfigError: It is not installed.
     """
-    # PEFT imports bitsandbytes if installed, which warns about an optional kernel.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import peft  # pyright: ignore[reportMissingImports]
     except ImportError as error:

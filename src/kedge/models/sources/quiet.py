@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -11,6 +12,9 @@ from contextlib import contextmanager
 from transformers.utils import logging as transformers_logging
 
 from kedge_base.texts import error_text
+
+# PEFT and parts of transformers import it if it is installed; it warns about a kernel that training does not use.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 _one_at_a_time = threading.RLock()
 DAMAGED = "the file may be incomplete or damaged: download it again"
