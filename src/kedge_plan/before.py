@@ -1,4 +1,4 @@
-"""Prints the plan of a run that is about to start, and stops a run that cannot fit."""
+"""Prints the plan of a run that is about to start and what would make it fit, and stops a run that cannot fit."""
 
 from __future__ import annotations
 
@@ -54,10 +54,13 @@ def plan_before(config: Config, stage: str, *, anyway: bool = False, label: str 
         return None
     plan = counted.plan(on_cpu=not device.accelerator)
     say(f"{label}{peak_line(plan, device)}")
-    if device.memory is not None and plan.needed > device.memory and not anyway:
-        least = _least(counted)
-        if least > device.memory:
-            raise ConfigError(_refusal(counted, plan, device, least))
+    if device.memory is None or plan.needed <= device.room:
+        return plan
+    if plan.needed > device.memory and not anyway and (least := _least(counted)) > device.memory:
+        needs = f"{stage} needs {with_unit(plan.needed)} of memory in {plan.peak.name}, at least {with_unit(least)}"
+        there = f"{device.name} has {with_unit(device.memory)} ({device.bound})"
+        raise ConfigError(f"{needs}, and {there}; {_advice(counted, device, device.memory)}, or pass --anyway")
+    say(f"{label}if memory runs out: {_advice(counted, device, device.room)}")
     return plan
 
 
@@ -98,12 +101,9 @@ def _least(counted: Counted) -> float:
     return max(2 * trained + state, LOWEST * peak)
 
 
-def _refusal(counted: Counted, plan: MachinePlan, device: Device, least: float) -> str:
-    assert device.memory is not None
-    needs = f"{plan.stage} needs {with_unit(plan.needed)} of memory in {plan.peak.name}, at least {with_unit(least)}"
-    there = f"{device.name} has {with_unit(device.memory)} ({device.bound})"
-    found = remedies(counted, device, device.memory).items()
-    if fitting := [each for each in found if each[1].excess(device.memory) == 0]:
-        settings, other = fitting[0]
-        return f"{needs}, and {there}; set {settings} ({with_unit(other.needed)}), or pass --anyway"
-    return f"{needs}, and {there}; take a smaller model (kedge plan), or pass --anyway"
+def _advice(counted: Counted, device: Device, room: float) -> str:
+    """What to change so that the run fits, in a few words."""
+    for settings, plan in remedies(counted, device, room).items():
+        if plan.excess(room) == 0:
+            return f"set {settings} ({with_unit(plan.needed)})"
+    return "take a smaller model (kedge plan)"

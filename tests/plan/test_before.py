@@ -119,12 +119,20 @@ def test_a_chain_is_planned_before_its_first_stage(
     assert lines == [[stage, "peak memory"] for stage in ("sft", "critic", "ppo")]
 
 
-def test_a_run_that_may_fit_is_not_refused(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_may_fit_is_not_refused_and_told_what_to_set(
+    wide: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Weights, gradients and moments, 16 bytes for each of 168 million weights, are certain: 2.5 GiB."""
     fields = ("runtime.device=cpu", "runtime.precision=fp32", "rollout.num_prompts=1")
     config = load_config(None, fields, {"model": str(wide)}, None, stage="ppo")
+    limited(monkeypatch, 1000)
+    assert plan_before(config, "ppo") is not None
+    assert "memory runs out" not in capsys.readouterr().err
     limited(monkeypatch, 3.2)
     assert plan_before(config, "ppo") is not None
+    [(settings, size)] = re.findall(r"if memory runs out: set (.+) \(([\d.]+) GiB\)\n$", capsys.readouterr().err)
+    changed = load_config(None, (*fields, *settings.split()), {"model": str(wide)}, None, stage="ppo")
+    assert count_stage(changed, "ppo").plan(on_cpu=True).needed / GIB == pytest.approx(float(size), abs=0.05)
     limited(monkeypatch, 2.4)
     with pytest.raises(ConfigError, match=r"at least [2-3]\.\d GiB"):
         plan_before(config, "ppo")
