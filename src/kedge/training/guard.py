@@ -144,6 +144,10 @@ class Guard:
         roll_back: Restores weights and optimizer from the newest checkpoint.
         find_bad_weight: Returns a description of a non-finite weight, or None.
         before_step: Called before the first step that is taken in an update.
+
+    Attributes:
+        dropped: The update's experience must not be trained on.
+        evidence: The responses that the rows of an incident are counted in.
     """
 
     options: GuardOptions
@@ -164,7 +168,7 @@ class Guard:
         self._update = update
         self._num_steps = num_steps
         self._taken = 0
-        self._evidence: Rollout | Experience | None = None
+        self.evidence: Rollout | Experience | None = None
         self._consequence: Action | None = None
         self._ratios_start_at_1 = True
         self.dropped = False
@@ -188,12 +192,12 @@ class Guard:
 
     def check_rollout(self, rollout: Rollout) -> None:
         """Check that the sampler's outputs are finite, before the responses are scored."""
-        self._evidence = rollout
+        self.evidence = rollout
         self._refuse(find_in_rollout(rollout))
 
     def check_experience(self, experience: Experience) -> None:
         """Check that all training data is finite, and that sampler and trainer agree about the same weights."""
-        self._evidence = experience
+        self.evidence = experience
         self._refuse(find_in_experience(experience))
         if int(experience.rollout.policy_version.min()) < self._update - 1:
             # The responses were sampled with older weights, so the probabilities differ.
@@ -305,7 +309,7 @@ class Guard:
         return f" (k3 is {k3:.3g} nats per token, at most {bound:g} by rounding)" if k3 > bound else ""
 
     def _note(self, kind: Any, what: str, consequence: Any, **details: Any) -> None:
-        self.record(Incident(self._update, kind, what, consequence, evidence=self._evidence, **details))
+        self.record(Incident(self._update, kind, what, consequence, evidence=self.evidence, **details))
 
 
 def refuse_nonfinite(step: int, figures: Mapping[str, float], search: Callable[[], BadValue]) -> bool:

@@ -16,8 +16,10 @@ from kedge.algorithm.experience import ENDINGS, Experience
 from kedge.rewards import ScoredTerms, Verdict
 from kedge.rewards.score import ScoredRollout
 from kedge.runs.run import Resume
-from kedge.stages.ppo import run_ppo
+from kedge.stages.ppo import run_ppo, trainer
 from kedge.stages.ppo.sampling import SampledBatch
+from kedge_base.errors import NumericsError
+from kedge_base.run_folder.output import INCIDENTS_FILE
 from kedge_base.run_folder.record_format import read_json_lines, read_samples
 from tests.models.test_actor_critic import make_rollout
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
@@ -178,3 +180,21 @@ def test_a_run_with_a_critic_goes_on_to_the_bit(policy, tmp_path):
     assert train(policy, tmp_path / "run", Reward(), resume=Resume()) == whole
     found, expected = weights(tmp_path / "run"), weights(tmp_path / "whole")
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_response_behind_a_bad_step_is_described_although_others_are_masked(policy, tmp_path, monkeypatch):
+    steps_of, expected = trainer.ppo_update, []
+
+    def sabotaged(learner: Any, optimizer: Any, experience: Experience, *rest: Any, **settings: Any) -> Any:
+        advantages = experience.advantages.clone()
+        advantages[5] = torch.inf
+        ids = experience.rollout.response_ids[5][experience.action_mask[5]]
+        expected.append((tiny_tokenizer().decode(ids), float(experience.total_scores[5])))
+        return steps_of(learner, optimizer, replace(experience, advantages=advantages), *rest, **settings)
+
+    monkeypatch.setattr(trainer, "ppo_update", sabotaged)
+    with pytest.raises(NumericsError, match="of response 5 is"):
+        train(policy, tmp_path / "run", Reward())
+    [incident] = read_json_lines(tmp_path / "run" / INCIDENTS_FILE)
+    assert incident["row"] == 5
+    assert [(incident["response"], incident["score"])] == expected

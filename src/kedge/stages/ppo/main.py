@@ -182,6 +182,7 @@ class Updates:
                 experience = estimated = trainer.estimate(batch.trained, takes_steps=batch.takes_steps)
             if trainer.settings.masks_truncated:
                 batch, experience = batch.masked(estimated)
+                self.guard.evidence = experience
             with clock.phase("train"):
                 result = trainer.improve(experience, takes_steps=batch.takes_steps)
         if self.guard.dropped:
