@@ -24,7 +24,7 @@ from kedge.stages.ppo import measurements, run_ppo
 from kedge.training.stopping import Terminated
 from kedge_base.errors import ConfigError
 from kedge_base.run_folder.output import best_checkpoint, kept_checkpoints
-from kedge_base.run_folder.record_format import EVALUATIONS_FILE, read_json_lines
+from kedge_base.run_folder.record_format import CRITIC_CHECKS_FILE, EVALUATIONS_FILE, read_json_lines
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy
 
@@ -390,3 +390,32 @@ def test_a_judge_that_judges_nothing_is_said(policy: Path, tmp_path: Path, capsy
     config = configure(policy, tmp_path / "run", num_updates=1, **{"evaluate.judge": "judge.py:length"})
     run_ppo(config, prompts=PROMPTS, reward=vowels)
     assert "evaluate.judge=judge.py:length has no effect here without ppo.eval_every\n" in capsys.readouterr().err
+
+
+def test_a_resumed_run_measures_a_start_that_no_update_has_reached_yet(policy, tmp_path):
+    """The first update is dropped because of its score, so that the second one measures the untrained policy."""
+    (tmp_path / "judge.py").write_text(JUDGE)
+    guard = {"on_nonfinite": "skip", "reward_functions.retries": 0}
+    settings = {**EVAL, **guard, "evaluate.judge": f"{tmp_path / 'judge.py'}:length"}
+
+    def run(name: str, stop_at: int | None, resume: Resume | None = None) -> Path:
+        calls = count(1 if resume is None else 2)
+
+        def alarming(completions: list[str], **_: Any) -> list[float]:
+            call = next(calls)
+            if call == stop_at:
+                raise KeyboardInterrupt
+            return [float("nan")] * len(completions) if call == 1 else vowels(completions)
+
+        config = configure(policy, tmp_path / name, **settings)
+        run_ppo(config, prompts=PROMPTS, eval_prompts=HELD_OUT, reward=alarming, resume=resume)
+        return tmp_path / name
+
+    whole = run("whole", None)
+    with pytest.raises(KeyboardInterrupt):
+        run("split", 2)
+    split = run("split", None, Resume())
+    for log in (EVALUATIONS_FILE, CRITIC_CHECKS_FILE):
+        assert [row["update"] for row in read_json_lines(whole / log)] == [0, 2, 4, 5]
+        assert read_json_lines(split / log) == read_json_lines(whole / log)
+    assert metrics_without_times(split) == metrics_without_times(whole)

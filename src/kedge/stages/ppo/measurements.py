@@ -89,8 +89,7 @@ class Measurements:
         }
         self._start: dict[str, Any] | None = None
         self._start_scores: list[list[float]] = []
-        if self._config.eval_every.updates:
-            loop.register("evaluation", self, optional=True)
+        loop.register("evaluation", self, optional=True)
 
     def at_start(self, clock: Stopwatch) -> None:
         """Measure the untrained policy and critic, once.
@@ -134,11 +133,20 @@ class Measurements:
             self._sample_fixed(update)
 
     def state_dict(self) -> dict[str, Any]:
-        """The initial policy's responses to held-out prompts and their scores, to compare later ones with."""
-        return {"start": self._start, "scores": self._start_scores, "compared": self._compared}
+        """The initial policy's responses to held-out prompts and their scores, to compare later ones with.
+
+        `is_start` is true if it has not been measured yet, because all updates so far were dropped.
+        """
+        return {
+            "is_start": self._is_start,
+            "start": self._start,
+            "scores": self._start_scores,
+            "compared": self._compared,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`, except for entries from other prompts, or from a different judge or reward."""
+        self._is_start = state.get("is_start", False)
         known = state["compared"]
         changed = {name for name, value in self._compared.items() if known[name] != value}
         wins_changed = changed - {"reward"}
