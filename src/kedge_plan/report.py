@@ -171,7 +171,7 @@ def _alternatives(plan: MachinePlan, device: Device, alternatives: Mapping[str, 
     yield "instead:"
     width = max(map(len, alternatives))
     for settings, other in alternatives.items():
-        change = other.peak.bytes / plan.peak.bytes - 1
+        change = other.needed / plan.needed - 1
         time = f"; time {other.seconds / plan.seconds - 1:+.0%}" if other.seconds and plan.seconds else ""
         fits = "" if device.memory is None else f"; {_verdict(other, device)}"
-        yield f"  {settings:<{width}}  {with_unit(other.peak.bytes):>8} ({change:+.0%}){time}{fits}"
+        yield f"  {settings:<{width}}  {with_unit(other.needed):>8} ({change:+.0%}){time}{fits}"

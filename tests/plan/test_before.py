@@ -242,7 +242,14 @@ def test_a_plan_that_does_not_fit_ends_with_commands_that_do(
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    found = capsys.readouterr().out.split("to make it fit")[1].splitlines()[1:]
+    others, text = capsys.readouterr().out.split("instead:\n")[1].split("to make it fit")
+    found = text.splitlines()[1:]
     run = f"kedge sft --model {wide} {' '.join(AUTO[:2])} batch_size=8"
     assert re.fullmatch(rf" +[\d.]+ GiB, fits: {re.escape(run)} runtime.micro_batch_tokens=2048", found[0])
     assert all(", fits: kedge sft" in line for line in found)
+    # Both lists count the process, as the verdict does.
+    peaks = {settings: peak for peak, settings in (line.strip().split(f", fits: {run} ") for line in found)}
+    shown = dict(re.findall(r"^  (\S.*?) +([\d.]+ [GM]iB) \(", others, re.MULTILINE))
+    both = peaks.keys() & shown.keys()
+    assert both
+    assert {each: shown[each] for each in both} == {each: peaks[each] for each in both}
