@@ -263,6 +263,9 @@ def test_the_schedule_in_words_by_hand() -> None:
         "42 prompts from the 21 available: 2 passes over them",
     ):
         assert part in text
+    assert schedule_in_words(config, num_prompts_available=42).endswith(
+        "42 prompts from the 42 available: 1 pass over them."
+    )
 
 
 def test_what_the_schedule_mentions_only_when_it_matters() -> None:

@@ -99,9 +99,10 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
     lines += [*_evaluation(config, num_held_out), *_critic_checks(config, num_held_out)]
     if num_prompts_available:
         least = "at least " if resamples else ""
+        passes = f"{prompts / num_prompts_available:.3g}"
         lines.append(
             f"It uses {least}{_count(prompts, 'prompt')} from the {num_prompts_available:,} available: "
-            f"{prompts / num_prompts_available:.3g} passes over them."
+            f"{passes} {'pass' if passes == '1' else 'passes'} over them."
         )
     return lines
 
