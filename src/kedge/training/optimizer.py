@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -129,8 +128,6 @@ def _of_kind(
         settings = {"betas": BETAS, "eps": adam_eps, "min_8bit_size": SMALLEST_IN_8_BITS}
         return library.optim.AdamW8bit(groups, lr=learning_rate, weight_decay=0.0, **settings)
     if kind == "adafactor":
-        # This import loads bitsandbytes if installed, which warns about an optional kernel.
-        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         from transformers.optimization import Adafactor
 
         # torch's Adafactor scales every step by the weight's size and limits the rate to 1/√t, so its rates differ from
