@@ -35,6 +35,11 @@ OTHERS: dict[str, PreTrainedConfig] = {
     "mamba": MambaConfig(**SIZES, state_size=4),
 }
 ARCHITECTURES = (*FAMILIES, *OTHERS)
+# What is never packed has one layout.
+LAYOUTS = (
+    *((name, "as it can") for name in ARCHITECTURES),
+    *((name, "padded") for name in ARCHITECTURES if name not in ("bloom", "mamba")),
+)
 # Those that are packed when rows are longer than mistral's window.
 PACKED = (*FAMILIES, "phi")
 

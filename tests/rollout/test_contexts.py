@@ -17,7 +17,7 @@ from kedge.rollout.engine import Reply
 from kedge.training.learner import LanguageLearner
 from tests.experience import collected
 from tests.float64 import in_float64
-from tests.models.families import ARCHITECTURES
+from tests.models.families import LAYOUTS
 from tests.rollout.test_sampler import STOP, speaker
 from tests.training.test_update import GAE, make_learner, make_models, run_update
 
@@ -108,8 +108,7 @@ def logprobs_one_by_one(model, rollout):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("layout", ["as it can", "padded"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS)
 def test_contexts_are_sampled_and_read_as_on_their_own(name, layout, monkeypatch):
     if layout == "padded":
         monkeypatch.setattr(Trunk, "packs", lambda self, longest: False)

@@ -15,7 +15,7 @@ from kedge.models.packing.trunk import Trunk
 from kedge.ranks import AdaptiveTokens
 from kedge.rollout import Sampler
 from kedge.rollout.engine import Reply
-from tests.models.families import ARCHITECTURES, HEADS, OTHERS, SIZES
+from tests.models.families import HEADS, LAYOUTS, OTHERS, SIZES
 from tests.rollout.test_sampler import STOP, speaker
 
 PROMPTS = [[5, 6, 7, 8, 9], [20, 21], [30], [5, 6, 7, 8, 9], [40, 41, 42]]
@@ -112,8 +112,7 @@ def assert_is_the_slow_one(model, rollout, rows, *, longest_turn=9):
         assert bool(rollout.stopped[place]) == (tokens[-1] == STOP)
 
 
-@pytest.mark.parametrize("layout", ["as it can", "padded"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS)
 def test_conversations_are_those_of_a_loop_that_reads_everything_again(name, layout, monkeypatch):
     if layout == "padded":
         monkeypatch.setattr(Trunk, "packs", lambda self, longest: False)
