@@ -129,13 +129,19 @@ def test_answers_without_a_preference_are_an_error_that_labels_mend(tmp_path):
     assert len(run_rlhf(config, **ROWS, resume=Resume()).rounds) == 2
 
 
-@pytest.mark.parametrize("point", ["write_items", "write_rows", "run_reward"])
-def test_a_kill_at_any_point_changes_nothing(tmp_path, monkeypatch, point):
-    whole = with_values(config_for(tmp_path, *ROUNDS), {"out": str(tmp_path / "whole")})
-    run_rlhf(whole, **ROWS)
-    label(tmp_path / "whole" / "labels-2")
-    run_rlhf(whole, **ROWS, resume=Resume())
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> bytes:
+    """The weights of a run that waits for people and is not killed."""
+    folder = tmp_path_factory.mktemp("whole")
+    config = config_for(folder, *ROUNDS)
+    run_rlhf(config, **ROWS)
+    label(folder / "run" / "labels-2")
+    run_rlhf(config, **ROWS, resume=Resume())
+    return weights(folder / "run")
 
+
+@pytest.mark.parametrize("point", ["write_items", "write_rows", "run_reward"])
+def test_a_kill_at_any_point_changes_nothing(tmp_path, monkeypatch, whole, point):
     config = config_for(tmp_path, *ROUNDS)
     calls: list[object] = []
 
@@ -164,7 +170,7 @@ def test_a_kill_at_any_point_changes_nothing(tmp_path, monkeypatch, point):
         assert not is_labeled
         label(tmp_path / "run" / "labels-2")
         is_labeled = True
-    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    assert weights(tmp_path / "run") == whole
 
 
 def test_the_command_ends_well_and_the_doctor_says_what_is_missing(tmp_path):
