@@ -20,6 +20,7 @@ from kedge_people.assignments import read_assignments
 from kedge_people.commands import label
 from kedge_people.items import read_items, sample_items
 from kedge_people.labels import read_labels, write_data_sets
+from tests.forking import forked_kedge
 from tests.people.test_server import answer, ask, give, send, serving
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
@@ -265,9 +266,8 @@ def test_the_command_serves_and_continues(models, questions, tmp_path):
     assert send(both, "ben", "answer", answer(ask(both, "ben")))[0] == 200
     end(second)
     assert [each.person for each in read_labels(tmp_path / "out").answers] == ["ana", "ben"]
-    written = run("out", "--write")
-    out, _ = written.communicate(timeout=60)
-    assert "Answers in out: ana 1, ben 1" in out
+    written = forked_kedge("label", "out", "--write", cwd=tmp_path)
+    assert "Answers in out: ana 1, ben 1" in written.stdout
     assert len((tmp_path / "out" / "comparisons.jsonl").read_text().splitlines()) == 3
 
 
