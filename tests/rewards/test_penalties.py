@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kedge.rewards import FunctionReward, Responses, load_reward
+from kedge.rewards import FunctionReward, Responses, load_function, load_reward
 from kedge.rewards.penalties import blank, ill_formed, off_length, off_target_length, repetitive, too_long, unfinished
 from kedge_base.errors import RewardError
 from kedge_tasks.verify import tags
@@ -108,7 +108,12 @@ def test_a_column_with_the_name_of_a_setting_is_not_taken_for_it(function, text,
 @pytest.mark.parametrize("name", ["too_long", "unfinished", "blank", "repetitive"])
 def test_each_works_by_its_name_alone(name):
     batch = Responses(["p"], ["fine words"], [[3]], [[4, 2]], [True], {}, max_new_tokens=20)
-    assert load_reward(f"kedge.rewards.penalties:{name}").score(batch) == [0.0]
+    assert FunctionReward(load_function(f"kedge.rewards.penalties:{name}")).score(batch) == [0.0]
+
+
+def test_a_worker_is_told_which_responses_ended():
+    batch = Responses(["p"] * 2, ["fine"] * 2, [[3]] * 2, [[4, 2]] * 2, [True, False])
+    assert load_reward("kedge.rewards.penalties:unfinished").score(batch) == [0.0, -1.0]
 
 
 def test_the_target_length_comes_from_the_data():
