@@ -42,6 +42,8 @@ def test_rule_names_are_unique() -> None:
 def test_other_rules_still_apply_if_a_metric_is_missing(missing: str) -> None:
     assert diagnose(synthetic_run(metrics={missing: None})) == []
     for case in CASES:
+        if not any(missing in row for row in case.faulty.metrics):
+            continue  # the run is the case itself, which has a test of its own
         rows = [{name: value for name, value in row.items() if name != missing} for row in case.faulty.metrics]
         reduced = replace(case.faulty, metrics=rows)
         read = next(rule.reads for rule in ALL_RULES if rule.name == case.rule)
