@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from kedge.config import advice_for, full_name
+from kedge.config.explain.describe import section_type
 from kedge_base import command
 from kedge_base.errors import ConfigError
 from kedge_base.registry import registered
-from kedge_base.stage import stages
+from kedge_base.stage import find_stage, stages
 
 
 class StageCommand(command.RunCommand):
@@ -39,4 +40,9 @@ def _hint(option: str, command: str) -> str | None:
         field = full_name(name, command)
     except ConfigError as error:
         return str(error) if "; " in str(error) else None  # it has an advice
+    if section_type(field):
+        return (
+            f"{option} is not an option; kedge {command} has "
+            f"{', '.join(flag.names[0] for flag in find_stage(command).flags)} (fields: kedge config explain {field})"
+        )
     return f"{option} is not an option; fields are set without dashes: {name}=VALUE (see kedge config explain {field})"

@@ -46,6 +46,7 @@ USUAL = {
     "labeler": "judge",
     "lr": "learning_rate",
     "n": "num_responses",
+    "policy": "model",
     "steps": "num_updates",
 }
 """Short names that users expect, and the field that each means, without its section."""
