@@ -421,6 +421,16 @@ def test_more_ranks_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) -> N
         start.join_ranks()
 
 
+def test_a_removed_current_folder_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "removed").mkdir()
+    monkeypatch.chdir(tmp_path / "removed")
+    (tmp_path / "removed").rmdir()
+    assert kedge(monkeypatch, "config", "presets") == 2
+    assert capsys.readouterr().err == "error: the current folder has been removed; change to another one\n"
+
+
 def test_no_folder_for_temporary_files_is_one_line(tmp_path: Path) -> None:
     """A read-only root: a library asks for the folder when it is imported."""
     script = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc/nowhere']; "

@@ -3,6 +3,7 @@
 import atexit
 import errno
 import gc
+import os
 import sys
 from typing import Annotated, Any, cast
 
@@ -41,17 +42,17 @@ def _root(
     if version:
         typer.echo(f"kedge {__version__}")
         raise typer.Exit
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # torch would end the process
+        raise ConfigError("the current folder has been removed; change to another one") from None
     if num_ranks() > 1 and context.invoked_subcommand not in launch.RANKED:
         raise ConfigError(
             f"kedge {context.invoked_subcommand} runs as a single process; {', '.join(launch.RANKED)} can have several "
             "ranks"
         )
-    if not isinstance(_command(context), RunCommand):
+    if not isinstance(cast("Any", context.command).get_command(context, context.invoked_subcommand), RunCommand):
         context.call_on_close(_check_shown)
-
-
-def _command(context: typer.Context) -> Any:
-    return cast("Any", context.command).get_command(context, context.invoked_subcommand)
 
 
 def _check_shown() -> None:
