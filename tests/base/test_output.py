@@ -37,6 +37,13 @@ def test_nothing_an_empty_folder_and_rejected_rows_are_free(tmp_path: Path) -> N
         check_output(folder)
 
 
+def test_an_empty_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--out "$RUN"` without the variable would write into an empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OutputError, match=r"^out= is empty text; give a folder's name, or \. for the current folder$"):
+        check_output("")
+
+
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 def test_a_folder_with_a_run_names_the_line_that_resumes_it(tmp_path: Path, has_checkpoint: bool) -> None:
     folder = tmp_path / "my runs"

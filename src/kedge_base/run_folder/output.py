@@ -148,6 +148,8 @@ def check_creatable(path: str | os.PathLike[str]) -> Path:
     Raises:
         OutputError: Its nearest existing ancestor is not a folder or is write-protected.
     """
+    if not str(path):
+        raise OutputError(f"{as_argument('--out')} is empty text; give a folder's name, or . for the current folder")
     folder = Path(os.path.expanduser(path))
     _check_name(folder)
     nearest = next((place for place in (folder, *folder.parents) if os.path.exists(place)), folder)
