@@ -350,6 +350,14 @@ def test_mistakes_are_one_line(call, changed, kind, said, models, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_missing_data_are_named_as_the_function_takes_them() -> None:
+    nothing: Any = None
+    with pytest.raises(ConfigError, match=r"pass demonstrations=, or set"):
+        kedge.sft(model="m", demonstrations=nothing)
+    with pytest.raises(ConfigError, match=r"pass comparisons=, or set"):
+        kedge.reward(model="m", comparisons=nothing)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
