@@ -23,7 +23,7 @@ LARGEST = 1e12
 class OwnAdvantage:
     """An estimator `function(rewards, mask, values=…, group=…) → advantages, returns`; see `Advantage`.
 
-    It gets copies of tensors `[batch, time]`, and of `group` `[batch]`; it may leave out the parameters after `mask`.
+    It gets copied of tensors `[batch, time]`, and of `group` `[batch]`; it may leave out the parameters after `mask`.
     `values` is None without a critic. Its results in masked slots are set to 0.
 
     Args:
@@ -38,10 +38,7 @@ class OwnAdvantage:
     @torch.no_grad()
     def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`; raises `ShapeError` for a wrong shape, or if finite inputs give a non-finite result."""
-        known = {name: inputs.get(name) for name in ("values", "group")}
-        parameters = signature(self.function).parameters
-        if not any(each.kind == Parameter.VAR_KEYWORD for each in parameters.values()):
-            known = {name: value for name, value in known.items() if name in parameters}
+        known = {name: inputs.get(name) for name in taken_names(self.function)}
         copied = {name: None if value is None else value.clone() for name, value in known.items()}
         found = self.function(rewards.clone(), mask.clone(), **copied)
         name = f"ppo.advantage: {function_name(self.function)}"
@@ -51,12 +48,18 @@ class OwnAdvantage:
         named = dict(zip(("advantages", "returns"), parts, strict=True))
         both = Advantages(*(own_values(value, mask, f"{name} returned {part}") for part, value in named.items()))
         # The guard reports NaN from the model itself.
-        given = [rewards, *(value for value in known.values() if value is not None)]
-        if all(bool(each.isfinite().all()) for each in given):
+        if all(each is None or each.isfinite().all() for each in (rewards, *known.values())):
             for part, value in zip(named, both, strict=True):
-                if not bool((value.abs() <= LARGEST).all()):
+                if not (value.abs() <= LARGEST).all():
                     raise ShapeError(f"{name} returned {part} that are not finite, or beyond {LARGEST:g}")
         return both
+
+
+def taken_names(function: Callable[..., object]) -> list[str]:
+    """The arguments of an estimator after `rewards` and `mask` that a function takes."""
+    parameters = signature(function).parameters
+    kinds = [each.kind for each in parameters.values()]
+    return [name for name in ("values", "group") if name in parameters or Parameter.VAR_KEYWORD in kinds]
 
 
 def own_values(value: object, mask: Tensor, name: str) -> Tensor:

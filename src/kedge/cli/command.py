@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kedge.config import advice_for, full_name
-from kedge.config.explain.describe import section_type
 from kedge_base import command
 from kedge_base.errors import ConfigError
 from kedge_base.registry import registered
@@ -40,7 +39,7 @@ def _hint(option: str, command: str) -> str | None:
         field = full_name(name, command)
     except ConfigError as error:
         return str(error) if "; " in str(error) else None  # it has an advice
-    if section_type(field):
+    if "." not in field:
         return (
             f"{option} is not an option; kedge {command} has "
             f"{', '.join(flag.names[0] for flag in find_stage(command).flags)} (fields: kedge config explain {field})"

@@ -160,10 +160,9 @@ def literal_prompts(prompts: Sequence[str] | None) -> list[str] | None:
     texts = [prompt for prompt in prompts or () if _is_text(prompt)]
     if not texts:
         return None
-    if len(texts) < len(prompts or ()):
-        name = next(prompt for prompt in prompts or () if prompt not in texts)
+    if names := [prompt for prompt in prompts or () if prompt not in texts]:
         raise ConfigError(
-            f"--prompts: {texts[0]!r} is a text and {name!r} the name of a file or data set; give one kind"
+            f"--prompts: {texts[0]!r} is a text and {names[0]!r} the name of a file or data set; give one kind"
         )
     return texts
 

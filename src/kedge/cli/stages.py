@@ -74,7 +74,7 @@ COMMON = {"out": "out", "seed": "runtime.seed", "push": "push.repo", "strict": "
 
 
 def _parameters(stage: Stage) -> list[Parameter]:
-    trains_language = stage.makes_model and bool(stage.starts_from)
+    trains_language = stage.makes_model and stage.starts_from
     return [
         parameter("overrides", Overrides),
         parameter("config", ConfigFile),
@@ -120,12 +120,12 @@ def resolve(
         )
     else:
         config = load_config(file, overrides or (), flags, preset, stage=stage)
-        if resume == "auto" and config.out is None:
-            config = with_values(config, {"out": str(Path("runs") / stage)})
         if resume == "auto":
+            if config.out is None:
+                config = with_values(config, {"out": str(Path("runs") / stage)})
             _check_same_stage(Path(os.path.expanduser(str(config.out))), stage)
     check_stage(config, stage)
-    if config.out is not None and not (resume is not None and is_run(Path(config.out))):
+    if config.out is not None and (resume is None or not is_run(Path(config.out))):
         check_output(config.out)
     return config
 

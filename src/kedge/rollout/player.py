@@ -389,7 +389,7 @@ class Player:
         Raises:
             EnvError: The environment failed in all of them, for example because of a bug in it.
         """
-        if rollout.ending is not None and bool((rollout.ending == FAILED).all()):
+        if rollout.ending is not None and (rollout.ending == FAILED).all():
             raise EnvError(f"{self.environment.failure or self.environment.name}: it failed in all episodes")
         return rollout
 

@@ -367,7 +367,7 @@ def find_bad_weight(modules: Mapping[str, nn.Module]) -> str | None:
     for owner, module in modules.items():
         for name, parameter in module.named_parameters():
             weight = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            if not bool(weight.isfinite().all()):
+            if not weight.isfinite().all():
                 return f"{owner}: {name} contains {_nonfinite_value(weight.detach()):.4g}"
     return None
 

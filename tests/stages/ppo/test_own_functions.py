@@ -13,6 +13,8 @@ import kedge
 from kedge.algorithm import generalized_advantages
 from kedge.algorithm.group_advantages import GroupMeanAdvantage
 from kedge.algorithm.own import OwnAdvantage
+from kedge.config import Config
+from kedge.stages.ppo.settings import OwnFunctions
 from kedge_base.errors import ConfigError, NumericsError, ShapeError
 from tests.stages.ppo.test_own_loop import PROMPTS, SIZES, assert_same, scored
 from tests.tiny import save_tiny_policy
@@ -132,6 +134,29 @@ def test_another_function_is_not_resumed(policy: Path, tmp_path: Path) -> None:
     run(policy, tmp_path / "run", advantage=gae)
     with pytest.raises(ConfigError, match=r"ppo\.advantage"):
         run(policy, tmp_path / "run", advantage=group_means, num_updates=4, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"advantage": lambda rewards: rewards}, r"ppo\.advantage: lambda_: too many positional arguments; expected"),
+        (
+            {"advantage": lambda rewards, mask, gamma: rewards},
+            r"a required argument: 'gamma'; expected f\(rewards, mask, ",
+        ),
+        ({"surrogate": lambda ratios: ratios}, r"ppo\.policy_loss: .*; expected f\(log_ratios, advantages\)$"),
+    ],
+)
+def test_other_arguments_are_refused_before_anything_is_sampled(
+    policy: Path, tmp_path: Path, settings: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigError, match=line):
+        run(policy, tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_c_code_does_not_say_its_arguments() -> None:
+    assert OwnFunctions.of(Config(), {"ppo.policy_loss": torch.mul}).surrogate is torch.mul
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from math import ceil
 from typing import Any
 
@@ -27,7 +28,7 @@ from kedge.algorithm.group_advantages import (
     OptimalBaselineAdvantage,
     ProcessAdvantage,
 )
-from kedge.algorithm.own import OwnAdvantage
+from kedge.algorithm.own import OwnAdvantage, function_name, taken_names
 from kedge.algorithm.policy_losses import Surrogate, clip_ranges, named_surrogate
 from kedge.config import Choice, Config, PpoConfig, RolloutConfig, config_at, scheduled_values
 from kedge.rollout import Estimation
@@ -66,17 +67,27 @@ class OwnFunctions:
         """Collect the functions that were passed from Python, by field, and load those that a configuration names.
 
         Raises:
-            ConfigError: A named function cannot be loaded.
+            ConfigError: A named function cannot be loaded, or one does not take the arguments of kedge's calls.
         """
-        fields = {"ppo.advantage": config.ppo.advantage, "ppo.policy_loss": config.ppo.policy_loss}
-        return cls(*(objects.get(field) or _loaded(field, value) for field, value in fields.items()))
+        return cls(
+            _function("ppo.advantage", config.ppo.advantage, objects, "rewards, mask, values=…, group=…"),
+            _function("ppo.policy_loss", config.ppo.policy_loss, objects, "log_ratios, advantages"),
+        )
 
 
-def _loaded(field: str, name: object) -> Callable[..., object] | None:
-    """Load the function that a field names; None if the field names no function."""
-    if not isinstance(name, str) or ":" not in name:
-        return None
-    return find_named(name, word=field, error=ConfigError)
+def _function(field: str, value: object, objects: Mapping[str, Any], arguments: str) -> Any:
+    """The function that was passed, or that a field names, if it takes kedge's arguments; None for neither."""
+    function = objects.get(field)
+    if function is None and isinstance(value, str) and ":" in value:
+        function = find_named(value, word=field, error=ConfigError)
+    if function is not None:
+        try:
+            signature(function).bind(0, 0, **dict.fromkeys(taken_names(function)))
+        except TypeError as error:
+            raise ConfigError(f"{field}: {function_name(function)}: {error}; expected f({arguments})") from None
+        except ValueError:  # C code does not say
+            pass
+    return function
 
 
 @dataclass(frozen=True, kw_only=True)
