@@ -587,7 +587,7 @@ MUTATIONS = (
     Mutation(
         "totals-of-token-scores-in-float32",
         "total_scores",
-        "(scores.double() + token_scores.double().sum(-1)).to(scores.dtype)",
+        "(in_float64(scores) + in_float64(token_scores).sum(-1)).to(scores)",
         "scores + token_scores.sum(-1)",
         f"{GROUPS}::test_the_same_token_scores_at_other_tokens_have_no_spread",
     ),
@@ -853,9 +853,16 @@ MUTATIONS = (
         f"{CREDIT}::test_one_turn_has_the_total_less_the_value_of_the_prompt_whatever_gamma_and_lambda",
     ),
     Mutation(
+        "float64-on-a-device-without-it",
+        "in_float64",
+        "x.cpu() if x.device.type in WITHOUT_FLOAT64 else x",
+        "x",
+        "tests/test_apple.py::test_ppo_trains[readout]",
+    ),
+    Mutation(
         "turn-sums-in-the-order-of-their-terms",
         "Turns.summed",
-        "keep_counted(x, self.mask).double()",
+        "in_float64(keep_counted(x, self.mask))",
         "keep_counted(x, self.mask)",
         f"{TURNS}::test_sums_do_not_depend_on_the_place_of_their_terms",
     ),

@@ -20,7 +20,7 @@ from kedge.algorithm.advantages import (
     total_reward,
 )
 from kedge.algorithm.group_advantages import LeaveOneOutAdvantage
-from kedge.algorithm.masking import keep_counted
+from kedge.algorithm.masking import in_float64, keep_counted
 
 NUM_QUARTERS = 4
 """Parts of the prompts: two for the weight of the other two, one to fit it and one to test it."""
@@ -68,7 +68,7 @@ class ControlVariateAdvantage:
         """The mean of w, and the share of B's variance that it takes away, before any whitening."""
         base, change, _ = self._parts(rewards, mask, inputs)
         weights = control_weights(base, change, mask, self._prompts(rewards, inputs)).to(base)
-        plain, left = (each[mask].double().var(correction=0) for each in (base, base - weights[:, None] * change))
+        plain, left = (in_float64(each[mask]).var(correction=0) for each in (base, base - weights[:, None] * change))
         saved = 1.0 - float(left / plain) if plain > 0 else 0.0
         return {"advantage/critic_weight": float(weights.mean()), "advantage/variance_saved": saved}
 

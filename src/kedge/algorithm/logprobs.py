@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kedge.algorithm.masking import check_choice, check_counted, check_positive, keep_counted
+from kedge.algorithm.masking import check_choice, check_counted, check_positive, in_float64, keep_counted
 from kedge_base.errors import ConfigError, ShapeError
 
 BandOf = Literal["token", "sequence"]
@@ -243,7 +243,7 @@ def sampler_mismatch(
     """
     check_counted(mask, logprobs=logprobs, sampler_logprobs=sampler_logprobs)
     # Differences near 0 cancel in float32: exp(d) − 1 − d is then below its rounding.
-    log_ratio = (logprobs - sampler_logprobs).detach()[mask].double()
+    log_ratio = in_float64((logprobs - sampler_logprobs).detach()[mask])
     k3 = (torch.expm1(log_ratio) - log_ratio).mean()
     # Shifted by the largest value, which cancels in the share, so that no weight overflows.
     weights = (log_ratio - log_ratio.max()).exp()

@@ -24,6 +24,15 @@ _LOGITS = 10.0
 """Magnitude of the logits whose difference is a log probability: it contains their rounding, however small it is."""
 
 
+WITHOUT_FLOAT64 = {"mps"}
+"""Devices without double precision: Apple's GPUs."""
+
+
+def in_float64(x: Tensor) -> Tensor:
+    """Convert to double precision, on the CPU if the device has none."""
+    return (x.cpu() if x.device.type in WITHOUT_FLOAT64 else x).double()
+
+
 class Averaging(TypedDict, total=False):
     """How a loss per token becomes one number: the options of `aggregate`, which every loss accepts and passes on."""
 

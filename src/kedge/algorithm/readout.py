@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kedge.algorithm.masking import check_counted
+from kedge.algorithm.masking import check_counted, in_float64
 from kedge_base.errors import ShapeError
 from kedge_base.intervals import Interval, resampled_interval
 
@@ -70,8 +70,8 @@ class ReadoutSums:
 
     def add(self, features: Float[Tensor, "examples dim"], targets: Float[Tensor, " examples"]) -> None:
         """Add examples."""
-        rows = features.double()
-        values = targets.double()
+        rows = in_float64(features)
+        values = in_float64(targets)
         self.gram += (rows.T @ rows).cpu()
         self.cross += (rows.T @ values).cpu()
         self.features += rows.sum(0).cpu()
@@ -171,11 +171,10 @@ def explained_variance_interval(
     Source: `resampled_interval`; explained variance as in PPO's metrics (spec §6.28).
     """
     check_counted(mask, values=values, returns=returns)
+    values, returns, mask = values.cpu(), returns.cpu(), mask.cpu()
     center = returns[mask].double().mean()
-    target, error = (
-        torch.where(mask, each.double(), 0.0).cpu() for each in (returns.double() - center, returns - values)
-    )
-    rows = torch.stack([mask.cpu().double(), target, target**2, error, error**2], dim=-1).sum(1)
+    target, error = (torch.where(mask, each.double(), 0.0) for each in (returns.double() - center, returns - values))
+    rows = torch.stack([mask.double(), target, target**2, error, error**2], dim=-1).sum(1)
     prompts, place = cast(
         "tuple[Tensor, Tensor]",
         torch.unique(group.cpu(), return_inverse=True),  # pyright: ignore[reportUnknownMemberType]

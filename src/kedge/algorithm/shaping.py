@@ -16,6 +16,7 @@ from kedge.algorithm.masking import (
     check_choice,
     check_counted,
     check_same_shape,
+    in_float64,
     keep_counted,
     rounding_of,
 )
@@ -37,7 +38,7 @@ def total_scores(
     """
     if token_scores is None:
         return scores
-    return (scores.double() + token_scores.double().sum(-1)).to(scores.dtype)
+    return (in_float64(scores) + in_float64(token_scores).sum(-1)).to(scores)
 
 
 @dataclass(frozen=True)

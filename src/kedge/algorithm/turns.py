@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
-from kedge.algorithm.masking import check_same_shape, keep_counted
+from kedge.algorithm.masking import check_same_shape, in_float64, keep_counted
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Turns:
 
     def summed(self, x: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch time"]:
         """Sum the counted entries of each turn at its first slot, 0 elsewhere; rounded once, in any order of adding."""
-        counted = keep_counted(x, self.mask).double()
-        return torch.zeros_like(counted).scatter_add(-1, self.first, counted).to(x.dtype)
+        counted = in_float64(keep_counted(x, self.mask))
+        return torch.zeros_like(counted).scatter_add(-1, self.first.to(counted.device), counted).to(x)
 
     def spread(self, x: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch time"]:
         """Copy the entry at the first slot of each turn to all of its counted slots."""

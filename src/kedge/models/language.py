@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kedge.algorithm.critic import Bins
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs, Rollout
 from kedge.algorithm.logprobs import token_logprobs_and_entropy
+from kedge.algorithm.masking import in_float64
 from kedge.algorithm.readout import ReadoutSums
 from kedge.models.adapters import Adapter
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values, scale_head
@@ -454,8 +455,8 @@ class ActorCritic(nn.Module):
         assert isinstance(head, nn.Linear), "the support of a histogram is a setting"
         assert started is not None
         fitted = mask if rows is None else mask & rows[:, None]
-        counted = values[fitted].double()
-        targets = returns[fitted].double()
+        counted = in_float64(values[fitted])
+        targets = in_float64(returns[fitted])
         if not (counted.isfinite().all() and targets.isfinite().all()):
             return values
         spread = float(counted.var(correction=0))

@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import vocabulary_logprobs
+from kedge.algorithm.masking import WITHOUT_FLOAT64
 from kedge.models import Decoder, LanguageModel, PackedDecoder, Precision, autocast, prepacked, read_values
 from kedge.ranks import AdaptiveTokens
 from kedge.rollout.engine import Dialogue, GenerateOptions
@@ -295,7 +296,7 @@ def _uniform_draws(seeds: Sequence[int], num_steps: int) -> Float[Tensor, "rows 
 
 def _draw_dtype(device: torch.device) -> torch.dtype:
     """Return double precision for the cumulative sum over a large vocabulary; Apple GPUs only have single precision."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def _inverse_cdf(logprobs: Float[Tensor, "rows vocab"], draws: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:

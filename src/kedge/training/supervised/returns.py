@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kedge.algorithm.critic import explained_variance, spread_of_returns
 from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
+from kedge.algorithm.masking import in_float64
 from kedge.algorithm.readout import ReadoutSums, explained_variance_interval, fit_readout
 from kedge.models import ActorCritic, Precision
 from kedge.models.pretrained import inner_matrices
@@ -52,7 +53,7 @@ class SampledReturns:
     @property
     def counted(self) -> Float[Tensor, " slots"]:
         """The returns that count, float64."""
-        return self.returns[self.mask].double()
+        return in_float64(self.returns[self.mask])
 
     @property
     def mean(self) -> float:
@@ -129,8 +130,8 @@ class ReturnsLoss:
             batch.rollout, precision=self.precision, value_after_last=self.value_after_last
         )
         error = (batch.returns - values)[batch.mask] / self.unit
-        target = (batch.returns[batch.mask].double() - self.center) / self.unit
-        exact = error.detach().double()
+        target = (in_float64(batch.returns[batch.mask]) - self.center) / self.unit
+        exact = in_float64(error.detach())
         return {
             "loss": 0.5 * error.square().sum(),
             "error": exact.sum(),
@@ -190,10 +191,10 @@ def fit_head(
             halves = halves or [ReadoutSums.empty(states.shape[1]) for _ in range(2)]
             if not part.counts:
                 continue
-            targets = batch.returns[batch.mask].double() - loss.center
+            targets = in_float64(batch.returns[batch.mask]) - loss.center
             half = (batch.rollout.group % 2)[:, None].expand(batch.mask.shape)[batch.mask].bool()
             for sums, chosen in zip(halves, (~half, half), strict=True):
-                sums.add(states[chosen], targets[chosen])
+                sums.add(states[chosen], targets[chosen.to(targets.device)])
         return halves
 
     halves = within_memory(budget, lengths, summed, ranks=ranks)
