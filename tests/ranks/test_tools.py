@@ -29,6 +29,9 @@ class Adder:
             raise ValueError("no")
         return a + 1
 
+    def get_reward(self) -> float:
+        return 0.0
+
 
 def train(policy: Path, folder: Path) -> None:
     """Two updates of two episodes, one for each rank."""

@@ -243,10 +243,12 @@ class Environment(Protocol):
     Attributes:
         name: Its name in errors.
         failure: The message about the last failed call.
+        is_scored: Whether it rewards episodes.
     """
 
     name: str
     failure: str
+    is_scored: bool
 
     @property
     def tools(self) -> ToolUse | None:

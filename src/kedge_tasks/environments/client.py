@@ -69,6 +69,7 @@ class Environment:
             about = self._session.describe()
         self.tools = Tools(about["tools"]) if about["tools"] else None
         self._is_async: bool = about["is_async"]
+        self.is_scored: bool = about["is_scored"]
 
     def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> dict[int, Turn | None]:
         """Start or restart episodes. One that fails is tried again on another instance, after a pause.

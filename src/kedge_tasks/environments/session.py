@@ -64,11 +64,12 @@ class Session:
         self._episodes: dict[int, _Episode] = {}
         self.tools = first.tools
         self.is_async = first.is_async
+        self.is_scored = not isinstance(first, ToolUser) or first.is_scored
 
     def describe(self) -> dict[str, Any]:
-        """Describe the tools, and say whether calls run concurrently."""
+        """Describe the tools, and say whether calls run concurrently and episodes have rewards."""
         schemas = () if self.tools is None else self.tools.schemas
-        return {"tools": [dict(schema) for schema in schemas], "is_async": self.is_async}
+        return {"tools": [dict(schema) for schema in schemas], "is_async": self.is_async, "is_scored": self.is_scored}
 
     def call(self, what: str, episodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Call a method in several episodes, concurrently if the environment is async.

@@ -177,6 +177,11 @@ class ToolUser:
         """See `Game`."""
         return _is_async(self._environment, ("reset", "get_reward", "privileged", *self.tools.names))
 
+    @property
+    def is_scored(self) -> bool:
+        """True if it rewards its episodes."""
+        return hasattr(self._environment, "get_reward")
+
     async def open(self, row: Mapping[str, Any], seed: int) -> Turn:
         """Start an episode; return the messages that follow the row's prompt."""
         opening = None
@@ -205,10 +210,9 @@ class ToolUser:
 
     async def finish(self) -> Turn:
         """End the episode with its reward; 0 without `get_reward`."""
-        get_reward = getattr(self._environment, "get_reward", None)
-        if get_reward is None:
+        if not self.is_scored:
             return Turn(ending="completed")
-        reward = finite_number(await _result(get_reward()), f"{self._name}.get_reward gave")
+        reward = finite_number(await _result(self._environment.get_reward()), f"{self._name}.get_reward gave")
         return Turn(reward=reward, ending="completed")
 
 

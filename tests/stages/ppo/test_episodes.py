@@ -612,6 +612,10 @@ def test_a_resumed_run_draws_the_same_numbers_in_libraries_that_are_imported_in_
         (["environment.max_turn_tokens=99"], "environment.max_turn_tokens=99 is more than an episode has"),
         (["critic_check=1"], "ppo.critic_check continues responses from their middle"),
         ([f"environment.source={worlds.__file__}:Nothing"], "Nothing is not an environment"),
+        (
+            [f"environment.source={worlds.__file__}:Unscored"],
+            "nothing scores the episodes of Unscored: give it a method",
+        ),
         (["environment.source=nowhere.py:A"], "environment file 'nowhere.py' does not exist"),
         (["environment.max_turns=0"], "environment.max_turns"),
     ],

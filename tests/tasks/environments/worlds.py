@@ -118,8 +118,8 @@ class Calculator:
         return float(self.answer in self.results)
 
 
-class Adder:
-    """One tool, in few words."""
+class Unscored:
+    """One tool, in few words, and no reward."""
 
     def add(self, a: int) -> int:
         """Add 1.
@@ -128,6 +128,13 @@ class Adder:
             a: It.
         """
         return a + 1
+
+
+class Adder(Unscored):
+    """With a reward."""
+
+    def get_reward(self) -> float:
+        return 0.0
 
 
 class Together:

@@ -47,7 +47,8 @@ from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.supervised.losses import CompletionLoss
-from kedge_base.errors import DataError, ModelError
+from kedge_base.errors import DataError, EnvError, ModelError
+from kedge_base.machine.invocation import as_argument
 from kedge_base.machine.progress import say
 
 if TYPE_CHECKING:
@@ -167,7 +168,14 @@ def load_own_code(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) 
         _check_teacher(config.ppo.reference, tokenizer, trust_remote_code=config.runtime.trust_remote_code)
     # A group's baseline is the score of whole episodes; other estimators use the reward of each turn.
     by_turn = config.ppo.estimator == "gigpo" or not (config.ppo.needs_groups or config.ppo.estimator == "remax")
-    return own, load_player(config, run, tokens=config.rollout.max_new_tokens, by_turn=by_turn)
+    player = load_player(config, run, tokens=config.rollout.max_new_tokens, by_turn=by_turn)
+    others_score = config.ppo.reference is not None or bool(rewards_of(config, run))  # a teacher needs no score
+    if player is not None and not (player.environment.is_scored or others_score):
+        raise EnvError(
+            f"nothing scores the episodes of {player.environment.name}: give it a method get_reward, or the run "
+            f"{as_argument('--reward')}"
+        )
+    return own, player
 
 
 def check_roles(config: Config, run: Run, policy: Policy, rewards: WeightedReward, prompts: list[Prompt]) -> None:
