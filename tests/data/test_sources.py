@@ -60,6 +60,7 @@ def test_a_git_lfs_pointer_is_named(tmp_path, name):
     [
         (b'{"prompt": "\xff"}', "not UTF-8 at byte 13"),
         (b'{"prompt": ', "not JSON"),
+        (b'{"prompt": "a', "not JSON: Unterminated string starting at column 12"),
         (b"[1, 2]", "not a JSON object"),
         (b'"text"', "not a JSON object"),
         (b"null", "not a JSON object"),

@@ -218,7 +218,7 @@ def _decoded(raw: bytes, source: str, number: int) -> Row:
     except UnicodeDecodeError as error:
         fault = f"not UTF-8 at byte {error.start + 1}"
     except json.JSONDecodeError as error:
-        fault = f"not JSON: {error.msg} at column {error.colno}"
+        fault = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
     except (ValueError, RecursionError):
         fault = "JSON that cannot be read: a number is too long, or the nesting too deep"
     return Row(source, number, value, fault, raw)

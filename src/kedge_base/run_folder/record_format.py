@@ -95,7 +95,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             # Only the last line may be incomplete: the run is writing it, or was killed while writing.
             if number < len(lines):
-                raise DataError(f"{str(path)!r}, line {number}: not JSON ({error.msg})") from error
+                raise DataError(f"{str(path)!r}, line {number}: not JSON ({error.msg.removesuffix(' at')})") from error
     return rows
 
 
