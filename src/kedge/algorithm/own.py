@@ -23,7 +23,7 @@ LARGEST = 1e12
 class OwnAdvantage:
     """An estimator `function(rewards, mask, values=…, group=…) → advantages, returns`; see `Advantage`.
 
-    It gets copied of tensors `[batch, time]`, and of `group` `[batch]`; it may leave out the parameters after `mask`.
+    It gets copies of tensors `[batch, time]`, and of `group` `[batch]`; it may leave out the parameters after `mask`.
     `values` is None without a critic. Its results in masked slots are set to 0.
 
     Args:
