@@ -306,9 +306,9 @@ class Bench:
 
 
 def best(tried: Sequence[Run]) -> Run:
-    """The run with the fewest updates to the score, then seconds; if none reached it, the highest last score."""
-    reached = [run for run in tried if run.seconds is not None]
-    return min(reached, key=lambda run: run.curve[-1][:2]) if reached else max(tried, key=lambda run: run.curve[-1][2])
+    """The run with the fewest updates to the score; of several, or if none reached it, the highest last score."""
+    reached = [run for run in tried if run.seconds is not None] or tried
+    return min(reached, key=lambda run: (run.curve[-1][0] * (run.seconds is not None), -run.curve[-1][2]))
 
 
 def write_rows(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
