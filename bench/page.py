@@ -160,7 +160,7 @@ def write_page(
         *compared,
         *([] if peers is None else [peers_section(peers)]),
         *([] if sampling is None else [sampling_section(sampling)]),
-        *([score_section(score)] if score else []),
+        *filter(None, [score_section(score)]),
         *([] if family is None else [_family(family)]),
         GROWTH,
         *growing,

@@ -379,7 +379,9 @@ preset `small-instruct` had been chosen with `examples/brief` in use. Mean and S
 
 
 def score_section(runs: Sequence[Run]) -> str:
-    """The section of the page, in Markdown."""
+    """The section of the page, in Markdown; empty until a seed has been run."""
+    if not (counted := [run.facts for run in runs if run.seed != TUNING_SEED]):
+        return ""
     rates = ", ".join(f"{rate:g}" for rate in RATES)
     text = INTRODUCTION.format(
         every=EVERY, measured=MEASURED, prompts=NUM_PROMPTS, responses=NUM_RESPONSES, rates=rates
@@ -389,7 +391,6 @@ def score_section(runs: Sequence[Run]) -> str:
         for name, task in TASKS.items()
         if any(run.task == name and run.seed != TUNING_SEED for run in runs)
     ]
-    counted = [run.facts for run in runs if run.seed != TUNING_SEED]
     values = {name: dict.fromkeys(facts[name] for facts in counted if name in facts) for name in counted[0]}
     listed = "\n".join(f"- {name}: {' / '.join(each)}" for name, each in values.items())
     return "\n".join([text, *parts, listed, ""])

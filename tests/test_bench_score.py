@@ -152,6 +152,7 @@ def test_the_table_compares_seed_by_seed():
     assert rows[2] == ["TRL, GRPO with its defaults", "default", "0 of 2", "not within 90", "–", "4", "0.20", "2.0"]
     section = score_section([*runs, replace(runs[0], seed=2, facts={**FACTS, "processor": "two"})])
     assert "- model: tiny\n- processor: one / two\n" in section
+    assert score_section(runs[-1:]) == ""
     section = score_section(runs)
     assert "A score of 0.7 for one sentence of at most 15 words" in section
     assert "without commas" not in section
