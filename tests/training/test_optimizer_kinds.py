@@ -93,14 +93,6 @@ def test_adafactor_is_its_equations_with_adams_rate() -> None:
         np.testing.assert_allclose(numbers(bias), by_hand, rtol=0, atol=1e-6)
 
 
-def test_adafactor_is_created_without_a_warning_of_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers' module of optimizers imports it."""
-    logger = logging.getLogger("bitsandbytes")
-    monkeypatch.setattr(logger, "level", logging.NOTSET)
-    build("adafactor", [matrix(5, 7)])
-    assert logger.level == logging.ERROR
-
-
 @has_muon
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6)])
 def test_muon_orthogonalizes_what_is_inside_and_leaves_the_rest_to_adam(shape: tuple[int, int]) -> None:
