@@ -1,4 +1,4 @@
-"""A device without float64 and with memory of its own, as Apple's GPUs are to PyTorch, simulated on a CPU.
+"""Simulates a device like an Apple GPU on a CPU: no float64, and separate memory.
 
 It has the name `meta`, since PyTorch knows `mps` only where it was built for it.
 """

@@ -1,4 +1,4 @@
-"""Runs on a device without float64, as Apple's GPUs are."""
+"""Training on a simulated device without float64, like an Apple GPU."""
 
 from __future__ import annotations
 

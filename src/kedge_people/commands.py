@@ -186,11 +186,10 @@ def label(
 
 
 def _existing(names: Sequence[str], asked: Sequence[str], given: Sequence[str]) -> Path | None:
-    """The folder of labels that is named, if it is there.
+    """Return the folder of labels that was named, or None if it has no labels yet.
 
     Raises:
-        ConfigError: Options that read labels are asked for and there are none, or options that make labels are given
-            for a folder that has some.
+        ConfigError: An option reads labels, and the folder has none; or one makes labels, and it already has some.
     """
     folder = Path(os.path.expanduser(names[0])) if len(names) == 1 else None
     if folder is None or not (folder / ITEMS_FILE).is_file():

@@ -102,7 +102,7 @@ def _least(counted: Counted) -> float:
 
 
 def _advice(counted: Counted, device: Device, room: float) -> str:
-    """What to change so that the run fits, in a few words."""
+    """Say which settings make the run fit."""
     for settings, plan in remedies(counted, device, room).items():
         if plan.excess(room) == 0:
             return f"set {settings} ({with_unit(plan.needed)})"

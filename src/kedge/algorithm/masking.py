@@ -29,7 +29,7 @@ WITHOUT_FLOAT64 = {"mps"}
 
 
 def in_float64(x: Tensor) -> Tensor:
-    """Convert to double precision, on the CPU if the device has none."""
+    """Convert to double precision; moves to the CPU first if the device lacks it."""
     return (x.cpu() if x.device.type in WITHOUT_FLOAT64 else x).double()
 
 

@@ -70,7 +70,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Steps of one token each, with the methods of Turns.
+    """Steps of one token each; has the methods of `Turns`.
 
     Attributes:
         starts: True = counts.
@@ -79,11 +79,11 @@ class Tokens:
     starts: Bool[Tensor, "*batch time"]
 
     def summed(self, x: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch time"]:
-        """Return it as it is."""
+        """Return `x` unchanged."""
         return x
 
     def spread(self, x: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch time"]:
-        """Return it as it is."""
+        """Return `x` unchanged."""
         return x
 
 

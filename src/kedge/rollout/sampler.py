@@ -101,7 +101,9 @@ class Sampler:
         """Sample a response for every prompt; see `Engine`."""
         request = Request.of(prompts, **options)
         device = self.model.device
-        draws = _uniform_draws(request.seeds, self.max_new_tokens).to(device, _draw_dtype(device))
+        # The cumulative sum over a large vocabulary needs double precision.
+        dtype = torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+        draws = _uniform_draws(request.seeds, self.max_new_tokens).to(device, dtype)
         responses = Responses.empty(
             len(request.prompts),
             self.max_new_tokens,
@@ -292,11 +294,6 @@ def _uniform_draws(seeds: Sequence[int], num_steps: int) -> Float[Tensor, "rows 
     """A separate stream of uniform numbers per row, so that a row's samples do not depend on the other rows."""
     streams = (torch.Generator().manual_seed(seed) for seed in seeds)
     return torch.stack([torch.rand(num_steps, generator=stream, dtype=torch.float64) for stream in streams])
-
-
-def _draw_dtype(device: torch.device) -> torch.dtype:
-    """Return double precision for the cumulative sum over a large vocabulary; Apple GPUs only have single precision."""
-    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def _inverse_cdf(logprobs: Float[Tensor, "rows vocab"], draws: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:

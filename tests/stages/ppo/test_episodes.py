@@ -16,7 +16,7 @@ from kedge.rollout.player import Episodes
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.trainer import Trainer
-from kedge_base.errors import ConfigError, DataError, EnvError
+from kedge_base.errors import ConfigError, DataError, EnvError, RewardError
 from kedge_base.importing import find_named
 from kedge_base.run_folder.record_format import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge_inspect.doctor import diagnose
@@ -614,7 +614,7 @@ def test_a_resumed_run_draws_the_same_numbers_in_libraries_that_are_imported_in_
         ([f"environment.source={worlds.__file__}:Nothing"], "Nothing is not an environment"),
         (
             [f"environment.source={worlds.__file__}:Unscored"],
-            "nothing scores the episodes of Unscored: give it a method",
+            "nothing scores the episodes of Unscored: add get_reward",
         ),
         (["environment.source=nowhere.py:A"], "environment file 'nowhere.py' does not exist"),
         (["environment.max_turns=0"], "environment.max_turns"),
@@ -648,6 +648,19 @@ def test_a_loop_of_your_own_plays_episodes_too(tmp_path, policy):
     assert metrics["episode/turns"] >= 1
     run_ppo(configure(policy, tmp_path / "run", **EPISODES), prompts=GAMES)
     assert_same(tmp_path / "loop", tmp_path / "run")
+
+
+def test_a_loop_of_your_own_scores_an_environment_that_does_not(tmp_path):
+    policy = save_tiny_policy(tmp_path / "policy", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE), extra_rows=20)
+    rows = [{"prompt": [{"role": "user", "content": f"{n} + 1?"}]} for n in range(4)]
+    settings = {"num_prompts": 2, "report": False, "environment.max_turns": 3, "max_new_tokens": 20}
+    with kedge.PpoTrainer(
+        model=policy, prompts=rows, environment=worlds.Unscored, out=tmp_path / "loop", **settings
+    ) as trainer:
+        batch = trainer.sample()
+        with pytest.raises(RewardError, match="scores are missing"):
+            trainer.update(batch)
+        assert trainer.update(batch, [1.0, 3.0])["reward/score_mean"] == 2
 
 
 INTERRUPTING = """

@@ -103,6 +103,7 @@ def opened_updates(
     run: Run,
     *,
     has_prompts: bool = True,
+    has_scores: bool = False,
     stop: Stopping | None = None,
     callback: Callback | None = None,
     on_update: Callable[[int, Roles], None] | None = None,
@@ -113,6 +114,7 @@ def opened_updates(
     Args:
         run: The run, opened.
         has_prompts: False for a run that gets its prompts later.
+        has_scores: True for a run that can get its scores later.
         stop: Set by signals that the caller listens to; None to listen here.
         callback: Called after each update; see `run_ppo`.
         on_update: Called after each update with its number and all models; see `run_ppo`.
@@ -120,7 +122,7 @@ def opened_updates(
     """
     config = run.config
     check_ahead(config, run)
-    roles = with_background(config, run, load_roles(config, run, has_prompts=has_prompts))
+    roles = with_background(config, run, load_roles(config, run, has_prompts=has_prompts, has_scores=has_scores))
     with (
         running(run, save=partial(save_result, run, roles)) as summary,
         closing(roles.engine),

@@ -151,7 +151,8 @@ class PpoTrainer:
         reward = objects.get("reward")
         pays = objects.get("environment") is not None or config.environment.source is not None
         has_teacher = config.ppo.reference is not None
-        if has_no_reward := reward is None and not config.reward and not pays and not has_teacher:
+        others_score = reward is not None or config.reward or has_teacher
+        if not (others_score or pays):
             reward = [RewardTerm(_given_scores, name="scores")]
             config = with_values(config, {"runtime.num_fixed_prompts": 0})  # nothing could score their responses
         has_prompts = objects.get("prompts") is not None or bool(config.data.prompts)
@@ -160,15 +161,15 @@ class PpoTrainer:
         if not has_prompts:
             in_memory["data.prompts"] = _own_prompts
         run = self._run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
-        self._has_reward = not has_no_reward
         self._stop = Stopping(run.ranks)
         self.config = config
         self._updates = opening.enter_context(
-            opened_updates(run, has_prompts=has_prompts, stop=self._stop, callback=on_update)
+            opened_updates(run, has_prompts=has_prompts, has_scores=True, stop=self._stop, callback=on_update)
         )
         loop = self._loop = self._updates.loop
         self._trainer = self._updates.trainer
         roles = self.roles = self._trainer.roles
+        self._has_reward = others_score or (roles.player and roles.player.environment.is_scored)
         self._stream = prompt_stream(config, self._trainer, loop) if has_prompts else None
         say = self._updates.log.progress.say
         self._sampling = Sampling(None, self._trainer, check=self._updates.guard.check_rollout, say=say)

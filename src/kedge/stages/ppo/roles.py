@@ -90,13 +90,14 @@ class Roles:
     privileged: PrivilegedText | None = None
 
 
-def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
+def load_roles(config: Config, run: Run, *, has_prompts: bool = True, has_scores: bool = False) -> Roles:
     """Load policy, reference, reward, critic and prompts, from the configuration or from Python objects.
 
     Args:
         config: The resolved configuration.
         run: The run.
         has_prompts: False for a run that gets its prompts later.
+        has_scores: True for a run that can get its scores later.
 
     Raises:
         KedgeError: An input is unreadable, or incompatible with the others.
@@ -108,6 +109,11 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True) -> Roles:
     loading = loading_of(config, run)
     bases = loading.get("bases")
     terms = rewards_of(config, run)
+    # A teacher needs no score.
+    if player is not None and not (terms or has_scores or config.ppo.reference or player.environment.is_scored):
+        raise EnvError(
+            f"nothing scores the episodes of {player.environment.name}: add get_reward to it, or {as_argument('--reward')}"
+        )
     earned = () if player is None else (player.reward,)
     if terms or earned:
         rewards = load_rewards(terms, config, run, tokenizer, freeze=False, bases=bases, more=earned)
@@ -168,14 +174,7 @@ def load_own_code(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) 
         _check_teacher(config.ppo.reference, tokenizer, trust_remote_code=config.runtime.trust_remote_code)
     # A group's baseline is the score of whole episodes; other estimators use the reward of each turn.
     by_turn = config.ppo.estimator == "gigpo" or not (config.ppo.needs_groups or config.ppo.estimator == "remax")
-    player = load_player(config, run, tokens=config.rollout.max_new_tokens, by_turn=by_turn)
-    others_score = config.ppo.reference is not None or bool(rewards_of(config, run))  # a teacher needs no score
-    if player is not None and not (player.environment.is_scored or others_score):
-        raise EnvError(
-            f"nothing scores the episodes of {player.environment.name}: give it a method get_reward, or the run "
-            f"{as_argument('--reward')}"
-        )
-    return own, player
+    return own, load_player(config, run, tokens=config.rollout.max_new_tokens, by_turn=by_turn)
 
 
 def check_roles(config: Config, run: Run, policy: Policy, rewards: WeightedReward, prompts: list[Prompt]) -> None:
