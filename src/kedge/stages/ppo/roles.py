@@ -112,7 +112,7 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True, has_scores
     # A teacher needs no score.
     if player is not None and not (terms or has_scores or config.ppo.reference or player.environment.is_scored):
         raise EnvError(
-            f"nothing scores the episodes of {player.environment.name}: add get_reward to it, or {as_argument('--reward')}"
+            f"nothing scores the episodes of {player.environment.name}: add get_reward, or {as_argument('--reward')}"
         )
     earned = () if player is None else (player.reward,)
     if terms or earned:
