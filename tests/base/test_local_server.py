@@ -107,6 +107,26 @@ def test_a_browser_that_goes_away_is_no_error(server, capfd):
     assert capfd.readouterr() == ("", "")  # no log either: it would hold the token
 
 
+@pytest.mark.parametrize(
+    ("method", "changed", "status"),
+    [
+        ("POST", {}, 413),
+        ("POST", {"Content-Type": "text/plain"}, 415),
+        ("POST", {"Origin": "http://evil.example"}, 403),
+        ("PUT", {}, 501),
+    ],
+)
+def test_a_refusal_reaches_a_browser_that_is_still_sending(method, changed, status):
+    with LocalServer(found, takes_posts=True) as server:
+        headers = {"Origin": f"http://127.0.0.1:{server.port}", "Content-Type": "application/json", **changed}
+        for _ in range(5):
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+            connection.request(method, path_of(server), b"x" * 2**22, headers)
+            response = connection.getresponse()
+            assert (response.status, bool(response.read())) == (status, True)
+            connection.close()
+
+
 def test_it_ends():
     with LocalServer(found) as server:
         port = server.port

@@ -13,10 +13,12 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from socket import SHUT_WR
 from types import TracebackType
 from typing import Any, TypeAlias, cast
 
@@ -25,6 +27,10 @@ from kedge_base.errors import ConfigError, DataError
 LOOPBACK = "127.0.0.1"
 MAX_BODY = 2**20
 """Maximum bytes of a request's body."""
+
+MAX_UNREAD = 2**28
+PIECE = 2**16
+"""Maximum bytes that are still received from a refused request, and bytes per call."""
 
 POLL = 0.1
 """Seconds between checks for shutdown."""
@@ -240,6 +246,15 @@ def _handler(get_answer: Callable[[BaseHTTPRequestHandler], Answer], *, takes_po
                 self.wfile.write(answer.body)
             else:
                 answer.body(self.wfile.write)  # unbuffered: each piece is sent at once
+
+        def finish(self) -> None:
+            """End the connection once the browser has read the answer: unread data would reset it before."""
+            super().finish()
+            with suppress(OSError):
+                self.connection.shutdown(SHUT_WR)
+                for _ in range(MAX_UNREAD // PIECE):
+                    if not self.connection.recv(PIECE):
+                        return
 
         if takes_posts:
             do_POST = do_GET
