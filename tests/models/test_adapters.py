@@ -34,7 +34,7 @@ from kedge.models import (
 )
 from kedge.models.frozen import hold_bases
 from kedge.models.loading import Bases
-from kedge.models.packing.packed import TokenRows
+from kedge.models.packing.rows import TokenRows
 from kedge.runs.fingerprint import input_hashes
 from kedge_base.errors import ModelError, OutputError
 from kedge_hub.card import ModelCard

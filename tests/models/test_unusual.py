@@ -41,8 +41,9 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel, ScalarModel, TokenRows, load_scalar_model, load_tokenizer
 from kedge.models.live_bytes import LiveBytes
-from kedge.models.packing.packed import PackedDecoder
-from kedge.models.packing.trunk import GroupedDecoder, autocast
+from kedge.models.packing.decoders import GroupedDecoder
+from kedge.models.packing.packed_decoder import PackedDecoder
+from kedge.models.precision import autocast
 from kedge.models.scalar import find_batching
 from kedge.rollout import Sampler
 from kedge_base.errors import ModelError

@@ -25,7 +25,7 @@ from kedge.models import (
 )
 from kedge.models.loading import Bases
 from kedge.models.origin import read_origin
-from kedge.models.packing.packed import TokenRows
+from kedge.models.packing.rows import TokenRows
 from kedge_base.errors import ConfigError, ModelError
 from kedge_base.run_folder.record_format import read_samples
 from kedge_hub.card import ModelCard

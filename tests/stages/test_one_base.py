@@ -19,7 +19,7 @@ from kedge.data import encode_example
 from kedge.models import AdapterSettings, load_language_model, load_scalar_model, load_tokenizer
 from kedge.models.adapters import read_adapter
 from kedge.models.loading import Bases
-from kedge.models.packing.packed import TokenRows
+from kedge.models.packing.rows import TokenRows
 from kedge.runs.run import open_run
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import Roles, load_roles

@@ -26,7 +26,7 @@ from kedge.models import (
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import QuantizedLinear, hold_bases
 from kedge.models.loading import Bases
-from kedge.models.packing.packed import TokenRows
+from kedge.models.packing.rows import TokenRows
 from kedge.rollout.background import frozen_copy
 from kedge_base.errors import ConfigError
 from tests.models.test_adapters import adapt

@@ -5,8 +5,10 @@ from kedge.models.frozen import FrozenDtype, HostWeights, hold_frozen
 from kedge.models.heads import HistogramHead, ValueHead, initialize_head, load_value_head, read_values
 from kedge.models.language import ActorCritic, LanguageModel, PolicyWeights, response_logprobs
 from kedge.models.loading import load_language_model, load_scalar_model
-from kedge.models.packing.packed import Decoder, PackedDecoder, TokenRows
-from kedge.models.packing.trunk import Precision, autocast, prepacked, resolve_precision
+from kedge.models.packing.decoders import Decoder
+from kedge.models.packing.packed_decoder import PackedDecoder
+from kedge.models.packing.rows import TokenRows
+from kedge.models.precision import Precision, autocast, prepacked, resolve_precision
 from kedge.models.pretrained import freeze_attention, model_width
 from kedge.models.saving import save_architecture, save_policy, save_scalar_model
 from kedge.models.scalar import ScalarModel, score_rows

@@ -30,7 +30,7 @@ from transformers.pytorch_utils import Conv1D
 
 from kedge.models.adapters import is_frozen, mark_frozen
 from kedge.models.language import LanguageModel
-from kedge.models.packing.trunk import Precision
+from kedge.models.precision import Precision
 from kedge.models.scalar import ScalarModel
 from kedge.ranks import ALONE, Ranks
 from kedge_base.errors import ConfigError, install_line

@@ -23,9 +23,10 @@ from kedge.algorithm.masking import in_float64
 from kedge.algorithm.readout import ReadoutSums
 from kedge.models.adapters import Adapter
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values, scale_head
-from kedge.models.packing.packed import TokenRows
 from kedge.models.packing.probe import TOLERANCE, Findings, relative_error, trial_rows
-from kedge.models.packing.trunk import Precision, Trunk, autocast
+from kedge.models.packing.rows import TokenRows
+from kedge.models.packing.trunk import Trunk
+from kedge.models.precision import Precision, autocast
 from kedge.models.pretrained import context_length, disable_dropout, fit_embedding, rope_switch
 from kedge.ranks import ALONE, Ranks
 from kedge_base.errors import ModelError

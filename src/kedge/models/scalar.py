@@ -19,9 +19,10 @@ from kedge.algorithm.critic import Bins
 from kedge.algorithm.prefixes import Pieces, prefix_tree
 from kedge.models.adapters import Adapter
 from kedge.models.heads import HistogramHead, ValueHead, Values, read_values, scale_head
-from kedge.models.packing.packed import TokenRows
 from kedge.models.packing.probe import Findings, trial_rows
-from kedge.models.packing.trunk import Precision, Trunk, autocast
+from kedge.models.packing.rows import TokenRows
+from kedge.models.packing.trunk import Trunk
+from kedge.models.precision import Precision, autocast
 from kedge.models.pretrained import (
     NORMALIZATION_KEY,
     PRIVILEGED_KEY,

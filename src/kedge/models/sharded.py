@@ -9,8 +9,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from kedge.models.first_rank import give_tensors, inner_weights, take_out
 from kedge.models.frozen import factors_of
 from kedge.models.language import LanguageModel, output_layer
-from kedge.models.packing.packed import TokenRows
-from kedge.models.packing.trunk import Precision, Trunk, autocast
+from kedge.models.packing.rows import TokenRows
+from kedge.models.packing.trunk import Trunk
+from kedge.models.precision import Precision, autocast
 from kedge.models.scalar import ScalarModel
 from kedge.ranks import Ranks
 from kedge.ranks.sharding import fill_parts, shard, shard_weight

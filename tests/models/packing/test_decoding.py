@@ -7,10 +7,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from kedge.models import LanguageModel, autocast, hold_frozen
-from kedge.models.packing import packed, trunk
-from kedge.models.packing.packed import MIN_GROWTH, Decoder, PackedDecoder
-from kedge.models.packing.trunk import PaddedDecoder, Trunk
+from kedge.models import LanguageModel, autocast, hold_frozen, precision
+from kedge.models.packing import packed
+from kedge.models.packing.decoders import Decoder, PaddedDecoder
+from kedge.models.packing.packed_decoder import MIN_GROWTH, PackedDecoder
+from kedge.models.packing.trunk import Trunk
 from kedge_base.errors import ModelError
 from tests.models.families import ARCHITECTURES, PACKED, language_model
 
@@ -143,7 +144,7 @@ def test_a_prompt_that_several_rows_continue_is_read_once():
     assert seen[3] == (1, 30 + 31), "so short a start is not worth it"
 
 
-needs_bf16 = pytest.mark.skipif(not trunk._can_prepack(), reason="needs a processor with bf16")
+needs_bf16 = pytest.mark.skipif(not precision._can_prepack(), reason="needs a processor with bf16")
 
 
 @needs_bf16
@@ -152,7 +153,7 @@ needs_bf16 = pytest.mark.skipif(not trunk._can_prepack(), reason="needs a proces
 def test_prepacked_weights_give_the_same_states(name):
     model = language_model(name)
     found = []
-    for context in (trunk.prepacked(model, "bf16"), nullcontext()):
+    for context in (precision.prepacked(model, "bf16"), nullcontext()):
         with autocast("bf16", "cpu"), context:
             decoder = model.trunk.decoder(PROMPTS, max_new_tokens=3, pad_id=0)
             states = [decoder.hidden, *(decoder.step(tokens) for tokens in new_tokens(2))]
@@ -171,11 +172,11 @@ def test_prepacked_layers_are_as_they_were_after_it():
         layer(states).sum().backward()
         raise KeyError
 
-    with autocast("bf16", "cpu"), pytest.raises(KeyError), trunk.prepacked(model, "bf16"):
+    with autocast("bf16", "cpu"), pytest.raises(KeyError), precision.prepacked(model, "bf16"):
         fail()
     assert layer.weight.grad is not None
     assert "forward" not in vars(layer)
-    with trunk.prepacked(model, "fp32"):
+    with precision.prepacked(model, "fp32"):
         assert "forward" not in vars(layer)
 
 
@@ -187,14 +188,14 @@ def test_frozen_weights_are_prepacked_where_there_is_room_those_in_bf16_if_nothi
     layer = model.trunk.model.layers[0].mlp.up_proj
 
     def is_prepacked() -> bool:
-        with trunk.prepacked(model, "bf16"):
+        with precision.prepacked(model, "bf16"):
             return "forward" in vars(layer)
 
     assert is_prepacked()
     model.value_head = torch.nn.Linear(4, 1)
     assert is_prepacked() == (dtype == "fp32")
     model.value_head = None
-    monkeypatch.setattr(trunk, "free_memory", lambda: 1000)
+    monkeypatch.setattr(precision, "free_memory", lambda: 1000)
     assert not is_prepacked()
 
 

@@ -1,4 +1,4 @@
-"""Runs rows without padding: packed rows, their attention, the key–value cache, decoding.
+"""A pass over rows without padding: how they are packed, and their attention.
 
 Embeddings, projections and norms run on real tokens only. Inside the attention, where rows must not see each other,
 they are arranged in rectangles. This is registered as an attention implementation of transformers.
@@ -6,9 +6,8 @@ they are arranged in rectangles. This is registered as an attention implementati
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,8 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from kedge.algorithm.prefixes import Pieces, prefix_tree
-from kedge_base.errors import ModelError
+from kedge.algorithm.prefixes import Pieces
+from kedge.models.packing.rows import TokenRows
 
 ATTENTION_NAME: Final = "kedge_layout"
 UNSUPPORTED: Final = ("softcap", "s_aux", "position_bias")
@@ -35,104 +34,6 @@ MASK_STEP: Final = 16
 """Multiple of elements to which a mask's rows are padded, since CUDA's attention otherwise copies it at every call."""
 Spans: TypeAlias = tuple[slice, ...]
 """The tokens of a pass that make up a prompt, piece by piece."""
-
-MIN_GROWTH: Final = 32
-"""Minimum number of columns by which a key–value cache grows, because growing copies it."""
-CACHE_NAMES: Final = ("cache", "cache_params", "past_key_values")
-"""Names of a trunk's argument for its cache; the first is used from transformers 5.24 on."""
-
-
-@dataclass(frozen=True)
-class TokenRows:
-    """Concatenated rows of different lengths.
-
-    Attributes:
-        ids: The rows' token ids, concatenated.
-        lengths: Tokens of each row, at least 1.
-        prompts: The pieces of each row's prompt, which rows with the same numbers share. Empty if no rows share any.
-    """
-
-    ids: Int[Tensor, " tokens"]
-    lengths: tuple[int, ...]
-    prompts: tuple[Pieces, ...] = ()
-
-    @classmethod
-    def of(
-        cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu", prompts: Sequence[Pieces] = ()
-    ) -> TokenRows:
-        """Make rows from lists of token ids."""
-        ids = torch.tensor([token for row in rows for token in row], dtype=torch.long, device=device)
-        return cls(ids, tuple(len(row) for row in rows), tuple(prompts))
-
-    @classmethod
-    def unpad(
-        cls,
-        ids: Int[Tensor, "rows width"],
-        mask: Bool[Tensor, "rows width"],
-        prompts: Sequence[Pieces] = (),
-    ) -> TokenRows:
-        """Extract the counted tokens of a padded tensor, in order."""
-        return cls(ids[mask], tuple(mask.sum(dim=1).tolist()), tuple(prompts))
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest row."""
-        return max(self.lengths)
-
-    @property
-    def starts(self) -> list[int]:
-        """Index of each row's first token."""
-        return [end - length for end, length in zip(accumulate(self.lengths), self.lengths, strict=True)]
-
-    @property
-    def last(self) -> Int[Tensor, " rows"]:
-        """Index of each row's last token."""
-        return torch.tensor(list(accumulate(self.lengths)), device=self.ids.device) - 1
-
-    @property
-    def positions(self) -> Int[Tensor, " tokens"]:
-        """Each token's position in its row, from 0."""
-        lengths = torch.tensor(self.lengths)
-        starts = torch.tensor(self.starts).repeat_interleave(lengths)
-        return (torch.arange(len(starts)) - starts).to(self.ids.device)
-
-    def pad(
-        self, pad_id: int = 0, *, left: bool = False
-    ) -> tuple[Int[Tensor, "rows longest"], Bool[Tensor, "rows longest"]]:
-        """Pad the rows to a tensor with `pad_id` on the right or left; also return its mask."""
-        columns = torch.arange(self.longest)
-        mask = (columns < torch.tensor(self.lengths)[:, None]).to(self.ids.device)
-        mask = mask.flip(1) if left else mask
-        return torch.full_like(mask, pad_id, dtype=torch.long).masked_scatter(mask, self.ids), mask
-
-    def split(self, counts: Iterable[int]) -> list[TokenRows]:
-        """Split into parts with these numbers of rows, in order; empty parts are dropped."""
-        parts = []
-        first_row = 0
-        first_token = 0
-        for count in counts:
-            lengths = self.lengths[first_row : first_row + count]
-            if lengths:
-                ids = self.ids[first_token : first_token + sum(lengths)]
-                parts.append(TokenRows(ids, lengths, self.prompts[first_row : first_row + count]))
-            first_row += count
-            first_token += sum(lengths)
-        return parts
-
-    def token_indices(self, rows: Sequence[int]) -> Int[Tensor, " chosen"]:
-        """Indices of the tokens of these rows, row by row."""
-        starts = self.starts
-        indices = [index for row in rows for index in range(starts[row], starts[row] + self.lengths[row])]
-        return torch.tensor(indices, dtype=torch.long, device=self.ids.device)
-
-    def take(self, rows: Sequence[int]) -> TokenRows:
-        """Select rows, in this order."""
-        prompts = tuple(self.prompts[row] for row in rows) if self.prompts else ()
-        return TokenRows(self.ids[self.token_indices(rows)], tuple(self.lengths[row] for row in rows), prompts)
-
-    def order(self) -> list[int]:
-        """The rows' indices, longest first."""
-        return sorted(range(len(self.lengths)), key=lambda row: -self.lengths[row])
 
 
 def on_accelerator(device: str) -> bool:
@@ -194,7 +95,7 @@ class Packed:
 
         Args:
             rows: The rows.
-            rests: The pieces that rests continue, and the rests' lengths; see `_Arranged`.
+            rests: The pieces that rests continue, and the rests' lengths; see `Arranged`.
             dtype: Number format of the attention.
             device: The kind of device to arrange them for.
         """
@@ -389,6 +290,14 @@ class Gather(torch.autograd.Function):
         return gradient.new_zeros(ctx.size, *gradient.shape[1:]).index_copy_(0, slots, gradient), None
 
 
+class Layout(Protocol):
+    """Where the rows are among the tokens of a pass: says which tokens each one attends to."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """Softmax attention; `[1, heads, tokens, dim]` to `[1, tokens, heads, dim]`, as transformers expects."""
+        ...
+
+
 def _by_layout(
     module: nn.Module,
     query: Tensor,
@@ -396,7 +305,7 @@ def _by_layout(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    layout: Packed | KeyValues | None = None,
+    layout: Layout | None = None,
     scaling: float | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
@@ -421,7 +330,7 @@ def layout_attention(config: PreTrainedConfig) -> Iterator[None]:
         config._attn_implementation = usual
 
 
-class _Arranged(NamedTuple):
+class Arranged(NamedTuple):
     """A packed pass in which rows share the pieces of their prompts.
 
         rows      start · prompt A · response 1   start · prompt A · response 2   start · prompt B · response 3
@@ -444,7 +353,7 @@ class _Arranged(NamedTuple):
     rests: list[tuple[Spans, tuple[int, ...]]]
 
 
-def _arrange(row_lengths: Sequence[int], prompts: Sequence[Pieces]) -> _Arranged | None:
+def arrange(row_lengths: Sequence[int], prompts: Sequence[Pieces]) -> Arranged | None:
     """Arrange rows so that each shared piece is read once; None if no rows share any.
 
     Args:
@@ -487,7 +396,7 @@ def _arrange(row_lengths: Sequence[int], prompts: Sequence[Pieces]) -> _Arranged
             places[place : place + tokens] = range(spans[number].start, spans[number].stop)
             place += tokens
     rests = [(tuple(spans[number] for number in before), lengths[before]) for before in lengths if before]
-    return _Arranged(read, places, lengths[()], rests)
+    return Arranged(read, places, lengths[()], rests)
 
 
 def _shared_pieces(prompts: Sequence[Pieces]) -> list[Pieces]:
@@ -518,15 +427,17 @@ def packed_states(
         arranged_for: The kind of device that the pass is arranged for, to plan its memory; None for that of the rows.
     """
     device = arranged_for or rows.ids.device.type
-    arranged = _arrange(rows.lengths, rows.prompts) if rows.prompts else None
+    arranged = arrange(rows.lengths, rows.prompts) if rows.prompts else None
     if arranged is None:
         return _pass(model, rows.ids, rows.positions, Packed.of(rows, device=device))
-    read, places, layout = _shared(model, rows, arranged, device)
+    read, places, layout = shared_layout(model, rows, arranged, device)
     # Not [places]: threads would add the gradients of a shared token in any order, so runs would not be reproducible.
     return _pass(model, rows.ids[read], rows.positions[read], layout).index_select(0, places)
 
 
-def _shared(model: PreTrainedModel, rows: TokenRows, arranged: _Arranged, device: str) -> tuple[Tensor, Tensor, Packed]:
+def shared_layout(
+    model: PreTrainedModel, rows: TokenRows, arranged: Arranged, device: str
+) -> tuple[Tensor, Tensor, Packed]:
     """Arrange rows with shared prompts: the tokens that a pass reads, each token's index among them, and the layout."""
     read, places = (torch.tensor(each, device=rows.ids.device) for each in (arranged.read, arranged.places))
     dtype = attention_dtype(next(model.parameters()), device)
@@ -545,313 +456,3 @@ def recompute_attention(config: PreTrainedConfig) -> AbstractContextManager[None
     """A context that restores the current attention when activation checkpointing recomputes a layer later."""
     by_layout = config._attn_implementation == ATTENTION_NAME
     return layout_attention(config) if by_layout else nullcontext()
-
-
-@dataclass(frozen=True)
-class _Block:
-    """New tokens for the rows of a cache, packed, with any number per row.
-
-    Attributes:
-        rows: The row of each token.
-        places: Each token's index among the new tokens of its row.
-        columns: Each token's column in the cache.
-        seen: The columns that each new token attends to; entries without a token are never read.
-    """
-
-    rows: Int[Tensor, " tokens"]
-    places: Int[Tensor, " tokens"]
-    columns: Int[Tensor, " tokens"]
-    seen: Bool[Tensor, "rows 1 longest columns"]
-
-    @classmethod
-    def of(cls, starts: Int[Tensor, " rows"], ends: Int[Tensor, " rows"], counts: Int[Tensor, " rows"]) -> _Block:
-        """Make the block that adds `counts` tokens to rows with columns from `starts` up to `ends`."""
-        places = torch.arange(int(counts.max()), device=counts.device)
-        rows, slots = (places < counts[:, None]).nonzero(as_tuple=True)
-        columns = torch.arange(int((ends + counts).max()), device=counts.device)
-        last = ends[:, None, None] + places[:, None]
-        seen = (columns >= starts[:, None, None]) & (columns <= last)
-        return cls(rows, slots, ends[rows] + slots, seen[:, None])
-
-
-class KeyValues:
-    """Keys and values of every layer and row: right-aligned prompts, then the responses so far.
-
-    Rows may also grow by different amounts, from packed rows: see `advance_each`.
-
-    It replaces both transformers' cache and the attention mask in a model's forward call. Prompts are read from packed
-    rows; several rows may continue one prompt.
-
-    Args:
-        columns: For each row, the indices of its prompt's tokens among all tokens read, `[rows, width]`; −1 in the
-            padding of shorter prompts.
-        max_columns: Maximum width: the longest prompt plus its response.
-        device: The kind of device that the attention is computed for.
-    """
-
-    def __init__(self, columns: Int[Tensor, "rows width"], max_columns: int, device: str) -> None:
-        self.device = device
-        self.length = columns.shape[1]
-        self.max_columns = max_columns
-        self._columns: Tensor | None = columns.clamp(min=0)
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._spans: tuple[Tensor, Tensor] | None = None  # each row's first column, and its end
-        self._block: _Block | None = None
-        hidden = columns < 0
-        self._mask = None
-        if hidden.any():
-            width = -(-max_columns // MASK_STEP) * MASK_STEP
-            mask = torch.zeros(columns.shape[0], 1, 1, width, device=columns.device)
-            mask[:, 0, 0, : self.length] = mask[:, 0, 0, : self.length].masked_fill(hidden, -torch.inf)
-            self._mask = mask
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns in use; part of the interface of a transformers cache."""
-        return self.length
-
-    def advance(self) -> None:
-        """Add a column, which each layer's `update` then fills."""
-        self._columns = None
-        self.length += 1
-
-    def advance_each(self, counts: Int[Tensor, " rows"]) -> None:
-        """Add columns to the end of each row, which each layer's `update` then fills from packed rows.
-
-        Args:
-            counts: New tokens of each row, possibly 0. Afterwards, rows can only grow in this way.
-        """
-        starts, ends = self._row_spans(counts)
-        self._block = _Block.of(starts, ends, counts)
-        self._spans = starts, ends + counts
-        self.length = self._block.seen.shape[-1]
-
-    def cut(self, lengths: Int[Tensor, " rows"]) -> None:
-        """Discard the tokens of each row from a length on; afterwards, rows can only grow by `advance_each`."""
-        starts, _ = self._row_spans(lengths)
-        self._spans = starts, starts + lengths
-
-    def _row_spans(self, like: Int[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
-        """Each row's first column, and its end."""
-        self._columns = None
-        if self._spans is None:
-            hidden = like.new_zeros(1, 1) if self._mask is None else self._mask[:, 0, 0, : self.length]
-            self._spans = (hidden < 0).sum(dim=1).expand_as(like), torch.full_like(like, self.length)
-            self._mask = None
-        return self._spans
-
-    def keep(self, rows: Int[Tensor, " kept"]) -> None:
-        """Keep only these rows."""
-        for layer in self._layers:  # layer by layer, so that only one is in memory twice
-            keys, values = self._layers[layer]
-            self._layers[layer] = (keys.index_select(0, rows), values.index_select(0, rows))
-        if self._mask is not None:
-            self._mask = self._mask.index_select(0, rows)
-        if self._spans is not None:
-            self._spans = self._spans[0][rows], self._spans[1][rows]
-
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Store new keys and values; return those to attend to: the prompts' own at first, later all columns so far."""
-        if self._columns is not None:
-            self._layers[layer_idx] = (self._read_prompts(key), self._read_prompts(value))
-            return key, value
-        keys, values = (
-            self._append(buffer, states) for buffer, states in zip(self._layers[layer_idx], (key, value), strict=True)
-        )
-        self._layers[layer_idx] = (keys, values)
-        return keys[:, :, : self.length], values[:, :, : self.length]
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        """Attend from each row's new tokens to its row, with shapes as in `Packed.attend`."""
-        if (block := self._block) is None:
-            if self._mask is not None:
-                self._mask = self._mask.to(attention_dtype(query, self.device))
-            mask = None if self._mask is None else self._mask[..., : self.length]
-            return self._attend_one(query, key, value, mask, scaling)
-        _, heads, _, dim = query.shape
-        queries = query.new_zeros(len(key), block.seen.shape[2], heads, dim)
-        queries[block.rows, block.places] = query[0].transpose(0, 1)
-        queries = queries.transpose(1, 2)
-        if block.seen.shape[2] == 1:
-            outputs = self._attend_one(queries, key, value, block.seen, scaling)
-        else:
-            outputs = attend(queries, key, value, scaling=scaling, mask=block.seen, device=self.device).transpose(1, 2)
-        return outputs[block.rows, block.places][None]
-
-    def _attend_one(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
-    ) -> Tensor:
-        """Attend from one token of each row.
-
-        Query heads that share a key head are passed as query tokens, so that no key has to be copied.
-        """
-        rows, heads, _, dim = query.shape
-        grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], dim)
-        attended = attend(grouped, key, value, scaling=scaling, mask=mask, device=self.device)
-        return attended.reshape(rows, 1, heads, value.shape[-1])
-
-    def _read_prompts(self, states: Tensor) -> Tensor:
-        """Arrange `[1, heads, tokens, dim]` as `[rows, heads, columns, dim]`, with room for the response's start."""
-        assert self._columns is not None
-        capacity = min(self.length + MIN_GROWTH, self.max_columns)
-        rows = self._columns.shape[0]
-        heads = states.shape[1]
-        dim = states.shape[-1]
-        buffer = states.new_zeros(rows, heads, capacity, dim, dtype=attention_dtype(states, self.device))
-        buffer[:, :, : self.length] = states[0][:, self._columns].transpose(0, 1)
-        return buffer
-
-    def _append(self, buffer: Tensor, states: Tensor) -> Tensor:
-        """Write states to the last column, or to each token's own column, in a wider buffer if this one is full."""
-        capacity = buffer.shape[2]
-        if self.length > capacity:
-            wider = max(self.length, min(capacity + max(MIN_GROWTH, capacity // 2), self.max_columns))
-            buffer = nn.functional.pad(buffer, (0, 0, 0, wider - capacity))
-        if self._block is None:
-            buffer[:, :, self.length - 1 : self.length] = states
-        else:
-            buffer[self._block.rows, :, self._block.columns] = states[0].transpose(0, 1).to(buffer.dtype)
-        return buffer
-
-
-class Decoder(Protocol):
-    """A batch of rows being sampled.
-
-    Attributes:
-        hidden: The hidden state at each row's last token.
-        can_drop_rows: True if `keep` is supported.
-    """
-
-    hidden: Float[Tensor, "rows dim"]
-    can_drop_rows: bool
-
-    def step(
-        self, tokens: Int[Tensor, " rows"], running: Bool[Tensor, " rows"] | None = None
-    ) -> Float[Tensor, "rows dim"]:
-        """Append one token per row; return its hidden state, which is also kept in `hidden`.
-
-        Args:
-            tokens: The tokens.
-            running: False for rows without a token, which do not grow; None if all have one.
-        """
-        ...
-
-    def keep(self, rows: Int[Tensor, " kept"]) -> None:
-        """Keep only these rows."""
-        ...
-
-
-class PackedDecoder:
-    """Decodes without padding; each distinct prompt is read once, however many rows continue it.
-
-    Args:
-        model: A trunk that supports layout attention.
-        prompts: One per row.
-        max_new_tokens: Maximum number of steps.
-        shares: Read the common start of all prompts, such as the system prompt of a chat template, only once.
-        arranged_for: The kind of device that the passes are arranged for; see `packed_states`.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        prompts: Sequence[Sequence[int]],
-        *,
-        max_new_tokens: int,
-        shares: bool = False,
-        arranged_for: str | None = None,
-    ) -> None:
-        self._model = model
-        self._cache_name = cache_name_of(model)
-        self.can_drop_rows = True
-        device = next(model.parameters()).device
-        kind = arranged_for or device.type
-        distinct = {tuple(prompt): None for prompt in sorted(prompts, key=len, reverse=True)}
-        places = {prompt: place for place, prompt in enumerate(distinct)}
-        rows = TokenRows.of(list(distinct), device)
-        chosen = [places[tuple(prompt)] for prompt in prompts]
-        width = rows.longest
-        columns = _columns(rows, width)[chosen].to(device)
-        last = rows.last[chosen]
-        ids, positions = rows.ids, rows.positions
-        pieces = prefix_tree(list(distinct), longest=rows.longest) if shares else []
-        if (arranged := _arrange(rows.lengths, pieces)) is None:
-            layout = Packed.of(rows, device=kind)
-        else:
-            read, places, layout = _shared(model, rows, arranged, kind)
-            ids, positions = ids[read], positions[read]
-            columns, last = columns.where(columns < 0, places[columns]), places[last]
-        self._positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        self._cache = KeyValues(columns, width + max_new_tokens, kind)
-        self.hidden = self._run(ids[None], positions[None], layout=layout)[0, last]
-
-    def step(self, tokens: Tensor, running: Tensor | None = None) -> Tensor:
-        """See `Decoder.step`."""
-        if running is not None:
-            return self._read(tokens[running], running.long())
-        self._cache.advance()
-        self.hidden = self._run(tokens[:, None], self._positions[:, None], layout=self._cache)[:, -1]
-        self._positions = self._positions + 1
-        return self.hidden
-
-    def keep(self, rows: Tensor) -> None:
-        """See `Decoder.keep`."""
-        self._cache.keep(rows)
-        self._positions = self._positions[rows]
-        self.hidden = self.hidden[rows]
-
-    def cut(self, lengths: Mapping[int, int]) -> None:
-        """Forget the tokens of some rows from a length on; `extend` comes next."""
-        for row, length in lengths.items():
-            self._positions[row] = length
-        self._cache.cut(self._positions)
-
-    def extend(self, texts: Sequence[Sequence[int]]) -> Float[Tensor, "rows dim"]:
-        """Read one or more tokens for each row; afterwards, `step` needs `running`.
-
-        Returns:
-            The hidden state at each row's last token, which is also kept in `hidden`.
-        """
-        added = TokenRows.of(texts, self.hidden.device)
-        return self._read(added.ids, torch.tensor(added.lengths, device=self.hidden.device))
-
-    def _read(self, ids: Int[Tensor, " tokens"], counts: Int[Tensor, " rows"]) -> Tensor:
-        """Append packed tokens, `counts` per row; rows without new tokens keep their hidden state."""
-        self._cache.advance_each(counts)
-        first = counts.cumsum(0) - counts
-        places = torch.arange(len(ids), device=ids.device) - first.repeat_interleave(counts)
-        positions = self._positions.repeat_interleave(counts) + places
-        hidden = self._run(ids[None], positions[None], layout=self._cache)[0]
-        has = counts > 0
-        self.hidden = self.hidden.index_put((has.nonzero().squeeze(1),), hidden[(first + counts - 1)[has]])
-        self._positions = self._positions + counts
-        return self.hidden
-
-    def _run(self, ids: Tensor, positions: Tensor, *, layout: Packed | KeyValues) -> Tensor:
-        with layout_attention(self._model.config):
-            outputs = self._model(
-                input_ids=ids, position_ids=positions, use_cache=True, layout=layout, **{self._cache_name: self._cache}
-            )
-        return outputs.last_hidden_state
-
-
-def cache_name_of(model: PreTrainedModel) -> str:
-    """The name of a trunk's argument and output for the cache.
-
-    Raises:
-        ModelError: The trunk does not accept a cache.
-    """
-    inputs = inspect.signature(model.forward).parameters
-    name = next((name for name in CACHE_NAMES if name in inputs), None)
-    if name is None:
-        raise ModelError(
-            f"{type(model).__name__} has no key–value cache that kedge supports, so kedge cannot sample from it"
-        )
-    return name
-
-
-def _columns(rows: TokenRows, width: int) -> Int[Tensor, "rows width"]:
-    """Index of each row's tokens among all tokens, right-aligned; −1 in the padding of shorter rows."""
-    starts = torch.tensor(rows.starts)[:, None]
-    lengths = torch.tensor(rows.lengths)[:, None]
-    places = torch.arange(width) - (width - lengths)
-    return torch.where(places >= 0, starts + places, -1)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kedge.models.live_bytes import Hollow
-from kedge.models.packing.packed import Decoder, TokenRows
+from kedge.models.packing.decoders import Decoder
+from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import context_length, num_embeddings
 from kedge.models.sources import loading_reason, quiet_transformers
 from kedge.ranks import ALONE, Ranks

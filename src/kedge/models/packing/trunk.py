@@ -1,4 +1,4 @@
-"""Runs a transformer without its head, packed if its attention allows it, else padded, in a chosen number format."""
+"""Runs a transformer without its head: packed if its attention allows it, else padded."""
 
 from __future__ import annotations
 
@@ -9,45 +9,24 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby, product
-from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from kedge.data.tokens import pad_left
-from kedge.models.packing.packed import (
-    Decoder,
-    Gather,
-    PackedDecoder,
-    TokenRows,
-    cache_name_of,
-    group_by_length,
-    packed_states,
-    recompute_attention,
-)
+from kedge.models.packing.decoders import DECODERS, Decoder, DecoderKind, GroupedDecoder, PaddedDecoder
+from kedge.models.packing.packed import Gather, group_by_length, packed_states, recompute_attention
+from kedge.models.packing.packed_decoder import PackedDecoder
 from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
+from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import rope_switch
 from kedge.ranks import ALONE, Ranks
 from kedge_base.errors import ModelError
-from kedge_base.machine.memory import free_memory
 
 WINDOW_LIMITS = ("sliding_window", "attention_chunk_size")
 """Settings that restrict a model's attention further than causality for rows longer than the setting's value."""
-
-DecoderKind = Literal["padded", "grouped"]
-DECODERS: tuple[DecoderKind, ...] = ("padded", "grouped")
-"""Ways to sample from a model that cannot be packed, the faster one first."""
-
-Precision = Literal["fp32", "bf16"]
-
-MIN_CPU_WIDTH = 256
-"""Hidden size below which casting to bf16 on a CPU costs more than the faster products save."""
-ROOM_SHARE = 1 / 8
-"""Share of the free memory that copies of frozen weights may take."""
 
 
 class Trunk:
@@ -310,197 +289,3 @@ class Trunk:
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-class PaddedDecoder:
-    """Decodes left-padded rows with the model's own cache, for models that cannot be packed.
-
-    Args:
-        model: A trunk.
-        prompts: One per row.
-        pad_id: Token id of the padding.
-        takes_positions: The model accepts position ids.
-        can_drop_rows: True if rows of the cache can be selected.
-
-    Raises:
-        ModelError: The model has no cache.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        prompts: Sequence[Sequence[int]],
-        *,
-        pad_id: int,
-        takes_positions: bool,
-        can_drop_rows: bool = True,
-    ) -> None:
-        self._model = model
-        self._takes_positions = takes_positions
-        self.can_drop_rows = can_drop_rows
-        self._cache_name = cache_name_of(model)
-        self._cache: Any = None
-        device = next(model.parameters()).device
-        ids, mask = pad_left(prompts, pad_id)
-        self._mask = mask.to(device)
-        self.hidden = self._run(ids.to(device))
-
-    def step(self, tokens: Tensor, running: Tensor | None = None) -> Tensor:
-        """See `Decoder.step`."""
-        added = torch.ones_like(self._mask[:, :1]) if running is None else running[:, None]
-        self._mask = torch.cat([self._mask, added], dim=1)
-        self.hidden = self._run(tokens[:, None])
-        return self.hidden
-
-    def keep(self, rows: Tensor) -> None:
-        """See `Decoder.keep`."""
-        self._cache.reorder_cache(rows)
-        self._mask = self._mask[rows]
-        self.hidden = self.hidden[rows]
-
-    def _run(self, ids: Tensor) -> Tensor:
-        inputs: dict[str, Any] = {self._cache_name: self._cache}
-        # A recurrent state has no columns to mask, so its mask is only passed with the prompt.
-        if self._cache is None or _has_columns(self._cache):
-            inputs["attention_mask"] = self._mask.long()
-        if self._takes_positions:
-            # Positions only count real tokens, so padding does not shift them (spec §2.3).
-            inputs["position_ids"] = (self._mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        outputs = self._model(input_ids=ids, use_cache=True, **inputs)
-        self._cache = outputs[self._cache_name]
-        return outputs.last_hidden_state[:, -1]
-
-
-class GroupedDecoder:
-    """Decodes rows with prompts of equal length together, for models whose states padding would change.
-
-    Args:
-        start: Creates the decoder of some prompts of equal length.
-        prompts: One per row.
-    """
-
-    def __init__(self, start: Callable[[Sequence[Sequence[int]]], Decoder], prompts: Sequence[Sequence[int]]) -> None:
-        lengths = [len(prompt) for prompt in prompts]
-        groups = [[row for row, length in enumerate(lengths) if length == each] for each in dict.fromkeys(lengths)]
-        self._groups = [start([prompts[row] for row in rows]) for rows in groups]
-        self._places = torch.tensor([row for rows in groups for row in rows], device=self._groups[0].hidden.device)
-        self.can_drop_rows = all(group.can_drop_rows for group in self._groups)
-        self._collect()
-
-    def step(self, tokens: Tensor, running: Tensor | None = None) -> Tensor:
-        """See `Decoder.step`."""
-        goes_on = torch.ones_like(tokens, dtype=torch.bool) if running is None else running
-        parts = (self._parts(entries[self._places]) for entries in (tokens, goes_on))
-        for group, *part in zip(self._groups, *parts, strict=True):
-            group.step(*part)
-        return self._collect()
-
-    def keep(self, rows: Tensor) -> None:
-        """See `Decoder.keep`."""
-        kept = torch.isin(self._places, rows)
-        remaining = []
-        for group, keeps in zip(self._groups, self._parts(kept), strict=True):
-            if keeps.any():
-                group.keep(keeps.nonzero().squeeze(1))
-                remaining.append(group)
-        # The index of each kept row among the kept rows.
-        self._groups = remaining
-        self._places = (self._places[kept][:, None] == rows).long().argmax(dim=1)
-        self._collect()
-
-    def _parts(self, entries: Tensor) -> tuple[Tensor, ...]:
-        """Reorder entries by group, and split them into the groups."""
-        return entries.split([len(group.hidden) for group in self._groups])
-
-    def _collect(self) -> Tensor:
-        hidden = torch.cat([group.hidden for group in self._groups])
-        self.hidden = torch.empty_like(hidden).index_copy_(0, self._places, hidden)
-        return self.hidden
-
-
-def _has_columns(cache: Any) -> bool:
-    """True if a cache has entries per token, unlike recurrent states and custom caches of a model."""
-    return isinstance(cache, Cache) and any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
-
-
-def resolve_precision(
-    precision: Precision | Literal["auto"], device: str | torch.device, *, width: int | None = None
-) -> Precision:
-    """Resolve `auto` to bf16 where the hardware supports it natively and the model is wide enough to gain, else fp32.
-
-    Native support: CUDA from compute capability 8.0, and CPUs with AVX-512-BF16 or AMX. A narrow model (hidden size
-    below 256) spends its time outside matrix products, so on a CPU it stays in fp32.
-
-    Args:
-        precision: `auto`, or the format itself.
-        device: The models' device.
-        width: The model's hidden size; None if unknown.
-
-    Raises:
-        ModelError: The name is not one of the three.
-    """
-    if precision not in ("auto", "fp32", "bf16"):
-        raise ModelError(f"runtime.precision {precision!r} is unknown; choose auto, fp32 or bf16")
-    if precision != "auto":
-        return precision
-    kind = torch.device(device).type
-    if kind == "cuda":
-        return "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp32"
-    if kind == "cpu" and (width is None or width >= MIN_CPU_WIDTH):
-        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return "bf16" if native else "fp32"
-    return "fp32"
-
-
-def autocast(precision: Precision, device: str | torch.device) -> AbstractContextManager[object]:
-    """A context in which matrix products run in `precision`; fp32 turns autocast off."""
-    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=precision == "bf16")
-
-
-@contextmanager
-def prepacked(model: nn.Module, precision: Precision) -> Iterator[None]:
-    """Prepack the weights of linear layers within the block, in the order in which a CPU's kernels read them.
-
-    Products of few rows, as in a sampling step, become a fifth to a half faster, because weights are not reordered for
-    each of them. For trained weights, the copies replace those that autocast makes. Frozen weights are copied if there
-    is plenty of memory; frozen bf16 weights, which need no other copy, only if no part of the model is trained, since
-    such a run's memory was planned without these copies. Passes with gradients, or without autocast, use the original
-    weights.
-
-    Args:
-        model: The model; only the rounding of its results changes.
-        precision: Number format of the products; this only has an effect for bf16 on a CPU.
-    """
-    layers = []
-    if precision == "bf16" and next(model.parameters()).device.type == "cpu" and _can_prepack():
-        layers = [layer for layer in model.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
-        layers = [layer for layer in layers if type(layer.weight) is nn.Parameter]
-        if any(weight.requires_grad for weight in model.parameters()):
-            layers = [layer for layer in layers if layer.weight.dtype != torch.bfloat16]
-        frozen = sum(layer.weight.numel() for layer in layers if not layer.weight.requires_grad)
-        if frozen * torch.bfloat16.itemsize > ROOM_SHARE * free_memory():
-            layers = [layer for layer in layers if layer.weight.requires_grad]
-    try:
-        for layer in layers:
-            weight, bias = (None if each is None else each.detach().bfloat16() for each in (layer.weight, layer.bias))
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-            vars(layer)["forward"] = partial(_multiply, layer, layer.weight, packed, bias)
-        yield
-    finally:
-        for layer in layers:
-            vars(layer).pop("forward", None)
-
-
-def _multiply(
-    layer: nn.Linear, weight: Tensor, packed: Tensor, bias: Tensor | None, *inputs: Tensor, **named: Tensor
-) -> Tensor:
-    # Not prepacked: with gradients, in fp32 as in a trial of the model, or with an adapter instead of the weight.
-    if torch.is_grad_enabled() or not torch.is_autocast_enabled("cpu") or layer.weight is not weight:
-        return nn.Linear.forward(layer, *inputs, **named)
-    [states] = (*inputs, *named.values())
-    return torch.ops.mkldnn._linear_pointwise(states.bfloat16(), packed, bias, "none", [], "")
-
-
-def _can_prepack() -> bool:
-    """True if torch has oneDNN's linear layers, and they support bf16 on this processor."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
