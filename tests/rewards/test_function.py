@@ -23,7 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.rewards import CallLimits, FunctionReward, Responses, WeightedReward
-from kedge.rewards.function import GuardedReward, load_function
+from kedge.rewards.function import load_function
+from kedge.rewards.guarded import GuardedReward
 from kedge.rewards.source import checked_scores
 from kedge.training.stopping import Terminated, stopping
 from kedge_base.errors import RewardError

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kedge.rewards.function import CallLimits, FunctionReward, load_function
+from kedge.rewards.function import FunctionReward, load_function
+from kedge.rewards.guarded import CallLimits
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, Scores, Verdict
 from kedge.rewards.weighted import ScoredTerms, WeightedReward
 

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from kedge.models import Precision, load_scalar_model, load_tokenizer
 from kedge.models.loading import Bases
 from kedge.ranks import ALONE, PassTokens, Ranks
-from kedge.rewards.function import CallLimits, FunctionReward, GuardedReward, load_function
+from kedge.rewards.function import FunctionReward, load_function
+from kedge.rewards.guarded import CallLimits, GuardedReward
 from kedge.rewards.model import ModelReward
 from kedge.rewards.source import RewardSource
 from kedge.rewards.weighted import WeightedReward

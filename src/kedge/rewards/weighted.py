@@ -11,15 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kedge.rewards.function import (
-    CallLimits,
-    CallResult,
-    FunctionReward,
-    GivenScores,
-    GuardedReward,
-    answers_of,
-    reasons_of,
-)
+from kedge.rewards.function import FunctionReward
+from kedge.rewards.guarded import CallLimits, CallResult, GivenScores, GuardedReward, answers_of, reasons_of
 from kedge.rewards.source import Responses, RewardSource, Score, Scores, chosen
 from kedge_base.errors import NonfiniteScoreError, RewardError
 from kedge_base.term_names import distinct_names

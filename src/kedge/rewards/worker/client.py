@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kedge.rewards.function import CallLimits, CallTimeout, given_columns
+from kedge.rewards.function import given_columns
+from kedge.rewards.guarded import CallLimits, CallTimeout
 from kedge.rewards.source import Responses, Score, checked_scores
 from kedge_base.errors import DataError, LastingRewardError, NonfiniteScoreError, RewardError
 from kedge_base.term_names import source_name
