@@ -21,7 +21,7 @@ from kedge.logs.critic_checks import check_row
 from kedge.logs.json_lines import RunLog
 from kedge.logs.table import Cell, print_table
 from kedge.models import ActorCritic, find_model
-from kedge.runs.calls import shows_its_run
+from kedge.runs.calls import RunResult
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
@@ -43,9 +43,8 @@ from kedge_inspect.page.checks import FIGURES
 PROMPTS_AT_ONCE = 8
 
 
-@shows_its_run
 @dataclass(frozen=True, repr=False)
-class CriticCheckResult:
+class CriticCheckResult(RunResult):
     """Result of a check of a critic.
 
     Attributes:
@@ -54,7 +53,6 @@ class CriticCheckResult:
         summary: Contents of `summary.json`.
     """
 
-    folder: Path
     test: PrefixTest
     summary: dict[str, Any]
 

@@ -21,7 +21,7 @@ from kedge.config import Config
 from kedge.data import Prompt
 from kedge.models import find_model
 from kedge.rewards import RewardSpec
-from kedge.runs.calls import shows_its_run
+from kedge.runs.calls import RunResult
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import check_columns, load_player, load_rows
 from kedge.runs.out_of_memory import stage_function
@@ -43,9 +43,8 @@ from kedge_people.trace import labeled_prompts
 from kedge_tasks.judge import read_usage
 
 
-@shows_its_run
 @dataclass(frozen=True, repr=False)
-class EvaluateResult:
+class EvaluateResult(RunResult):
     """Result of an evaluation.
 
     Attributes:
@@ -54,14 +53,12 @@ class EvaluateResult:
         summary: Contents of `summary.json`.
     """
 
-    folder: Path
     win_rate: Interval
     summary: dict[str, Any]
 
 
-@shows_its_run
 @dataclass(frozen=True, repr=False)
-class PassResult:
+class PassResult(RunResult):
     """Result of an evaluation with several responses to each prompt.
 
     Attributes:
@@ -72,7 +69,6 @@ class PassResult:
         summary: Contents of `summary.json`.
     """
 
-    folder: Path
     pass_at: dict[int, Interval]
     maj_at: dict[int, Interval]
     summary: dict[str, Any]

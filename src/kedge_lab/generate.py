@@ -18,7 +18,7 @@ from kedge.logs.json_lines import JsonLines, as_rows
 from kedge.logs.table import print_table
 from kedge.rewards import Responses, ScoredTerms, Scores, WeightedReward
 from kedge.rewards.source import free_names
-from kedge.runs.calls import shows_its_run
+from kedge.runs.calls import RunResult
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import Rewards, check_columns, configured_rewards, load_player, load_rewards, load_rows
 from kedge.runs.out_of_memory import stage_function
@@ -48,9 +48,8 @@ ALIKE = 0.01
 """Temperature up to which most prompts get equal responses with any seed."""
 
 
-@shows_its_run
 @dataclass(frozen=True, repr=False)
-class GenerateResult:
+class GenerateResult(RunResult):
     """Result of a generate run.
 
     Attributes:
@@ -59,7 +58,6 @@ class GenerateResult:
         score: Mean score of the rows with its confidence interval over prompts; None without a reward.
     """
 
-    folder: Path
     summary: dict[str, Any]
     score: Interval | None
 

@@ -8,17 +8,17 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from typing_extensions import Self
 
 from kedge.config import Config, changed_values, load_config
 from kedge_base.errors import KedgeError
 from kedge_base.registry import service
 from kedge_base.run_folder.output import CONFIG_FILE, MODEL_FOLDER, REPORT_FILE
-from kedge_base.run_folder.record_format import read_config
+from kedge_base.run_folder.record_format import read_config, read_metrics
 from kedge_base.stage import find_stage, imported, stages
 from kedge_base.texts import printable
-
-T = TypeVar("T")
 
 TO_FILL_IN = ("",)
 """An argument that only the user knows: `PROMPTS` in the shell, `prompts` in Python."""
@@ -299,14 +299,49 @@ def _given(sources: Sequence[str]) -> tuple[str, ...]:
     return tuple(sources) if sources and not any(name.startswith("python:") for name in sources) else TO_FILL_IN
 
 
-def shows_its_run(result: type[T]) -> type[T]:
-    """Decorate the class of a run's result, which has a `folder`, to show the report in that folder.
+@dataclass(frozen=True, repr=False)
+class RunResult:
+    """The result of a run, which shows the report in its folder.
 
     As text it is at most three lines: the outcome, the files to open, and the call that usually comes next.
+
+    Attributes:
+        folder: The run's folder.
     """
-    setattr(result, "__repr__", lambda self: "\n  ".join(map(printable, _lines(result.__name__, self.folder))))  # noqa: B010 (the type of a method is not that of a value)
-    setattr(result, "_repr_html_", lambda self: service("report_as_html")(self.folder))  # noqa: B010
-    return result
+
+    folder: Path
+
+    def __repr__(self) -> str:
+        return "\n  ".join(map(printable, _lines(type(self).__name__, self.folder)))
+
+    def _repr_html_(self) -> str:
+        return service("report_as_html")(self.folder)
+
+
+@dataclass(frozen=True, repr=False)
+class TrainingResult(RunResult):
+    """The result of a run that trains a model."""
+
+    @property
+    def model(self) -> Path:
+        """The model's folder."""
+        return self.folder / MODEL_FOLDER
+
+
+@dataclass(frozen=True, repr=False)
+class UpdatesResult(TrainingResult):
+    """The result of a run in updates.
+
+    Attributes:
+        metrics: The rows of `metrics.jsonl`.
+    """
+
+    metrics: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The result of a run in a folder."""
+        return cls(folder, read_metrics(folder))
 
 
 def _lines(kind: str, folder: Path) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from kedge.config import Config
 from kedge.data import Comparison, Ranking
 from kedge.models import ScalarModel, load_scalar_model, save_scalar_model
 from kedge.models.sharded import shard_model
-from kedge.runs.calls import shows_its_run
+from kedge.runs.calls import TrainingResult
 from kedge.runs.frozen import hold_bases_of
 from kedge.runs.inputs import load_rows
 from kedge.runs.out_of_memory import stage_function
@@ -31,28 +31,22 @@ from kedge.training.supervised.reward_model import RewardModelReport, train_rewa
 from kedge_base.machine.progress import say
 
 
-@shows_its_run
 @dataclass(frozen=True, repr=False)
-class RewardResult:
+class RewardResult(TrainingResult):
     """Result of a reward-model run.
 
     Attributes:
         folder: The run's folder.
+        model: Folder of the model: an `AutoModelForSequenceClassification` with one label.
         summary: Contents of `summary.json`: held-out accuracy, length-only baseline, calibration, normalization.
     """
 
-    folder: Path
     summary: dict[str, Any]
 
     @classmethod
     def read(cls, folder: Path) -> RewardResult:
         """The result of a finished run."""
         return cls(folder, *read_ending(folder, "summary"))
-
-    @property
-    def model(self) -> Path:
-        """Folder of the model: an `AutoModelForSequenceClassification` with one label."""
-        return self.folder / "model"
 
 
 @stage_function("reward", RewardResult.read)

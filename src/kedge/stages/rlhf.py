@@ -28,7 +28,7 @@ from kedge.logs.json_lines import plain_json
 from kedge.logs.table import Cell, print_table
 from kedge.models import load_scalar_model, load_tokenizer
 from kedge.rewards import Responses, RewardSpec, RewardTerm, WeightedReward
-from kedge.runs.calls import shows_its_run
+from kedge.runs.calls import TrainingResult
 from kedge.runs.ending import chain_report, end_waiting, publish, resumable, say_next
 from kedge.runs.frozen import loading_of
 from kedge.runs.inputs import Rewards, check_columns, load_rewards, load_rows, rewards_of
@@ -80,19 +80,18 @@ class Round:
         }
 
 
-@shows_its_run
 @dataclass(frozen=True, repr=False)
-class RlhfResult:
+class RlhfResult(TrainingResult):
     """Result of the chain.
 
     Attributes:
         folder: The run's folder, with one folder per stage.
+        model: Folder of the newest policy, which plain transformers can load.
         sft: Result of fine-tuning.
         rounds: Results of the rounds of reward model and PPO.
         summary: Contents of `summary.json`; of a run that waits for labels, with their number as `missing_labels`.
     """
 
-    folder: Path
     sft: SftResult
     rounds: list[Round]
     summary: dict[str, Any]
@@ -108,11 +107,6 @@ class RlhfResult:
             trained = CriticResult.read(critic) if is_run(critic) else None
             rounds.append(Round(RewardResult.read(reward), PpoResult.read(ppo), trained))
         return cls(folder, SftResult.read(folder / "sft"), rounds, dict(read_json_object(folder / SUMMARY_FILE)))
-
-    @property
-    def model(self) -> Path:
-        """Folder of the newest policy, which plain transformers can load."""
-        return self.folder / "model"
 
 
 @stage_function("rlhf", RlhfResult.read)

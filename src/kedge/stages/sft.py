@@ -20,7 +20,7 @@ from kedge.data import Demonstration, encode_example
 from kedge.models import LanguageModel, load_language_model, own_stop_tokens, save_policy
 from kedge.models.pretrained import inner_matrices
 from kedge.models.sharded import shard_model
-from kedge.runs.calls import shows_its_run
+from kedge.runs.calls import TrainingResult
 from kedge.runs.frozen import hold_bases_of
 from kedge.runs.inputs import load_rows
 from kedge.runs.out_of_memory import stage_function
@@ -33,18 +33,17 @@ from kedge.training.supervised.loop import Outcome, TrainingSettings, check_leng
 from kedge.training.supervised.losses import CompletionLoss
 
 
-@shows_its_run
 @dataclass(frozen=True, repr=False)
-class SftResult:
+class SftResult(TrainingResult):
     """Result of a fine-tuning run.
 
     Attributes:
         folder: The run's folder.
+        model: Folder of the model, which plain transformers can load.
         num_steps: Optimizer steps taken.
         evaluation: `loss` (nats per token) and `token_accuracy` on the held-out demonstrations; empty without any.
     """
 
-    folder: Path
     num_steps: int
     evaluation: dict[str, float]
 
@@ -53,11 +52,6 @@ class SftResult:
         """The result of a finished run."""
         num_steps, evaluation = read_ending(folder, "num_steps", "evaluation")
         return cls(folder, num_steps, evaluation)
-
-    @property
-    def model(self) -> Path:
-        """Folder of the model, which plain transformers can load."""
-        return self.folder / "model"
 
 
 @stage_function("sft", SftResult.read)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.runs.calls import shows_its_run
+from kedge.runs.calls import UpdatesResult
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.recipe import recipe_of
 from kedge.runs.run import Run
@@ -48,28 +48,15 @@ Settings that differ from kedge's defaults:
 RECORDED_STEPS = 400
 
 
-@shows_its_run
 @dataclass(frozen=True, repr=False)
-class ControlResult:
+class ControlResult(UpdatesResult):
     """The result of a control run.
 
     Attributes:
         folder: The run's folder.
+        model: The policy's folder; `kedge.load_control_policy` reads it.
         metrics: The rows of `metrics.jsonl`.
     """
-
-    folder: Path
-    metrics: list[dict[str, Any]]
-
-    @classmethod
-    def read(cls, folder: Path) -> ControlResult:
-        """The result of a run in a folder."""
-        return cls(folder, read_metrics(folder))
-
-    @property
-    def model(self) -> Path:
-        """The policy's folder; `kedge.load_control_policy` reads it."""
-        return self.folder / "model"
 
     def policy(self, *, network: Callable[..., Any] | None = None) -> ControlPolicy:
         """The trained policy, to act with.

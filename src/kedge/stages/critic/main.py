@@ -19,7 +19,7 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.models import save_policy, save_scalar_model
-from kedge.runs.calls import shows_its_run
+from kedge.runs.calls import TrainingResult
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.resuming import read_ending
@@ -32,28 +32,22 @@ from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.returns import measure_explained, train_critic
 
 
-@shows_its_run
 @dataclass(frozen=True, repr=False)
-class CriticResult:
+class CriticResult(TrainingResult):
     """Result of training a critic.
 
     Attributes:
         folder: The run's folder.
+        model: Folder of the critic: a sequence classifier with one label, or the policy plus a value head.
         summary: Contents of `summary.json`: explained variance on held-out prompts, returns, responses.
     """
 
-    folder: Path
     summary: dict[str, Any]
 
     @classmethod
     def read(cls, folder: Path) -> CriticResult:
         """The result of a finished run."""
         return cls(folder, *read_ending(folder, "summary"))
-
-    @property
-    def model(self) -> Path:
-        """Folder of the critic: a sequence classifier with one label, or the policy plus a value head."""
-        return self.folder / "model"
 
 
 @stage_function("critic", CriticResult.read)

@@ -14,7 +14,7 @@ from kedge.config.schedules import config_at
 from kedge.models import save_policy
 from kedge.models.origin import public_name
 from kedge.ranks.sharding import gathered_state
-from kedge.runs.calls import shows_its_run
+from kedge.runs.calls import UpdatesResult
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
@@ -33,28 +33,15 @@ HELD_OUT = {
 """The evaluation figures that the model card shows."""
 
 
-@shows_its_run
 @dataclass(frozen=True, repr=False)
-class PpoResult:
+class PpoResult(UpdatesResult):
     """The result of a PPO run.
 
     Attributes:
         folder: The run's folder.
+        model: The policy's folder, in Hugging Face format.
         metrics: The rows of `metrics.jsonl`.
     """
-
-    folder: Path
-    metrics: list[dict[str, Any]]
-
-    @classmethod
-    def read(cls, folder: Path) -> PpoResult:
-        """The result of a run in a folder."""
-        return cls(folder, read_metrics(folder))
-
-    @property
-    def model(self) -> Path:
-        """The policy's folder, in Hugging Face format."""
-        return self.folder / "model"
 
 
 def save_result(run: Run, roles: Roles, *, interrupted: bool, model: bool = True) -> None:
