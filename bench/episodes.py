@@ -23,7 +23,8 @@ from kedge.data import Prompt, Rendered
 from kedge.data.turns import TemplateTurns
 from kedge.models import load_language_model, load_tokenizer, named_stop_tokens, own_stop_tokens, resolve_precision
 from kedge.rollout import Sampler
-from kedge.rollout.player import Limits, Player
+from kedge.rollout.episodes import Limits
+from kedge.rollout.player import Player
 from kedge_tasks.environments import Step
 from kedge_tasks.environments.client import Environment
 

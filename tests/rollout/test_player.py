@@ -18,7 +18,8 @@ from kedge.logs.experience_metrics import describe_experience
 from kedge.models import LanguageModel
 from kedge.rewards.score import describe_responses
 from kedge.rollout import Sampler
-from kedge.rollout.player import Limits, Player
+from kedge.rollout.episodes import Limits
+from kedge.rollout.player import Player
 from kedge_base.errors import DataError, EnvError
 from kedge_tasks.environments.client import Environment
 from tests.algorithm.test_advantages import advantages_by_definition
@@ -66,7 +67,7 @@ def play(kind, said, *, rows=({},), tokenizer=PLAIN, timeout=60.0, room=100, **l
     rollout = Rollout(mask.long(), mask, mask.long(), mask, mask, empty.logprobs, mask[:, 0], mask[:, 0].long(),
                       mask[:, 0].long(), turn_starts=mask,
                       parents=torch.arange(-1, width - 1).repeat(len(rows), 1))  # fmt: skip
-    ended = all(state.ending for state in episodes._states.values())
+    ended = all(each.ending for each in episodes._played.values())
     return SimpleNamespace(
         player=player,
         opened=[tokenizer.decode(each) for each in opened],
@@ -262,7 +263,7 @@ def test_an_episode_whose_reward_fails_at_its_end_has_failed():
     episodes.open([0, 1])
     said = {0: call, 1: "It is 3."}
     assert episodes.answer({row: [*encode_completion(tokenizer, text, eos=False), STOP] for row, text in said.items()})
-    assert [state.ending for state in episodes._states.values()] == ["failed", "failed"]
+    assert [each.ending for each in episodes._played.values()] == ["failed", "failed"]
 
 
 class Deleting:

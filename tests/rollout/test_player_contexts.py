@@ -13,10 +13,11 @@ from kedge.data.tokens import encode_completion
 from kedge.models import LanguageModel
 from kedge.rewards.score import describe_responses
 from kedge.rollout import Sampler
-from kedge.rollout.player import Limits, Player, _State
+from kedge.rollout.episodes import Episode, Limits
+from kedge.rollout.player import Player
+from kedge_base.environment_turn import EnvironmentTurn as Turn
 from kedge_base.errors import DataError, EnvError
 from kedge_tasks.environments.client import Environment
-from kedge_tasks.environments.shapes import Turn
 from kedge_tasks.environments.tools import Tools
 from tests.data.test_chat import FAMILIES, R1, Family
 from tests.data.test_turns import stop_of
@@ -92,10 +93,10 @@ def play(environment, said, tokenizer, *, stop, prompt=None, context=None, **lim
             path.append(tokens[slot])
             slot = parents.get(slot, slot - 1)
         read.append(opening[: len(opening) + slot + 1] + path[::-1])
-    state = episodes._states[0]
-    assert [turn.num_read for turn in state.turns] == [len(ids) for ids in read]
+    episode = episodes._played[0]
+    assert [turn.num_read for turn in episode.turns] == [len(ids) for ids in read]
     return SimpleNamespace(read=read, texts=[tokenizer.decode(ids) for ids in read], said=turns, tokens=tokens,
-                           parents=parents, ending=state.ending, rewards=state.rewards)  # fmt: skip
+                           parents=parents, ending=episode.ending, rewards=episode.rewards)  # fmt: skip
 
 
 def chat(environment, said, **limits):
@@ -314,7 +315,7 @@ def test_an_agent_whose_episode_was_ended_may_pay_each_of_its_calls():
 def test_contexts_are_found_among_those_read_before_as_a_search_through_all_tokens_finds_them():
     """Random contexts of three tokens with many repetitions, beside a slow loop."""
     generator = random.Random(0)
-    state = _State(0)
+    state = Episode(0)
     state.opens([1, 2, 1])
     for _ in range(60):
         ids = [1, 2, 1, *generator.choices([1, 2, 3], k=generator.randint(1, 8))]

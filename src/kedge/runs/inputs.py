@@ -246,7 +246,8 @@ def load_player(config: Config, run: Run, *, tokens: int, by_turn: bool) -> Play
     source = run.objects.get("environment.source") or config.environment.source
     if source is None:
         return None
-    from kedge.rollout.player import Limits, Player  # a run without one needs none of it
+    from kedge.rollout.episodes import Limits  # a run without one needs none of it
+    from kedge.rollout.player import Player
 
     settings = config.environment
     limits = Limits(settings.max_turns, tokens, settings.max_turn_tokens, on_error=settings.on_error)

@@ -22,12 +22,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from kedge_base.environment_turn import EnvironmentTurn
 from kedge_base.errors import EnvError
 from kedge_base.texts import place_of, typed_error_text
 from kedge_base.workers.codec import own_copy
 from kedge_tasks.environments.chat import Answer, Answers, Request
 from kedge_tasks.environments.endpoint import Endpoint, ended
-from kedge_tasks.environments.shapes import Turn, accepted, finite_number
+from kedge_tasks.environments.shapes import accepted, finite_number
 
 
 def is_agent(kind: Callable[..., Any]) -> bool:
@@ -63,7 +64,7 @@ class Agent:
         self._queue: deque[tuple[Request, asyncio.Future[Answer]]] = deque()
         self._answers = Answers()
 
-    async def open(self, row: Mapping[str, Any], seed: int) -> Turn:
+    async def open(self, row: Mapping[str, Any], seed: int) -> EnvironmentTurn:
         """Start the function; return the conversation of its first request."""
         function = self._function
         is_async = inspect.iscoroutinefunction(function)
@@ -75,7 +76,9 @@ class Agent:
         self._task.add_done_callback(lambda _: self._news.set())
         return await self._next()
 
-    async def step(self, text: str, num_tokens: int = 0, num_read: int = 0, is_complete: bool = True) -> Turn:
+    async def step(
+        self, text: str, num_tokens: int = 0, num_read: int = 0, is_complete: bool = True
+    ) -> EnvironmentTurn:
         """Answer the request with the policy's text; return the conversation of the next one, or the reward."""
         request, awaited = self._queue.popleft()
         answer = request.answered(len(self._answers.texts), text, num_tokens, num_read, is_complete)
@@ -84,12 +87,12 @@ class Agent:
             awaited.set_result(answer)
         return replace(await self._next(), num_calls=answer.num_calls, num_errors=answer.num_errors)
 
-    async def finish(self) -> Turn:
+    async def finish(self) -> EnvironmentTurn:
         """Refuse further requests; return the reward, or 0 if the function raises."""
         self._refuse()
         await asyncio.wait([self._task])
         _, error = self._task.result()
-        return Turn(ending="completed") if error or not self._answers.texts else self._end()
+        return EnvironmentTurn(ending="completed") if error or not self._answers.texts else self._end()
 
     def close(self) -> None:
         """End what the episode has started."""
@@ -104,7 +107,7 @@ class Agent:
         self._news.set()
         return await asyncio.gather(*answers)
 
-    async def _next(self) -> Turn:
+    async def _next(self) -> EnvironmentTurn:
         """Wait for a request, or for the function to return."""
         while not self._task.done():
             for request, answer in [*self._queue]:
@@ -116,7 +119,7 @@ class Agent:
             await self._news.wait()
         return self._end()
 
-    def _end(self) -> Turn:
+    def _end(self) -> EnvironmentTurn:
         """Return the function's reward.
 
         Raises:
@@ -133,7 +136,7 @@ class Agent:
                 "or more calls, or a list with one for each"
             )
         rewards = [finite_number(each, f"{self._name} returned the reward") for each in rewards]
-        return Turn(rewards=rewards, ending="completed")
+        return EnvironmentTurn(rewards=rewards, ending="completed")
 
     def _refuse(self) -> None:
         """Answer all requests, and later ones, with an error."""

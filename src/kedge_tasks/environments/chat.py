@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kedge_base.environment_turn import EnvironmentTurn
 from kedge_base.texts import unwritable
-from kedge_tasks.environments.shapes import LONGEST_TEXT, Turn
+from kedge_tasks.environments.shapes import LONGEST_TEXT
 from kedge_tasks.environments.tools import Tools
 
 MODEL = "policy"
@@ -69,7 +70,7 @@ class Request:
     conversation: list[Message]
     number: int
     tools: Tools
-    turn: Turn
+    turn: EnvironmentTurn
 
     @classmethod
     def of(cls, body: Any, temperature: float | None) -> Request:
@@ -99,7 +100,7 @@ class Request:
         limit = _checked("max_tokens", take("max_completion_tokens", take("max_tokens", None)))
         _ = tools.schemas and tools.description  # reads all of the schemas
         shown = [dict(schema) for schema in tools.schemas] or None
-        turn = Turn(tools=shown, max_tokens=limit, stop=[text for text in stop if text > ""])
+        turn = EnvironmentTurn(tools=shown, max_tokens=limit, stop=[text for text in stop if text > ""])
         request = cls(_messages(messages), _checked("n", take("n", 1), LARGEST_NUMBER), tools, turn)
         for key, value in given.items():
             if key not in IGNORED.split() and (value != NEUTRAL[key] if key in NEUTRAL else value):

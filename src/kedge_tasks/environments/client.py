@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kedge_base.environment_turn import EnvironmentTurn
 from kedge_base.errors import DataError, EnvError
 from kedge_base.texts import error_text
 from kedge_base.workers.log import CallLog
 from kedge_base.workers.process import Request, WorkerError, WorkerProcess
 from kedge_tasks.environments.openenv import PREFIX
 from kedge_tasks.environments.session import Session
-from kedge_tasks.environments.shapes import Turn
 from kedge_tasks.environments.tools import Tools
 
 STARTUP_SECONDS = 120.0
@@ -71,7 +71,7 @@ class Environment:
         self._is_async: bool = about["is_async"]
         self.is_scored: bool = about["is_scored"]
 
-    def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> dict[int, Turn | None]:
+    def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> dict[int, EnvironmentTurn | None]:
         """Start or restart episodes. One that fails is tried again on another instance, after a pause.
 
         Args:
@@ -95,7 +95,7 @@ class Environment:
         """The tools with some JSON schemas."""
         return Tools(schemas)
 
-    def step(self, said: Mapping[int, str | Mapping[str, Any]]) -> dict[int, Turn]:
+    def step(self, said: Mapping[int, str | Mapping[str, Any]]) -> dict[int, EnvironmentTurn]:
         """Send a turn of the policy to each of some episodes; return the replies. A failure ends the episode.
 
         Args:
@@ -106,7 +106,7 @@ class Environment:
             "step", {number: {"text": turn} if isinstance(turn, str) else turn for number, turn in said.items()}
         )
 
-    def finish(self, episodes: Iterable[int]) -> dict[int, Turn | None]:
+    def finish(self, episodes: Iterable[int]) -> dict[int, EnvironmentTurn | None]:
         """End episodes early; return the rewards of each beyond those of its turns, or None for a failure."""
         turns = self._call("finish", {number: {} for number in episodes})
         return {number: None if turn.ending == "failed" else turn for number, turn in turns.items()}
@@ -125,7 +125,7 @@ class Environment:
         [about] = self._replies([load], STARTUP_SECONDS, "importing its module")
         return about
 
-    def _call(self, what: str, episodes: Mapping[int, Mapping[str, Any]]) -> dict[int, Turn]:
+    def _call(self, what: str, episodes: Mapping[int, Mapping[str, Any]]) -> dict[int, EnvironmentTurn]:
         """See `Session.call`."""
         if not episodes:
             return {}
@@ -151,13 +151,13 @@ class Environment:
         replies = self._replies(requests, self._timeout + GRACE, "a call")
         return [result for results in replies for result in results]
 
-    def _turn(self, result: Mapping[str, Any]) -> Turn:
+    def _turn(self, result: Mapping[str, Any]) -> EnvironmentTurn:
         """Convert a result to a turn; log an error of the environment, and return a failed turn."""
         if "failed" not in result:
-            return Turn(**result)
+            return EnvironmentTurn(**result)
         self.failure = result["failed"]
         self._log.end(*result["traceback"].splitlines(), f"[{self.failure}]")
-        return Turn(ending="failed")
+        return EnvironmentTurn(ending="failed")
 
     def _replies(self, requests: Sequence[Request], seconds: float, doing: str) -> list[Any]:
         assert self._worker is not None

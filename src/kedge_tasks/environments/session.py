@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from kedge_base.environment_turn import EnvironmentTurn
 from kedge_base.errors import EnvError, RunEnded
 from kedge_base.generators import seed_generators, seeded
 from kedge_base.importing import find_named
@@ -23,7 +24,7 @@ from kedge_base.workers.serving import serve
 from kedge_tasks.environments.agent import Agent, is_agent
 from kedge_tasks.environments.endpoint import Endpoint
 from kedge_tasks.environments.openenv import PREFIX, find_served
-from kedge_tasks.environments.shapes import Game, ToolUser, Turn, adapter_of
+from kedge_tasks.environments.shapes import Game, ToolUser, adapter_of
 
 _Adapter: TypeAlias = Game | ToolUser | Agent
 
@@ -79,8 +80,8 @@ class Session:
             episodes: For each episode, its number `episode` and the arguments.
 
         Returns:
-            The `Turn` of each episode as a mapping. If the environment raised, or returned something else, a mapping
-            with the error's line in `failed`, and its `traceback`.
+            The `EnvironmentTurn` of each episode as a mapping. If the environment raised, or returned something else, a
+            mapping with the error's line in `failed`, and its `traceback`.
         """
         with seeded(0):  # each call is seeded separately; this restores the run's own generators
             if not self.is_async:
@@ -135,10 +136,10 @@ class Session:
         if reuse and environment.has_reset:
             self._free.append(environment)
 
-    async def _within_limit(self, what: str, episode: _Episode, arguments: Mapping[str, Any]) -> Turn:
+    async def _within_limit(self, what: str, episode: _Episode, arguments: Mapping[str, Any]) -> EnvironmentTurn:
         """Make one call within the time limit; a late answer to a step ends the episode."""
 
-        async def begun() -> Turn:
+        async def begun() -> EnvironmentTurn:
             seed_generators(episode.seed)  # only as it starts: concurrent calls share the generators
             episode.seed += 1
             return await getattr(episode.environment, what)(**arguments)
@@ -156,7 +157,7 @@ class Session:
                 task.cancel()
         except _TimeLimit:
             if what == "step" or (what == "finish" and self._endpoint is not None):
-                return Turn(ending="timeout")
+                return EnvironmentTurn(ending="timeout")
             raise
 
 

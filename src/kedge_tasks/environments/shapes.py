@@ -39,14 +39,12 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
+from kedge_base.environment_turn import Ending, EnvironmentTurn
 from kedge_base.errors import EnvError, RunEnded
 from kedge_tasks.environments.tools import Tools
-
-Ending = Literal["completed", "truncated", "timeout", "failed"]
-"""How an environment ends an episode; for the reasons why kedge ends one, see `ENDINGS`."""
 
 LARGEST = 1e12
 """Largest reward: sums and squares of larger ones overflow in single precision."""
@@ -74,40 +72,6 @@ class Step:
     context: Any = None
 
 
-@dataclass(frozen=True)
-class Turn:
-    """The answer to a turn of the policy.
-
-    Attributes:
-        messages: The messages that it reads next.
-        reward: The reward of its turn.
-        ending: How the episode ended; None if it continues.
-        num_calls: Tools that the policy called.
-        num_errors: Calls that failed, or could not be read.
-        privileged: Privileged information for a critic, by name, when an episode opens.
-        context: The whole conversation that it reads next, instead of what it has read so far; None to add `messages`
-            to that. An answer of the policy that is left as it was has the number of its turn in `answer`.
-        tools: The schemas of the tools to show in `context`; None for those of the environment.
-        max_tokens: Limit of the policy's next turn.
-        stop: Strings that end the policy's next turn.
-        rewards: The reward of each turn of the policy, where they are known at the end.
-        num_changed: New messages of an assistant in `context` that the policy has not written.
-    """
-
-    messages: list[dict[str, str]] = field(default_factory=list)
-    reward: float = 0.0
-    ending: Ending | None = None
-    num_calls: int = 0
-    num_errors: int = 0
-    privileged: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    context: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    max_tokens: int | None = None
-    stop: list[str] = field(default_factory=list[str])
-    rewards: list[float] = field(default_factory=list[float])
-    num_changed: int = 0
-
-
 class Game:
     """An environment with `reset(row, seed)` and `step(text)`.
 
@@ -128,13 +92,15 @@ class Game:
         """True if a method is declared with `async def`."""
         return _is_async(self._environment, ("reset", "step", "privileged"))
 
-    async def open(self, row: Mapping[str, Any], seed: int) -> Turn:
+    async def open(self, row: Mapping[str, Any], seed: int) -> EnvironmentTurn:
         """Start an episode; return the messages that follow the row's prompt."""
         reset = self._environment.reset
         opening = await _result(reset(**accepted(reset, {"row": row, "seed": seed})))
-        return Turn(_messages(opening, self._name), privileged=await _privileged(self._environment, self._name))
+        return EnvironmentTurn(
+            _messages(opening, self._name), privileged=await _privileged(self._environment, self._name)
+        )
 
-    async def step(self, text: str, **_: Any) -> Turn:
+    async def step(self, text: str, **_: Any) -> EnvironmentTurn:
         """Pass on the policy's text; return the environment's reply."""
         step = _as_step(await _result(self._environment.step(text)), self._name)
         reward = finite_number(step.reward, f"{self._name}.step gave the reward")
@@ -144,13 +110,13 @@ class Game:
         ending: Ending | None = "completed" if terminated else "truncated" if truncated else None
         messages = _messages(step.messages, self._name)
         if step.context is None:
-            return Turn(messages, reward, ending)
+            return EnvironmentTurn(messages, reward, ending)
         context = _messages(step.context, self._name, roles=("user", "tool", "system", "assistant"))
-        return Turn([], reward, ending, context=[*context, *messages])
+        return EnvironmentTurn([], reward, ending, context=[*context, *messages])
 
-    async def finish(self) -> Turn:
+    async def finish(self) -> EnvironmentTurn:
         """End the episode early, without a reward beyond those of its turns."""
-        return Turn(ending="completed")
+        return EnvironmentTurn(ending="completed")
 
 
 class ToolUser:
@@ -182,15 +148,17 @@ class ToolUser:
         """True if it rewards its episodes."""
         return hasattr(self._environment, "get_reward")
 
-    async def open(self, row: Mapping[str, Any], seed: int) -> Turn:
+    async def open(self, row: Mapping[str, Any], seed: int) -> EnvironmentTurn:
         """Start an episode; return the messages that follow the row's prompt."""
         opening = None
         if self.has_reset:
             reset = self._environment.reset
             opening = await _result(reset(**accepted(reset, {"seed": seed, **row})))
-        return Turn(_messages(opening, self._name), privileged=await _privileged(self._environment, self._name))
+        return EnvironmentTurn(
+            _messages(opening, self._name), privileged=await _privileged(self._environment, self._name)
+        )
 
-    async def step(self, text: str, **_: Any) -> Turn:
+    async def step(self, text: str, **_: Any) -> EnvironmentTurn:
         """Make the tool calls in the policy's text; return their results."""
         calls = self.tools.calls_in(text)
         if not calls:
@@ -206,14 +174,14 @@ class ToolUser:
                 errors += 1
                 content = f"Error: {str(error) or type(error).__name__}"
             messages.append({"role": "tool", "name": call.name, "content": _encodable(content[:LONGEST_TEXT])})
-        return Turn(messages, num_calls=len(calls), num_errors=errors)
+        return EnvironmentTurn(messages, num_calls=len(calls), num_errors=errors)
 
-    async def finish(self) -> Turn:
+    async def finish(self) -> EnvironmentTurn:
         """End the episode with its reward; 0 without `get_reward`."""
         if not self.is_scored:
-            return Turn(ending="completed")
+            return EnvironmentTurn(ending="completed")
         reward = finite_number(await _result(self._environment.get_reward()), f"{self._name}.get_reward gave")
-        return Turn(reward=reward, ending="completed")
+        return EnvironmentTurn(reward=reward, ending="completed")
 
 
 def adapter_of(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUser]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +15,9 @@ from kedge.data import Prompt, encode_prompt
 from kedge.data.chat import render_prompt
 from kedge.models.tokenizers import load_tokenizer
 from kedge.rollout import Sampler
-from kedge.rollout.player import Limits, Player
+from kedge.rollout.episodes import Limits
+from kedge.rollout.player import Player
+from kedge_base.environment_turn import EnvironmentTurn
 from ppo_conformance.adapters.transformers_tokens import tokenizer_of
 
 LIMIT = 999
@@ -114,11 +115,11 @@ class _Replies:
         """Give no reward."""
         return dict.fromkeys(episodes, 0.0)
 
-    def _answer(self, messages: list[dict[str, str]] | None) -> SimpleNamespace:
+    def _answer(self, messages: list[dict[str, str]] | None) -> EnvironmentTurn:
         limits = self._case["limits"]
-        given = {"reward": 0.0, "num_calls": 0, "num_errors": 0, "num_changed": 0, "privileged": {}, "rewards": ()}
-        given |= {"context": None, "tools": None, "stop": self._case["stop_strings"]}
-        limit = limits[min(self._turns, len(limits) - 1)]
-        return SimpleNamespace(
-            messages=messages or [], ending=None if messages is not None else "completed", max_tokens=limit, **given
+        return EnvironmentTurn(
+            messages or [],
+            ending=None if messages is not None else "completed",
+            max_tokens=limits[min(self._turns, len(limits) - 1)],
+            stop=self._case["stop_strings"],
         )

@@ -14,7 +14,7 @@ import kedge
 from kedge.algorithm import GroupInGroupAdvantage
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.config import load_config
-from kedge.rollout.player import Episodes
+from kedge.rollout.episodes import Episodes
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.result import PpoResult
 from kedge.stages.ppo.settings import advantage_of

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
-from kedge.rollout.player import Episodes
+from kedge.rollout.episodes import Episodes
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.trainer import Trainer
@@ -338,7 +338,7 @@ def test_the_calls_of_an_agent_are_trained_on_as_they_were_sampled(tmp_path, pol
 
     def spied(self, said):
         for row, ids in said.items():
-            sampled.setdefault(self._states[row].number, []).extend(ids)
+            sampled.setdefault(self._played[row].number, []).extend(ids)
         return answer(self, said)
 
     monkeypatch.setattr(Episodes, "answer", spied)

@@ -12,11 +12,11 @@ import time
 
 import pytest
 
+from kedge_base.environment_turn import EnvironmentTurn
 from kedge_base.errors import EnvError
 from kedge_base.workers.event_loop import event_loop
 from kedge_tasks.environments.client import Environment
 from kedge_tasks.environments.session import Session
-from kedge_tasks.environments.shapes import Turn
 from tests.processes import all_end, members
 from tests.tasks.environments import worlds
 
@@ -278,7 +278,7 @@ def test_many_episodes_run_at_the_same_time(worker):
     environment.open({number: ({"text": str(number), "count": 50}, 0) for number in numbers})
     turns = environment.step(dict.fromkeys(numbers, "x"))
     assert [turn.context[0]["content"] for turn in turns.values()] == list(map(str, numbers))
-    assert [*environment.finish(numbers).values()] == [Turn(ending="completed")] * 50
+    assert [*environment.finish(numbers).values()] == [EnvironmentTurn(ending="completed")] * 50
 
 
 @pytest.mark.parametrize(

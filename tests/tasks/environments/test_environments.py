@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from kedge.training.stopping import Terminated, stopping
+from kedge_base.environment_turn import EnvironmentTurn
 from kedge_base.errors import DataError, EnvError
 from kedge_tasks.environments.client import Environment
 from kedge_tasks.environments.session import Session
-from kedge_tasks.environments.shapes import Step, Turn
+from kedge_tasks.environments.shapes import Step
 from kedge_tasks.environments.tools import Tools
 from tests.processes import all_end
 from tests.tasks.environments import worlds
@@ -58,7 +59,7 @@ def test_a_game_is_played_by_several_at_a_time(world, local):
     turns = guess.step({9: "1", 7: "12", 8: "no digit"})
     assert (turns[9].reward, turns[9].ending, turns[9].messages[0]["content"]) == (0.25, None, "no.\n")
     assert (turns[7].reward, turns[7].ending) == (1.0, "completed")
-    assert guess.finish([8, 9]) == dict.fromkeys((8, 9), Turn(ending="completed"))
+    assert guess.finish([8, 9]) == dict.fromkeys((8, 9), EnvironmentTurn(ending="completed"))
     assert guess.open({7: ({"most": 2}, 0)})[7].messages[0]["content"] == "From 1 to 2.\n"
 
 
@@ -73,7 +74,7 @@ def test_the_global_generator_gives_an_episode_the_same_numbers_whatever_runs_be
 
 def test_a_step_may_be_a_tuple_as_in_gymnasium(world):
     environment = world("Tuple")
-    assert environment.open({1: ({}, 0)}) == {1: Turn()}
+    assert environment.open({1: ({}, 0)}) == {1: EnvironmentTurn()}
     assert environment.step({1: "go"})[1].messages == [{"role": "user", "content": "again"}]
     turn = environment.step({1: "cut"})[1]
     assert (turn.reward, turn.ending) == (0.5, "truncated")
@@ -111,7 +112,7 @@ def test_tools_without_reset_keep_nothing_of_an_earlier_episode():
         environment.step({episode: "<count>{}</count>"})
         if episode == 1:
             assert environment.step({1: "done"})[1].reward == 1.0
-    assert environment.finish([2]) == {2: Turn(reward=1.0, ending="completed")}
+    assert environment.finish([2]) == {2: EnvironmentTurn(reward=1.0, ending="completed")}
 
 
 FUNCTION, PARAMETER, END = "<tool_call>\n<function=", "<parameter=", "</function>\n</tool_call>"
@@ -229,8 +230,8 @@ def test_a_fault_of_the_environment_is_one_line(world, tmp_path, local, name, te
     assert f"[{environment.failure}]" in log
     assert "Traceback" in log
     # The others are in no way harmed.
-    assert environment.finish([2]) == {2: Turn(ending="completed")}
-    assert environment.open({1: ({}, 0)}) == {1: Turn()}
+    assert environment.finish([2]) == {2: EnvironmentTurn(ending="completed")}
+    assert environment.open({1: ({}, 0)}) == {1: EnvironmentTurn()}
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from kedge.stages.ppo import run_ppo
+from kedge_base.environment_turn import EnvironmentTurn
 from kedge_base.errors import EnvError
 from kedge_tasks.environments.client import Environment
-from kedge_tasks.environments.shapes import Turn
 from tests.stages.ppo.test_episodes import EPISODES, GAMES, assert_same
 from tests.stages.ppo.test_ppo import configure
 from tests.tasks.environments import worlds
@@ -53,8 +53,8 @@ def test_a_game_is_played_in_sessions_that_are_used_again(served, form):
         assert game.name == "openenv"
         opened = game.open({7: ({"most": 9, "prompt": "Play."}, 3), 8: ({}, 2**40 + 4)})
         assert opened == {
-            7: Turn([{"role": "user", "content": "From 1 to 9.\n"}]),
-            8: Turn([{"role": "user", "content": "From 1 to 5.\n"}]),
+            7: EnvironmentTurn([{"role": "user", "content": "From 1 to 9.\n"}]),
+            8: EnvironmentTurn([{"role": "user", "content": "From 1 to 5.\n"}]),
         }
         assert sorted(server.received, key=str) == [
             {"type": "reset", "data": {"seed": 3, "most": 9, "prompt": "Play."}},
@@ -90,7 +90,9 @@ def test_sessions_answer_at_the_same_time(served):
             connection.recv()
 
     with running(Together()) as (url, _):
-        assert served(url).open({number: ({}, 0) for number in range(6)}) == {number: Turn() for number in range(6)}
+        assert served(url).open({number: ({}, 0) for number in range(6)}) == {
+            number: EnvironmentTurn() for number in range(6)
+        }
 
 
 def test_a_late_answer_ends_the_episode_and_its_session(served):
