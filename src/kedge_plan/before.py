@@ -103,7 +103,7 @@ def _least(counted: Counted) -> float:
 
 def _advice(counted: Counted, device: Device, room: float) -> str:
     """Say which settings make the run fit."""
-    for settings, plan in remedies(counted, device, room).items():
+    for settings, plan in remedies(counted, device, room):
         if plan.excess(room) == 0:
             return f"set {settings} ({with_unit(plan.needed)})"
     return "take a smaller model (kedge plan)"

@@ -210,7 +210,7 @@ def plan_machine(
     plan = counted.plan(speed, on_cpu=not device.accelerator)
     less = 0.99 * plan.peak.bytes
     others = {name: other for name, other in proposals(counted, device, speed) if other.peak.bytes < less}
-    found = remedies(counted, device, device.room) if plan.excess(device.room) else {}
+    found = dict(remedies(counted, device, device.room)) if plan.excess(device.room) else {}
     return machine_report(
         plan,
         device,
@@ -248,40 +248,55 @@ def proposals(counted: Counted, device: Device, speed: Speed | None = None) -> I
             yield _written(changes), other.plan(speed, on_cpu=not device.accelerator)
 
 
-def remedies(counted: Counted, device: Device, room: float) -> dict[str, MachinePlan]:
-    """Find settings with which a run fits, cheapest first, as in `proposals`.
+def remedies(counted: Counted, device: Device, room: float) -> Iterator[tuple[str, MachinePlan]]:
+    """Find settings with which a run fits, the cheapest first; those that train something else come last.
 
-    If no single one is enough without training something else, those that help are added up in this order, and every
-    sum is listed up to the one that fits.
+    If no other one is enough, those that help are added up in this order, and every sum is yielded up to the one that
+    fits.
 
     Args:
         counted: The run.
         device: Its device.
         room: Bytes that it may take.
 
-    Returns:
-        The plans by their settings; those that do not fit are parts of the next one. Empty if nothing is enough.
+    Yields:
+        Settings with their plans; those that do not fit are parts of the next one.
     """
-    single = {name: plan for name, plan in proposals(counted, device) if plan.excess(room) == 0}
     trains = ("adapter.", counted.subject.work.critic_field)
-    if any(not name.startswith(trains) for name in single):
-        return single
+    last: list[tuple[str, MachinePlan]] = []
+    is_found = False
+    for name, plan in proposals(counted, device):
+        if plan.excess(room) == 0:
+            if name.startswith(trains):
+                last.append((name, plan))
+            else:
+                is_found = True
+                yield name, plan
+    if not is_found:
+        yield from _sums(counted, device, room, unless=trains if last else ())
+    yield from last
+
+
+def _sums(
+    counted: Counted, device: Device, room: float, *, unless: tuple[str, ...]
+) -> Sequence[tuple[str, MachinePlan]]:
+    """Add up settings until the run fits, without those that begin with `unless`; nothing if they are not enough."""
     together: dict[str, Any] = {}
-    sums: dict[str, MachinePlan] = {}
+    sums: list[tuple[str, MachinePlan]] = []
     tried = list[dict[str, Any]]()
     on_cpu = not device.accelerator
     plan = counted.plan(on_cpu=on_cpu)
     while plan.excess(room):
         changes = next((each for each in _alternatives(counted, device) if each not in tried), None)
-        if changes is None or (single and any(name.startswith(trains) for name in changes)):
-            return single
+        if changes is None or any(name.startswith(unless) for name in changes):
+            return ()
         tried.append(changes)
         other = _changed(counted, device, changes)
         if other is not None and (less := other.plan(on_cpu=on_cpu)).excess(room) < 0.99 * plan.excess(room):
             counted, plan = other, less
             together |= changes
-            sums[_written(together)] = plan
-    return {**sums, **single}
+            sums.append((_written(together), plan))
+    return sums
 
 
 def _changed(counted: Counted, device: Device, changes: Mapping[str, Any]) -> Counted | None:

@@ -16,7 +16,7 @@ from kedge_base.errors import ConfigError
 from kedge_base.machine.memory import MemoryLimit
 from kedge_plan.before import _least, is_small, plan_before, plan_chain_before
 from kedge_plan.devices import Device, this_machine
-from kedge_plan.plan import count_on, count_stage, remedies
+from kedge_plan.plan import _changed, count_on, count_stage, remedies
 from kedge_plan.report import MachinePlan, PlannedPhase, peak_line
 from kedge_plan.rows import Lengths
 from tests.models.registry.builder import tiny_config
@@ -223,15 +223,32 @@ def test_what_makes_a_run_fit_is_listed_by_what_it_costs(wide: Path) -> None:
     """Single settings where they are enough; else their sum, which ends with the setting that makes it fit."""
     config = load_config(None, (*AUTO[:2], "sft.batch_size=8"), {"model": str(wide)}, None, stage="sft")
     counted = count_stage(config, "sft", accelerator=False)
-    names = list(remedies(counted, sized(6.9), 6.9 * GIB))
+    names = list(dict(remedies(counted, sized(6.9), 6.9 * GIB)))
     assert names[0] == "runtime.micro_batch_tokens=2048"
     assert "runtime.activation_checkpointing=true" in names
     room = 3.4 * GIB
-    *parts, last = remedies(counted, sized(3.4), room).items()
+    *parts, last = remedies(counted, sized(3.4), room)
     assert last[1].excess(room) == 0
     assert all(plan.excess(room) > 0 for _, plan in parts)
     assert last[0].startswith(parts[-1][0])
-    assert remedies(counted, sized(0.5), 0.5 * GIB) == {}
+    assert not list(remedies(counted, sized(0.5), 0.5 * GIB))
+
+
+def test_the_first_setting_that_makes_a_run_fit_is_found_without_the_others(wide: Path, monkeypatch) -> None:
+    planned = list[Any]()
+
+    def changed(*given: Any) -> Any:
+        planned.append(given)
+        return _changed(*given)
+
+    monkeypatch.setattr("kedge_plan.plan._changed", changed)
+    config = load_config(None, (*AUTO[:2], "sft.batch_size=8"), {"model": str(wide)}, None, stage="sft")
+    found = remedies(count_stage(config, "sft", accelerator=False), sized(6.9), 6.9 * GIB)
+    name, _ = next(found)
+    assert name == "runtime.micro_batch_tokens=2048"
+    needed = len(planned)
+    assert [*found]
+    assert needed < len(planned)
 
 
 def test_a_plan_that_does_not_fit_ends_with_commands_that_do(
