@@ -93,20 +93,20 @@ def run_generate(
     best_of = config.generate.best_of
     size = best_of or config.generate.num_responses
     sampling = sampling_settings(config, num_responses=size)
-    plays = environment is not None or config.environment.source is not None
-    if best_of is not None:
-        _check_best_of(best_of, sampling, scores=bool(rewards) or plays)
     in_memory = {"data.prompts": prompts, "reward": reward, "environment.source": environment}
     run = open_run(config, "generate", in_memory=in_memory)
     player = load_player(config, run, tokens=sampling.max_new_tokens, by_turn=False)
+    earned = (player.reward,) if player is not None and player.environment.is_scored else ()
+    is_scored = bool(rewards or earned)
+    if best_of is not None:
+        _check_best_of(best_of, sampling, scores=is_scored)
     policy = load_policy(str(config.model), config, run)
     room = policy.room(sampling.max_new_tokens, player=player)
     distinct = load_rows("prompts", config, run, policy.tokenizer, room=room)
     scorer = None
     if player is not None:
         player.begin(policy.stop_tokens.ids, room, policy.model.sampling_length, policy.tokenizer, distinct[:1])
-    if rewards or player is not None:
-        earned = () if player is None else (player.reward,)
+    if is_scored:
         scorer = load_rewards(rewards, config, run, policy.tokenizer, more=earned)
         check_columns(scorer.check, distinct)
 
@@ -214,7 +214,7 @@ def _check_best_of(best_of: int, sampling: SamplingSettings, *, scores: bool) ->
     if not scores:
         raise ConfigError(
             f"generate.best_of={best_of} keeps the response that scores best, and needs "
-            f"{as_argument('--reward or --environment')}"
+            f"{as_argument('--reward or --environment')} with rewards of its own"
         )
     if sampling.temperature <= ALIKE:
         raise ConfigError(

@@ -352,6 +352,7 @@ def test_verdicts_are_those_of_the_best(tmp_path):
         ),
         (["generate.best_of=4", "rollout.temperature=0.01"], "at temperature 0.01 nearly all responses"),
         (["generate.best_of=4", "reward=[]"], "needs --reward or --environment"),
+        (["generate.best_of=4", "reward=[]", f"environment.source={worlds.__file__}:Unscored"], "needs --reward or"),
     ],
 )
 def test_a_best_that_cannot_be_chosen_is_refused(tmp_path, more, said):
@@ -399,3 +400,15 @@ def test_responses_are_episodes_with_an_environment_which_pays_their_score(tmp_p
 
     given = config_from_settings("generate", {**settings, "out": str(tmp_path / "given")})
     assert run_generate(given, prompts=games, environment=worlds.Guess).responses == rows
+
+
+def test_episodes_of_a_class_without_rewards_have_no_score(tmp_path):
+    policy = save_tiny_policy(tmp_path / "policy", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
+    rows = [{"prompt": [{"role": "user", "content": "Add."}]}]
+    given = {"model": policy, "prompts": rows, "environment": worlds.Unscored, "max_new_tokens": 6}
+    unscored = kedge.generate(**given, out=tmp_path / "unscored")
+    assert unscored.score is None
+    assert not {"reward", "score", "num_scored"} & {*unscored.summary}
+    assert not any("score" in row for row in unscored.responses)
+    scored = kedge.generate(**given, reward=count_letters, out=tmp_path / "scored")
+    assert scored.summary["reward"] == "count_letters"

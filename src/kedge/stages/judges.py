@@ -21,8 +21,9 @@ from kedge.runs.inputs import load_rewards
 from kedge.runs.judges import open_judge
 from kedge.runs.run import Run
 from kedge.stages.policy import shares_of
-from kedge_base.errors import ConfigError, RewardError
+from kedge_base.errors import ConfigError, EnvError, RewardError
 from kedge_base.intervals import Interval, score_interval
+from kedge_base.machine.invocation import as_argument
 from kedge_base.term_names import source_name
 from kedge_base.texts import names_function, names_judge
 
@@ -279,11 +280,12 @@ class Judge:
             return PairOutcomes(agreed, first, second)
         assert ours.scores is not None, "a scoring judge needs scores"
         assert theirs.scores is not None, "a scoring judge needs scores"
-        texts = ours.responses.completions, theirs.responses.completions
         return PairOutcomes(
             [
                 None if one is None or two is None else 0.5 if text == other else float(wins([one], [two]))
-                for one, two, text, other in zip(ours.scores, theirs.scores, *texts, strict=True)
+                for one, two, text, other in zip(
+                    ours.scores, theirs.scores, ours.responses.completions, theirs.responses.completions, strict=True
+                )
             ]
         )
 
@@ -305,13 +307,17 @@ def load_judge(
 
     Raises:
         ConfigError: The mode is pairwise and the judge is a reward model.
+        EnvError: Nothing scores the episodes.
         RewardError: The function cannot be loaded or has the wrong signature.
         ModelError: The reward model cannot be loaded.
     """
-    given: RewardSpec | None = run.objects.get("evaluate.judge")
-    if player is not None and given is None and config.evaluate.judge is None:
+    judge: RewardSpec = run.objects.get("evaluate.judge") or config.evaluate.judge or ""
+    if player is not None and not judge:
+        if not player.environment.is_scored:
+            raise EnvError(
+                f"nothing scores the episodes of {player.environment.name}: add get_reward, or {as_argument('--judge')}"
+            )
         return Judge(load_rewards((), config, run, tokenizer, more=(player.reward,)))
-    judge = str(config.evaluate.judge) if given is None else given
     if config.evaluate.judge_mode == "score":
         return Judge(load_rewards(judge, config, run, tokenizer))
     if isinstance(judge, str) and names_judge(judge):

@@ -7,12 +7,12 @@ from math import comb
 import pytest
 
 import kedge
-from kedge_base.errors import ConfigError
+from kedge_base.errors import ConfigError, EnvError
 from kedge_base.run_folder.record_format import read_json_lines
 from kedge_tasks import verify
 from kedge_tasks.environments import Step
 from tests.lab.evaluation.speakers import save_speaker
-from tests.tasks.environments.worlds import Guess
+from tests.tasks.environments.worlds import Guess, Unscored
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 PROMPTS = [{"prompt": "Guess: "}, {"prompt": "Number: "}, {"prompt": "Again: "}, {"prompt": "Once more: "}]
@@ -81,6 +81,16 @@ def test_what_cannot_be_compared_is_refused_before_sampling(tmp_path, policies):
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="judge="):
         kedge.evaluate(model=policies[0], against=policies[1], prompts=PROMPTS, out=tmp_path / "run", **GAME)
+
+
+def test_episodes_that_nothing_scores_have_no_result(tmp_path):
+    policy = str(save_tiny_policy(tmp_path / "chat", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE)))
+    given = {"prompts": [{"prompt": [{"role": "user", "content": "Go"}]}], "environment": Unscored, **GAME}
+    for name, evaluate in (("win", kedge.evaluate), ("pass", kedge.pass_at_k)):
+        more = {"against": policy} if name == "win" else {"num_responses": 2}
+        with pytest.raises(EnvError, match="nothing scores the episodes of Unscored: add get_reward, or judge="):
+            evaluate(model=policy, out=tmp_path / name, **more, **given)
+        assert not (tmp_path / name).exists()
 
 
 def test_policies_that_write_conversations_differently_are_not_compared(tmp_path, policies):
