@@ -477,6 +477,8 @@ def test_a_sweep_gets_names_and_values(monkeypatch):
     assert [trial.config.preset for trial in seen["trials"]] == [["small-cpu", "grpo"], ["small-cpu", "rloo"]]
     with pytest.raises(KedgeError, match=r"separate processes: data\.prompts must be a file or folder"):
         kedge.sweep("ppo", {"ppo.num_epochs": [1, 2]}, model="m", prompts=["a text"], reward="r")
+    with pytest.raises(KedgeError, match="out= is empty text"):
+        kedge.sweep("ppo", {"ppo.num_epochs": [1, 2]}, model="m", prompts="p", reward="r", out="")
     with pytest.raises(KedgeError, match="a sweep runs sft, reward, critic, ppo, control, not 'rlhf'"):
         kedge.sweep("rlhf", {}, model="m")
 

@@ -214,6 +214,8 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(
         (["sweep", "ppo", *COMMANDS["ppo"], "gamma=0,1", "ppo.gamma=0,1"], "gamma is swept, and is set once more"),
         (["sweep", "ppo", *COMMANDS["ppo"], "gamma=0,1", "gamma=0,1"], "gamma is swept, and is set once more"),
         (["sweep", "ppo", *COMMANDS["ppo"], "gamma=0,1", "ppo.gamma=1"], "gamma is swept, and is set once more"),
+        (["sweep", "ppo", *COMMANDS["ppo"], "gamma=0,1", "--out", ""], "--out is empty text; give a folder's name"),
+        (["chat", "m", "--web", "--labels", ""], "--labels is empty text; give a folder's name"),
         (["config", "explain", "ppo.clipp"], "ppo.clipp is not a field"),
         (["config", "validate", "--stage", "dpo"], "stage 'dpo' does not exist"),
         (["config", "presets", "best"], "preset 'best' does not exist"),

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral
 from operator import index
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kedge.api import answering, answering_for, run_stage
@@ -17,7 +16,7 @@ from kedge.rewards import RewardSpec
 from kedge.runs.loaded_models import LoadedModel
 from kedge.stages.arguments import Data, Model, StrPath, Weighted, check_whole, read_argument
 from kedge_base.errors import ConfigError
-from kedge_base.run_folder.output import folder_of
+from kedge_base.run_folder.output import check_creatable, folder_of
 from kedge_base.stage import stages
 
 if TYPE_CHECKING:
@@ -202,7 +201,9 @@ def sweep(
 
     swept_texts = {field: _as_texts(field, values) for field, values in fields.items()}
     trials = plan_trials(swept_texts, _seeds(seeds), resolve, num_random=num_random)
-    folder = folder_of(out or Path("runs") / f"sweep-{stage}", "out")
+    out = f"runs/sweep-{stage}" if out is None else out
+    folder_of(out, "out")  # refuses what is no path
+    folder = check_creatable(out)
     return run_sweep(trials, stage, folder, num_processes=num_processes, metric=metric, goal=goal)
 
 

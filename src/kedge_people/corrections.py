@@ -25,7 +25,7 @@ class Corrections(ExitStack):
         DataError: It is damaged, or in use.
     """
 
-    def __init__(self, folder: Path, person: str) -> None:
+    def __init__(self, folder: str | Path, person: str) -> None:
         super().__init__()
         self.folder = check_creatable(folder)
         with writing(self.folder):

@@ -1,6 +1,5 @@
 """`kedge chat`: talk to one or two models."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -33,7 +32,7 @@ def chat(
     web: Annotated[bool, typer.Option("--web", help="Chat in a browser on this machine instead.")] = False,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for --web; a free one by default.")] = None,
     labels: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="DIR", help="With --web: take thumbs and corrections into this folder of labels."),
     ] = None,
     person: Annotated[
@@ -48,6 +47,8 @@ def chat(
         raise ConfigError("--port needs --web")
     if labels is not None and not web:
         raise ConfigError("--labels needs --web")
+    if labels == "":
+        raise ConfigError("--labels is empty text; give a folder's name, or . for the current folder")
     if person is not None and labels is None:
         raise ConfigError("--as needs --labels")
     if len(names) not in (1, 2):

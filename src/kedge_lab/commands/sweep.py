@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from inspect import Signature, signature
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from kedge.cli.options import ConfigFile, Out, Overrides, PresetName, parameters_of, settings_of
 from kedge.config import Config, check_stage, full_name, load_config
 from kedge_base.errors import ConfigError
+from kedge_base.run_folder.output import check_creatable
 from kedge_base.stage import stages
 
 SWEPT = {stage.name: stage for stage in stages().values() if stage.is_swept}
@@ -68,7 +68,7 @@ def sweep(
         check_stage(resolved, stage)
         return resolved
 
-    folder = Path(out or Path("runs") / f"sweep-{stage}")
+    folder = check_creatable(f"runs/sweep-{stage}" if out is None else out)
     trials = plan_trials(swept, _seeds(seeds), resolve, num_random=random)
     set_once = [full_name(field, stage) for _, field, _ in split]
     set_once += [field for field, value in flags.items() if value is not None]
