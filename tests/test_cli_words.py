@@ -4,15 +4,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from typer.models import ArgumentInfo
 
 from kedge.cli import main
-from kedge.cli.options import literal_prompts, weighted_rewards
-from kedge.config import completions
+from kedge.cli.options import Overrides, literal_prompts, weighted_rewards
+from kedge.config import completions, full_name
 from kedge_base.errors import ConfigError
 from kedge_base.stage import stages
 from tests.test_cli import COMMANDS, STAGES, calls, kedge  # noqa: F401
@@ -215,3 +217,10 @@ def test_bash_completes(
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().out.split() == expected
+
+
+def test_the_fields_in_the_help_are_settings_of_every_stage() -> None:
+    [argument] = [each for each in get_args(Overrides) if isinstance(each, ArgumentInfo)]
+    found = re.search(r"set: (\w+)=\w+, or ([\w.]+)=", str(argument.help))
+    assert found
+    assert {full_name(found[1], stage) for stage in stages()} == {found[2]}

@@ -37,8 +37,8 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="FIELD=VALUE",
-        help="Fields to set: num_updates=50, or ppo.num_updates=50 where several sections have the name. See: kedge "
-        "config explain.",
+        help="Fields to set: device=cpu, or runtime.device=cpu where several sections have the name. See: kedge config "
+        "explain.",
         autocompletion=complete_override,
     ),
 ]
