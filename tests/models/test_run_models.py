@@ -76,3 +76,6 @@ def test_a_run_without_models_says_so(run):
     (run / "model/config.json").unlink()
     with pytest.raises(ModelError, match="the run has no model; it has checkpoints of updates 4, 8, 9"):
         find_model("runs/x")
+    (run / "config.yaml").write_text("# stage: control\n")
+    with pytest.raises(ModelError, match="'runs/x': the run of kedge control has no model; it has checkpoints"):
+        find_model("runs/x")

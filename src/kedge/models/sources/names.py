@@ -21,7 +21,14 @@ from kedge.downloads import adapter_snapshot, has_whole_weights, hub_fault, two_
 from kedge.models.adapters import ADAPTER_CONFIG, AdapterFolder, is_adapter, read_adapter
 from kedge.models.sources.gguf_files import find_gguf, gguf_folder
 from kedge_base.errors import ModelError
-from kedge_base.run_folder.output import MODEL_FOLDER, best_checkpoint, checkpoint_folder, is_run, kept_checkpoints
+from kedge_base.run_folder.output import (
+    MODEL_FOLDER,
+    best_checkpoint,
+    checkpoint_folder,
+    is_run,
+    kept_checkpoints,
+    run_stage,
+)
 from kedge_base.texts import pointer_fault
 
 CONFIGS = ("config.json", "adapter_config.json")
@@ -162,7 +169,10 @@ def _inside(folder: Path, source: str) -> Path:
     if _is_model(model):
         return model
     if is_run(folder):
-        raise ModelError(f"model {source!r}: the run has no model; {_kept(folder)}")
+        stage = run_stage(folder)
+        raise ModelError(
+            f"model {source!r}: the run{f' of kedge {stage.name}' if stage else ''} has no model; {_kept(folder)}"
+        )
     if os.path.isfile(folder / MANIFEST):
         raise ModelError(f"model {source!r}: the checkpoint {folder.name} has no model")
     return folder
@@ -175,7 +185,7 @@ def _checkpoint(run: Path, which: str, source: str) -> Path:
     if which != "best" and not which.isdecimal():
         raise ModelError(f"model {source!r}: @ is followed by the number of an update, or by best; {_kept(run)}")
     update = best if which == "best" else int(which)
-    if update is None or update not in kept_checkpoints(run):
+    if update not in kept_checkpoints(run):
         raise ModelError(f"model {source!r}: the run has no checkpoint of update {which}; {_kept(run)}")
     folder = checkpoint_folder(run, update)
     if not _is_model(folder / MODEL_FOLDER):
@@ -186,5 +196,5 @@ def _checkpoint(run: Path, which: str, source: str) -> Path:
 def _kept(run: Path) -> str:
     """List the run's checkpoints, for a message."""
     best = best_checkpoint(run)
-    updates = [f"{update} (best)" if update == best else str(update) for update in kept_checkpoints(run)]
+    updates = [f"{update}{' (best)' * (update == best)}" for update in kept_checkpoints(run)]
     return f"it has checkpoints of updates {', '.join(updates)}" if updates else "it has no checkpoints"
