@@ -83,7 +83,8 @@ def _verified(folder: Path) -> Verification:
     faults += [f"{each} since the run read it" for each in _file_faults(Path(), inputs, ())]
     begins = recorded.starts[0]["start"]
     summary = (
-        f"compared {len(recorded.rows.get(METRICS_FILE, ()))} updates, {len(recorded.checkpoints)} checkpoints, "
+        f"compared {len(recorded.rows.get(METRICS_FILE, ()))} updates, {len(recorded.checkpoints)} checkpoint"
+        f"{'' if len(recorded.checkpoints) == 1 else 's'}, "
         f"{len(recorded.files)} other files, and {len(inputs)} of {len(start['inputs'])} files that the run read"
         f"{f'; updates up to {begins} as a later start found them' if begins else ''}"
         f"{'' if recorded.has_ended else '; the run is not over, or was killed: what it wrote last may be missing'}"

@@ -65,6 +65,7 @@ def test_the_estimate_counts_only_this_runs_steps():
         (KeyboardInterrupt, "interrupted after 1 of 9"),
         (Terminated, "interrupted after 1 of 9"),
         (ValueError, "failed after 1 of 9"),
+        (type("Made", (BaseException,), {}), "done after 1 of 9"),
     ],
 )
 def test_the_last_line_says_how_it_ended(error, ending):

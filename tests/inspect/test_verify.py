@@ -218,6 +218,12 @@ def lines_of(run: Path) -> list[dict]:
     return [line for line, _ in read_lines(run / "receipt.jsonl") if line is not None]
 
 
+def test_one_checkpoint_is_counted_as_one(tmp_path):
+    root = prepare(tmp_path)
+    stopped(config_in(root), at=1)
+    assert ", 1 checkpoint, " in verify_run(root / "run").summary
+
+
 def test_starts_stay_in_the_chain(tmp_path):
     root = prepare(tmp_path)
     run = root / "run"

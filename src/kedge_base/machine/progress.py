@@ -70,8 +70,9 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         elapsed = format_duration(self._clock() - self._started)
-        # Ctrl-C and a signal raise a BaseException that is not an Exception.
-        ending = "done" if kind is None else "failed" if issubclass(kind, Exception) else "interrupted"
+        # A signal raises SystemExit. Any other BaseException ends the stage on purpose.
+        is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        ending = "failed" if isinstance(error, Exception) else "interrupted" if is_stopped else "done"
         self._view.stop(f"{self._stage}: {ending} after {self._done} of {self._total} in {elapsed}")
 
     def update(self, step: int, values: Mapping[str, float | None] | None = None) -> None:
