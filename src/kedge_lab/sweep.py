@@ -156,8 +156,11 @@ def run_sweep(
     _write(folder, content)
     settings = len({tuple(trial.values.items()) for trial in trials})
     seeds = len(trials) // settings
-    per_setting = f"{settings} settings × {seeds} seeds" if seeds > 1 else f"{settings} settings, one seed each"
-    say(f"{len(trials)} runs ({per_setting}), {count} at a time, in {folder}")
+    per_setting = f" × {seeds} seeds" if seeds > 1 else ", one seed each"
+    say(
+        f"{len(trials)} run{'' if len(trials) == 1 else 's'} ({settings} setting{'' if settings == 1 else 's'}"
+        f"{per_setting}), {count} at a time, in {folder}"
+    )
     for line in dict.fromkeys(preset_conflicts(trial.config, stage) for trial in trials):
         if line is not None:
             say(line)

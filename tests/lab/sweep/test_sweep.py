@@ -70,8 +70,9 @@ def test_runs_are_compared_and_a_second_call_has_nothing_to_do(
     assert [row.label for row in result.rows] == ["ppo.clip_range=0.2", "ppo.clip_range=0.1"]
     # The mean of updates 19 and 20, the last tenth: 0.2 · 19.5, and one more with seed 1.
     assert result.rows[0].values == pytest.approx([3.9, 4.9])
-    printed = capsys.readouterr().out
+    printed, said = capsys.readouterr()
     assert "reward/score_mean at the end, highest first" in printed
+    assert said.startswith("4 runs (2 settings × 2 seeds), 2 at a time, in ")
     saved = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
     assert saved["results"][0]["interval"]["value"] == pytest.approx(4.4)
 
@@ -126,6 +127,7 @@ def test_settings_that_tie_are_not_called_the_best(tmp_path: Path, capsys: pytes
     three = trials("0.1", "0.10", "0.05", seeds=1, preset=["small-cpu", "s2-defaults"])
     run_sweep(three, "ppo", tmp_path, num_processes=1)
     printed = capsys.readouterr().err
+    assert printed.startswith("3 runs (3 settings, one seed each), 1 at a time, in ")
     assert printed.count("presets differ, and the later one counts: ppo.learning_rate=1e-05") == 1
     assert f"Best: 2 of 3 settings tie; the first of them: {tmp_path / 'clip_range=0.1_seed=0' / 'model'}\n" in printed
 
@@ -193,8 +195,9 @@ def test_a_stopped_sweep_stops_its_runs(
     assert f"Resume: the same call continues the sweep in {tmp_path / 'sweep'}\n" in capsys.readouterr().err
 
 
-def test_another_sweep_or_another_folder_is_not_overwritten(tmp_path: Path) -> None:
+def test_another_sweep_or_another_folder_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_sweep(trials("0.1", seeds=2), "ppo", tmp_path / "sweep", num_processes=2)
+    assert capsys.readouterr().err.startswith("2 runs (1 setting × 2 seeds), 2 at a time, in ")
     changed = plan_trials(
         {"ppo.clip_range": ["0.1"]},
         range(2),
