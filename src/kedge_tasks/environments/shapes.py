@@ -153,7 +153,9 @@ class ToolUser:
         opening = None
         if self.has_reset:
             reset = self._environment.reset
-            opening = await _result(reset(**accepted(reset, {"seed": seed, **row})))
+            given = accepted(reset, {"seed": seed, **row})
+            _check_call(reset, f"{self._name}.reset", f"arguments named seed, {', '.join(map(str, row))}", **given)
+            opening = await _result(reset(**given))
         return EnvironmentTurn(
             _messages(opening, self._name), privileged=await _privileged(self._environment, self._name)
         )
@@ -224,16 +226,20 @@ def _check_signatures(environment: Any, name: str) -> None:
     Raises:
         EnvError: One does not.
     """
+    expected = "reset(row, seed) and step(text)"
     try:
-        step = inspect.signature(environment.step)
-        reset = inspect.signature(environment.reset)
-    except (TypeError, ValueError):
+        _check_call(environment.step, name, expected, "")
+        _check_call(environment.reset, name, expected, **accepted(environment.reset, {"row": {}, "seed": 0}))
+    except ValueError:
         return  # of C code
+
+
+def _check_call(function: Callable[..., Any], name: str, expected: str, *values: Any, **named: Any) -> None:
+    """Raise an `EnvError` that says what is expected, if a function does not accept these arguments."""
     try:
-        step.bind("")
-        reset.bind(**accepted(environment.reset, {"row": {}, "seed": 0}))
+        inspect.signature(function).bind(*values, **named)
     except TypeError as error:
-        raise EnvError(f"{name}: {error}; expected reset(row, seed) and step(text)") from None
+        raise EnvError(f"{name}: {error}; expected {expected}") from None
 
 
 async def _privileged(environment: Any, name: str) -> dict[str, Any]:

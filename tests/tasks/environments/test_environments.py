@@ -550,6 +550,20 @@ def test_methods_that_take_something_else_and_objects_are_refused_before_a_row_i
         Environment(worlds.Guess())
 
 
+def test_what_reset_gets_is_said_where_a_class_with_tools_takes_something_else():
+    class Tools:
+        def reset(self, row, seed): ...
+
+        def say(self) -> str:
+            """Say something."""
+            return "yes"
+
+    environment = Environment(Tools)
+    environment.open({1: ({"prompt": "Six times seven?", "answer": 42}, 0)})
+    expected = "missing a required argument: 'row'; expected arguments named seed, prompt, answer"
+    assert environment.failure == f"Tools.reset: {expected}"
+
+
 def test_what_a_tool_says_can_be_encoded_and_a_row_keeps_its_seed():
     class Odd:
         def reset(self, seed):
