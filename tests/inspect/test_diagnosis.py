@@ -17,6 +17,7 @@ from kedge.runs.ending import say_findings
 from kedge_base.errors import DataError
 from kedge_inspect.diagnosis import LiveDoctor, diagnose_run
 from kedge_inspect.record import RunRecord
+from kedge_inspect.report import write_report
 from tests.inspect.doctor.synthetic import synthetic_run, towards
 
 LARGE_STEPS = {"policy/clip_fraction": [0.5] * 16}
@@ -46,6 +47,12 @@ def test_advice_comes_from_the_configuration(tmp_path: Path) -> None:
     too_high = field_advice("ppo.learning_rate", "too_high")
     assert f"lower ppo.learning_rate from 0.0003 to 4.2e-05 (if too high: {too_high})" in finding.try_
     assert "set ppo.early_stop_kl=0.02 to end an update that moves too far" in finding.try_
+
+
+def test_a_file_of_a_run_stands_for_its_folder(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", synthetic_run(metrics=LARGE_STEPS))
+    assert diagnose_run(folder / "metrics.jsonl") == diagnose_run(folder) != []
+    assert write_report([folder / "metrics.jsonl"]) == folder / "report.html"
 
 
 def test_several_stages_are_diagnosed_one_by_one(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def read_any_run(
     """Read a run of kedge, or the log of another library.
 
     Args:
-        path: kedge's folder, or another library's file or folder.
+        path: kedge's folder or a file in it, or another library's file or folder.
         origin: What the user knows about another library's log.
         on_skipped: As for `read_run`.
 
@@ -74,8 +74,9 @@ def read_any_run(
         DataError: There is no run, it is damaged, or what wrote it cannot be told.
     """
     path = Path(path).expanduser()
-    if is_own(path) or (is_run(path) and not log_files(path)):
-        return read_run(path, on_skipped=on_skipped)
+    folder = path.parent if path.is_file() else path
+    if is_own(folder) or (is_run(folder) and not log_files(path)):
+        return read_run(folder, on_skipped=on_skipped)
     trainer, log = recognize(read_log(path, origin.settings), origin.library)
     return _record(path, trainer, log)
 
@@ -161,6 +162,8 @@ def _translated(trainer: Trainer, row: Row, log: Log, judged: Iterable[str]) -> 
             value = None if given is None else _converted(given, how, row)
             found |= {} if value is None else {metric: value}
     found |= {f"score/{name}": row[f"rewards/{name}/mean"] for name in judged if f"rewards/{name}/mean" in row}
+    if log.settings.get("mask_truncated_completions") and found.get("response/eos_rate") == 0:
+        found.pop("policy/entropy", None)  # the mean of no tokens, which TRL logs as 0
     return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
 

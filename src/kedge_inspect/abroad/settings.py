@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SECTIONS = {"sft": "sft", "reward": "reward_model"}
 KEDGE_ONLY = re.compile(
     r"\b(ppo|rollout|data|checkpoint|runtime|reward_functions)\.[a-z_]+|\bkedge\.|\.jsonl?\b|\.log\b"
+    r"|^completions are texts"
 )
 
 STABLE_BASELINES = {

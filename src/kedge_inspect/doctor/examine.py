@@ -307,7 +307,7 @@ def gaps_in_words(run: RunRecord, gaps: Sequence[Gap]) -> str:
     counts = {reason: sum(gap.reason == reason for gap in gaps) for reason in reasons}
     return "; ".join(
         ([_too_short(run, short)] if short else [])
-        + ([f"{len(lacking)} need {', '.join(dict.fromkeys(lacking))}"] if lacking else [])
+        + ([f"{len(lacking)} need{'s' * (len(lacking) == 1)} {', '.join(dict.fromkeys(lacking))}"] if lacking else [])
         + [f"{count} because {reason}" if len(gaps) > 1 else reason for reason, count in counts.items()]
     )
 
@@ -316,8 +316,9 @@ def _too_short(run: RunRecord, needed: Sequence[int]) -> str:
     low = min(needed)
     high = max(needed)
     span = f"{high}" if low == high else f"{low} to {high}"
-    verb = "needs" if len(needed) == 1 else "need"
-    return f"{len(needed)} {verb} {span} {look_of(run.stage).unit}s, and the run has {len(run.metrics)}"
+    need = f"{len(needed)} need{'s' * (len(needed) == 1)} {span} {look_of(run.stage).unit}s"
+    has = len(run.metrics)
+    return f"{need}, and the run has {has}" if has < high else f"{need} with their metrics, and the log has fewer"
 
 
 def merge(parts: Iterable[Examination]) -> Examination:

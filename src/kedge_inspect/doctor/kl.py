@@ -184,7 +184,8 @@ def _hold_back(run: RunRecord, kl: Series, per_token: float) -> tuple[Remedy, ..
 
 def _lacks_beta(run: RunRecord) -> str:
     """A log of another library may lack the coefficient, and its settings."""
-    return "" if run.trainer is None or run.series("objective/kl_coef")[0] else "β is not known"
+    known = run.trainer is None or run.setting("ppo.kl_coef") is not None or run.series("objective/kl_coef")[0]
+    return "" if known else "β is not known"
 
 
 @rule(

@@ -193,7 +193,7 @@ def _not_held_out(run: RunRecord) -> str:
     if run.summary.get("accuracy"):
         return ""
     if not run.summary:
-        return "held-out accuracy is measured at the end"
+        return "there is no held-out accuracy so far (kedge measures it at the end)"
     return "nothing was held out (data.eval_fraction)"
 
 

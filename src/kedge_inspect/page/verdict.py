@@ -8,7 +8,7 @@ from typing import Any
 from kedge_inspect.look import Row
 from kedge_inspect.page.changes import Ends, ends_of, typographic
 from kedge_inspect.page.looks import look_of
-from kedge_inspect.page.numbers import numbers_of, rounded
+from kedge_inspect.page.numbers import mean_of, numbers_of, rounded
 from kedge_inspect.record import RESULTS, RunRecord
 from kedge_inspect.resolved import KL_COSTS, charges_kl
 
@@ -72,10 +72,14 @@ def _progress(record: RunRecord) -> str:
     if record.state == "stopped":
         return f"{title} stopped after {look.unit} {count:,}{of}"
     each = look.items_per_update(record)
-    items = f", {count * each:,} {look.items}" if each and look.items else ""
-    seconds = sum(numbers_of(record.metrics, "time/update"))
+    given = record.arguments
+    if each and "steps_per_generation" in given:  # in TRL, a number of backward passes, each made num_iterations times
+        each *= given["gradient_accumulation_steps"] / given["steps_per_generation"] / given["num_iterations"]
+    times = numbers_of(record.metrics, "time/update")
+    done = [_duration(mean_of(times) * count)] if times else []
+    done += [f"{count * each:,.0f} {look.items}"] if each and look.items else []
     steps = f"{of} {look.unit}s" if record.ended_early and of else f" {look.unit}" if count == 1 else f" {look.unit}s"
-    return f"{title} ran {count:,}{steps} ({_duration(seconds)}{items})"
+    return f"{title} ran {count:,}{steps}" + (f" ({', '.join(done)})" if done else "")
 
 
 def _duration(seconds: float) -> str:

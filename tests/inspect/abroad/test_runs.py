@@ -16,6 +16,7 @@ from kedge_inspect.abroad.trainers import TRAINERS
 from kedge_inspect.diagnosis import diagnose_run, examine_run
 from kedge_inspect.doctor.examine import examine
 from kedge_inspect.live import has_run, serve_run
+from kedge_inspect.page.verdict import describe_run
 from kedge_inspect.record import RunRecord
 from kedge_inspect.report import write_report
 from tests.inspect.abroad.logs import BASELINES, GRPO, OPENRLHF, PPO, VERL, Row, over, write_args, write_state
@@ -203,9 +204,59 @@ def test_what_the_log_lacks_is_said(tmp_path: Path) -> None:
     assert needs["beta_too_small"] == "β is not known"
 
 
+def test_a_beta_of_0_is_known_though_its_kl_is_not_logged(tmp_path: Path) -> None:
+    write_args(write_state(tmp_path, over(20, GRPO, kl=lambda number: None)), beta=0.0)
+    [examination] = examine_run(tmp_path).values()
+    assert "β is not known" not in examination.verdict
+
+
+def test_rows_without_the_metrics_do_not_count_as_updates_of_a_rule(tmp_path: Path) -> None:
+    """With TRL's `num_iterations` or `steps_per_generation`, most steps log no score."""
+    rows = over(32, GRPO, reward=lambda number: 0.5 if number % 4 == 1 else None)
+    [examination] = examine_run(write_state(tmp_path, rows)).values()
+    assert "updates with their metrics, and the log has fewer" in examination.verdict
+    assert "and the run has 32" not in examination.verdict
+
+
+def test_masked_responses_have_no_entropy(tmp_path: Path) -> None:
+    """TRL logs 0 where `mask_truncated_completions` leaves no token."""
+    rows = over(9, GRPO, entropy=lambda number: 0.0, **{"completions/clipped_ratio": lambda number: 1.0})
+    assert read_any_run(write_state(tmp_path, rows)).metrics[0]["policy/entropy"] == 0.0
+    write_args(tmp_path, mask_truncated_completions=True)
+    assert "policy/entropy" not in read_any_run(tmp_path).metrics[0]
+
+
+def test_a_reward_that_reads_messages_is_not_blamed_in_a_run_of_trl(tmp_path: Path) -> None:
+    rows = over(20, GRPO, reward_std=lambda number: 0.0, **{"rewards/right/std": lambda number: 0.0})
+    write_args(write_state(tmp_path, rows), multi_objective_aggregation="sum_then_normalize")
+    [flat] = [finding for finding in diagnose_run(tmp_path) if finding.rule == "reward_flat"]
+    assert flat.try_.startswith("check the reward: it gives every response the same score")
+    assert "content" not in flat.try_
+
+
+def test_held_out_accuracy_that_the_log_lacks_is_not_promised(tmp_path: Path) -> None:
+    rows = [{"loss": 0.6, "accuracy": 0.6, "margin": 0.1, "grad_norm": 0.3}] * 20
+    [examination] = examine_run(write_state(tmp_path, rows), origin=Origin("trl-reward")).values()
+    assert "1 needs eval/loss; 1 because there is no held-out accuracy so far" in examination.verdict
+
+
 def test_a_finished_run_is_told_from_one_that_was_stopped(tmp_path: Path) -> None:
     assert read_any_run(write_state(tmp_path, over(9, GRPO))).state == "finished"
     assert read_any_run(write_state(tmp_path, over(9, GRPO), total=100)).state == "running"
+
+
+def test_steps_that_share_a_generation_or_a_row_of_the_log_are_counted_right(tmp_path: Path) -> None:
+    """40 steps, 10 logged; 4 steps of 2 passes on each of the generations, twice: 5 generations of 32 responses."""
+    rows = over(10, {**GRPO, "step_time": 0.5})
+    state = write_state(tmp_path, [{**row, "step": 4 * number} for number, row in enumerate(rows, 1)], total=40)
+    sizes = {"generation_batch_size": 32, "num_generations": 4}
+    write_args(state, gradient_accumulation_steps=2, steps_per_generation=8, num_iterations=2, **sizes)
+    assert describe_run(read_any_run(state))[0].startswith("TRL's GRPO ran 40 updates (20 s, 160 responses): ")
+
+
+def test_a_log_without_times_says_none(tmp_path: Path) -> None:
+    state = write_state(tmp_path, [{"loss": 2.0, "mean_token_accuracy": 0.5}] * 9)
+    assert describe_run(read_any_run(state))[0].startswith("TRL's SFT ran 9 steps: ")
 
 
 def test_report_and_live_page(tmp_path: Path) -> None:
