@@ -13,7 +13,9 @@ from typing_extensions import Unpack
 
 from kedge.algorithm.advantages import AdvantageInputs, Advantages, Need
 from kedge.algorithm.masking import keep_counted
-from kedge_base.errors import ShapeError
+from kedge_base.errors import ConfigError, ShapeError
+from kedge_base.machine.memory import is_out_of_memory
+from kedge_base.texts import place_of, typed_error_text
 
 LARGEST = 1e12
 """The largest allowed advantage or return: their sums and squares are computed in fp32, which ends at 3e38."""
@@ -40,11 +42,11 @@ class OwnAdvantage:
         """See `Advantage`; raises `ShapeError` for a wrong shape, or if finite inputs give a non-finite result."""
         known = {name: inputs.get(name) for name in taken_names(self.function)}
         copied = {name: None if value is None else value.clone() for name, value in known.items()}
-        found = self.function(rewards.clone(), mask.clone(), **copied)
         name = f"ppo.advantage: {function_name(self.function)}"
+        found = call_own(name, self.function, rewards.clone(), mask.clone(), **copied)
         parts = tuple(cast("tuple[object, ...]", found)) if isinstance(found, (tuple, list)) else ()
         if len(parts) != 2:
-            raise ShapeError(f"{name} returned a {type(cast(object, found)).__name__}; expected (advantages, returns)")
+            raise ShapeError(f"{name} returned {type(found).__name__}; expected (advantages, returns)")
         named = dict(zip(("advantages", "returns"), parts, strict=True))
         both = Advantages(*(own_values(value, mask, f"{name} returned {part}") for part, value in named.items()))
         # The guard reports NaN from the model itself.
@@ -62,6 +64,16 @@ def taken_names(function: Callable[..., object]) -> list[str]:
     return [name for name in ("values", "group") if name in parameters or Parameter.VAR_KEYWORD in kinds]
 
 
+def call_own(name: str, function: Callable[..., object], *inputs: Tensor, **named: Tensor | None) -> object:
+    """Call a user's function; an error becomes one line with its location, unless memory ran out."""
+    try:
+        return function(*inputs, **named)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ConfigError(f"{name} raised {typed_error_text(error)} ({place_of(error)})") from error
+
+
 def own_values(value: object, mask: Tensor, name: str) -> Tensor:
     """Check the result of a user's function, and set masked slots to 0.
 
@@ -75,7 +87,7 @@ def own_values(value: object, mask: Tensor, name: str) -> Tensor:
     """
     expected = f"expected a tensor of shape {tuple(mask.shape)}"
     if not isinstance(value, Tensor):
-        raise ShapeError(f"{name} that are a {type(value).__name__}; {expected}")
+        raise ShapeError(f"{name} of type {type(value).__name__}; {expected}")
     if value.shape != mask.shape:
         raise ShapeError(f"{name} of shape {tuple(value.shape)}; {expected}")
     return keep_counted(value, mask)

@@ -26,7 +26,7 @@ from kedge.algorithm.masking import (
     counted,
     keep_counted,
 )
-from kedge.algorithm.own import function_name, own_values
+from kedge.algorithm.own import call_own, function_name, own_values
 from kedge.algorithm.turns import Turns
 from kedge_base.errors import ConfigError, ShapeError
 
@@ -393,7 +393,8 @@ def own_policy_loss(tokens: Tokens, *, function: Callable[[Tensor, Tensor], obje
     """
     log_ratios = tokens.log_ratio if tokens.ratio == "token" else keep_counted(tokens.rho.log(), tokens.mask)
     name = f"ppo.policy_loss: {function_name(function)}"
-    losses = own_values(function(log_ratios.clone(), tokens.advantages.clone()), tokens.mask, f"{name} returned losses")
+    found = call_own(name, function, log_ratios.clone(), tokens.advantages.clone())
+    losses = own_values(found, tokens.mask, f"{name} returned losses")
     if tokens.logprobs.requires_grad and not losses.requires_grad:
         raise ShapeError(f"{name} returned losses without a gradient; compute them from the log ratios")
     return tokens.loss(losses)

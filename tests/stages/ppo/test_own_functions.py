@@ -12,7 +12,7 @@ from torch import Tensor
 import kedge
 from kedge.algorithm import generalized_advantages
 from kedge.algorithm.group_advantages import GroupMeanAdvantage
-from kedge.algorithm.own import OwnAdvantage
+from kedge.algorithm.own import OwnAdvantage, call_own
 from kedge.config import Config
 from kedge.stages.ppo.settings import OwnFunctions
 from kedge_base.errors import ConfigError, NumericsError, ShapeError
@@ -162,14 +162,17 @@ def test_c_code_does_not_say_its_arguments() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"advantage": lambda rewards, mask: rewards}, "lambda_ returned a Tensor; expected"),
+        ({"advantage": lambda rewards, mask: rewards}, "lambda_ returned Tensor; expected"),
         ({"advantage": lambda rewards, mask: (rewards[0], rewards)}, r"returned advantages of shape \(8,\); expected"),
         ({"advantage": lambda rewards, mask: (rewards, rewards / 0)}, "returned returns that are not finite"),
         (
             {"advantage": lambda rewards, mask: (rewards + 1e20, rewards)},
             r"advantages that are not .*, or beyond 1e\+12",
         ),
-        ({"advantage": lambda rewards, mask: (rewards.tolist(), rewards)}, "returned advantages that are a list"),
+        (
+            {"advantage": lambda rewards, mask: (rewards.tolist(), rewards)},
+            "returned advantages of type list; expected a",
+        ),
         ({"surrogate": lambda log_ratios, advantages: advantages.mean()}, r"returned losses of shape \(\)"),
         ({"surrogate": lambda log_ratios, advantages: advantages}, "returned losses without a gradient"),
     ],
@@ -177,3 +180,23 @@ def test_c_code_does_not_say_its_arguments() -> None:
 def test_a_wrong_result_is_one_line(policy: Path, tmp_path: Path, settings: dict[str, Any], line: str) -> None:
     with pytest.raises(ShapeError, match=line):
         run(policy, tmp_path / "run", **settings)
+
+
+@pytest.mark.parametrize("name", ["advantage", "surrogate"])
+def test_an_error_is_one_line_with_its_place(policy: Path, tmp_path: Path, name: str) -> None:
+    def wrong(one: Tensor, other: Tensor) -> Any:
+        raise KeyError("weight")
+
+    field = {"advantage": "advantage", "surrogate": "policy_loss"}[name]
+    with pytest.raises(
+        ConfigError, match=rf"^ppo\.{field}: wrong raised KeyError: 'weight' \(test_own_functions\.py:\d+\)$"
+    ):
+        run(policy, tmp_path / "run", **{name: wrong})
+
+
+def test_that_memory_runs_out_in_a_function_stays_known() -> None:
+    def hungry() -> Any:
+        raise torch.OutOfMemoryError("Tried to allocate 1 GiB")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        call_own("ppo.advantage: hungry", hungry)
