@@ -163,6 +163,31 @@ def test_what_has_no_counterpart_is_listed_once_with_its_reason() -> None:
     assert "`" not in "".join(lines)
 
 
+def test_what_is_switched_off_in_a_template_is_listed() -> None:
+    given = {"data.apply_chat_template_kwargs.enable_thinking": False, f"{ACTOR}other.switch": False}
+    lines = translate("verl", {**GRPO, **given})[1]
+    assert "data.apply_chat_template_kwargs: no counterpart: data.chat_template can be a template with" in "".join(
+        lines
+    )
+    assert "other" not in " ".join(lines).replace("other defaults", "")
+
+
+def test_a_second_value_of_a_field_is_listed_if_it_differs() -> None:
+    settings, lines = translate("verl", {**PPO, f"{ACTOR}grad_clip": 0.5, "critic.grad_clip": 0.7})
+    assert settings["optimization.max_grad_norm"] == 0.5
+    assert "critic.grad_clip=0.7: see optimization.max_grad_norm" in lines
+    lines = translate("verl", {**PPO, f"{ACTOR}grad_clip": 0.5, "critic.grad_clip": 0.5})[1]
+    assert "grad_clip" not in "".join(lines)
+
+
+def test_earlier_aggregation_of_gspo_is_said() -> None:
+    mode = {f"{ACTOR}policy_loss.loss_mode": "gspo"}
+    said = "loss_mode=gspo: verl 0.7 and earlier average by response, whatever loss_agg_mode says"
+    assert any(line.startswith(said) for line in translate("verl", {**GRPO, **mode})[1])
+    mode[f"{ACTOR}loss_agg_mode"] = "seq-mean-token-mean"
+    assert not any(line.startswith(said) for line in translate("verl", {**GRPO, **mode})[1])
+
+
 def test_a_value_with_line_breaks_stays_in_its_comment() -> None:
     given = {f"{ROLLOUT}top_p": "0.9\nmodel: other", f"{ACTOR}optim.lr_warmup_steps": 5, "reward_model.x\ny": "\x1b[2J"}
     settings, lines = translate("verl", {**GRPO, **given})
@@ -197,7 +222,9 @@ def test_a_script_that_starts_verl(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {name: settings.get(name) for name in expected} == expected
     assert not any(line.startswith("set ") for line in lines)
     (tmp_path / "other.sh").write_text("echo nothing\n")
-    with pytest.raises(ConfigError, match=r"other.sh: is neither YAML with settings nor a script with verl's main_ppo"):
+    with pytest.raises(
+        ConfigError, match=r"other.sh: is neither YAML with settings nor a script with verl's main_ppo; of TRL"
+    ):
         read_settings(tmp_path / "other.sh", [])
 
 

@@ -40,7 +40,9 @@ def read_settings(path: Path, overrides: list[str]) -> dict[str, Any]:
     text = text_of(path)
     content: Any = parse_value(text, str(path)) if path.suffix in (".yaml", ".yml") else _arguments(text)
     if not content or not isinstance(content, (dict, list)):
-        raise ConfigError(f"{path}: is neither YAML with settings nor a script with verl's main_ppo")
+        raise ConfigError(
+            f"{path}: is neither YAML with settings nor a script with verl's main_ppo; of TRL, only YAML is read"
+        )
     listed = cast("list[Any]", content) if isinstance(content, list) else []
     found: dict[str, Any] = {} if listed else _flat(content, "")
     for override in (*listed, *overrides):

@@ -56,7 +56,8 @@ def translate(
         for name, here in rows.items()
         if (field := lead_of(here)[0]) in SAME and not OTHER_UNIT.search(here) and values.get(name) is not None
     }
-    made, known = {field: values[name] for name, field in same.items()}, " ".join(same)
+    made = {field: values[name] for name, field in same.items()}
+    known = " ".join(name for name, field in same.items() if values[name] == made[field])
     lines: list[str] = []
     for conditions, settings, remark in (rule[2:] for rule in RULES if rule[0] == library and rule[1] in ("", trainer)):
         if all(_holds(condition, values) for condition in conditions):
@@ -96,8 +97,8 @@ def _others(rows: Mapping[str, str], others: Mapping[str, Any]) -> Iterator[str]
         while place and place not in rows:
             place = place.rpartition(".")[0]
         text = without_links(rows.get(place, "none: kedge has no such setting"))
-        # Otherwise it is off, or always so in kedge.
-        if value and value != -1 and text[0] in "`n" and not name.endswith("_target_"):
+        # Otherwise it is off, or always so in kedge; what a template is given may also be false.
+        if (value or "template_kwargs" in place) and value != -1 and text[0] in "`n" and not name.endswith("_target_"):
             shown = f"{name}={value}" if place == name else place if "." in place else name
             found.setdefault(text.replace("`", ""), {})[shown] = None
     for text, names in sorted(found.items(), key=lambda item: item[0].startswith("none")):
