@@ -300,9 +300,9 @@ def test_a_section_is_no_data_where_a_flag_has_its_name() -> None:
             kedge.ppo,
             {"policy": ("model", "tokenizer")},
             ConfigError,
-            "policy must be a folder, .* not a tuple",
+            "policy must be a folder, .* not an object of type tuple",
         ),
-        (kedge.ppo, {"reward": 3}, ConfigError, "reward must be a folder, a hub id, .* not a int"),
+        (kedge.ppo, {"reward": 3}, ConfigError, "reward must be a folder, a hub id, .* not an object of type int"),
         (
             kedge.ppo,
             {"reward": {count_letters: "much"}},
@@ -321,9 +321,9 @@ def test_a_section_is_no_data_where_a_flag_has_its_name() -> None:
             kedge.ppo,
             {"prompts": 3},
             DataError,
-            "data.prompts must be a file, a hub id, a list of rows, a Dataset or a DataFrame, not a int",
+            "data.prompts must be a file, a hub id, a list of rows, a Dataset or a DataFrame, not int",
         ),
-        (kedge.ppo, {"prompts": {"prompt": "a"}}, DataError, "not a dict"),
+        (kedge.ppo, {"prompts": {"prompt": "a"}}, DataError, "not dict"),
         (kedge.ppo, {"prompts": []}, DataError, "has no rows"),
         (kedge.ppo, {"model": "m"}, ConfigError, "model and policy are two names of the same argument"),
         (kedge.ppo, {"data.prompts": ["p"], "prompts": "q"}, ConfigError, "data.prompts is given twice"),
@@ -365,11 +365,11 @@ def test_missing_data_are_named_as_the_function_takes_them() -> None:
         (lambda: kedge.preview_data(["a"], stage=LISTED), r"stage \['ppo'\] reads no data"),
         (lambda: kedge.preview_data(["a"], num_rows=-1), "num_rows must be a whole number of 1 or more; it is -1"),
         (lambda: kedge.preview_data(["a"], num_examples=TEXT), "num_examples must be a whole number of 0 "),
-        (lambda: kedge.doctor(FIVE), "run must be a path, or the result of a run, not a int"),
+        (lambda: kedge.doctor(FIVE), "run must be a path, or the result of a run, not of type int"),
         (lambda: kedge.write_report("a", out=FIVE), "out must be a path"),
-        (lambda: kedge.write_report(NOTHING), "run must be a path, .* not a NoneType"),
-        (lambda: kedge.push(FIVE, "a/b"), "model must be a path, .* not a int"),
-        (lambda: kedge.merge(LISTED, "b"), "adapter must be a path, .* not a list"),
+        (lambda: kedge.write_report(NOTHING), "run must be a path, .* not of type NoneType"),
+        (lambda: kedge.push(FIVE, "a/b"), "model must be a path, .* not of type int"),
+        (lambda: kedge.merge(LISTED, "b"), "adapter must be a path, .* not of type list"),
         (lambda: kedge.merge("a", FIVE), "out must be a path"),
         (lambda: read_run(FIVE), "run must be a path"),
         (
@@ -636,15 +636,19 @@ def test_a_mistake_with_a_loaded_model_leaves_nothing_behind(models, tmp_path):
     with pytest.raises(KedgeError):
         kedge.sft(model=policy, demonstrations=DEMONSTRATIONS, out=out, batch_size=0)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ConfigError, match=r"not a LlamaForCausalLM without its tokenizer$"):
+    with pytest.raises(ConfigError, match=r"not an object of type LlamaForCausalLM without its tokenizer$"):
         kedge.sft(model=policy.model, demonstrations=DEMONSTRATIONS, out=out, **QUIET)
-    with pytest.raises(ConfigError, match=r"reward must be .*kedge\.LoadedModel.* not a LlamaForCausalLM without its"):
+    with pytest.raises(
+        ConfigError, match=r"reward must be .*kedge\.LoadedModel.* not an object of type LlamaForCausalLM without its"
+    ):
         kedge.ppo(policy="m", prompts=PROMPTS, reward=policy.model, out=out)
-    with pytest.raises(ConfigError, match="LoadedModel: the model is a TokenizersBackend; expected a transformers mod"):
+    with pytest.raises(ConfigError, match="LoadedModel: the model is of type TokenizersBackend; expected a transfor"):
         kedge.ppo(policy=(policy.tokenizer, policy.model), prompts=PROMPTS, reward="m", out=out)
     with pytest.raises(ConfigError, match=r"^judge must be .* without its tokenizer"):
         kedge.evaluate(model="m", against="m", prompts=PROMPTS, judge=policy.model, out=out)
-    with pytest.raises(ConfigError, match="LoadedModel: the tokenizer is a str; expected a transformers tokenizer"):
+    with pytest.raises(
+        ConfigError, match="LoadedModel: the tokenizer is of type str; expected a transformers tokenizer"
+    ):
         kedge.LoadedModel(policy.model, "gpt2")
     (out / "notes").mkdir(parents=True)
     with pytest.raises(OutputError, match="is not empty"):
@@ -698,7 +702,12 @@ def yielding(update: kedge.Update) -> Iterator[None]:
 @pytest.mark.parametrize("call", [kedge.ppo, kedge.PpoTrainer])
 @pytest.mark.parametrize(
     ("given", "said"),
-    [(5, "not a int"), (awaited, "is async"), (functools.partial(awaited), "is async"), (yielding, "or a generator")],
+    [
+        (5, "not of type int"),
+        (awaited, "is async"),
+        (functools.partial(awaited), "is async"),
+        (yielding, "or a generator"),
+    ],
 )
 def test_a_callback_that_would_never_run_is_refused(call: Callable[..., object], given: Any, said: str):
     with pytest.raises(ConfigError, match=f"on_update .*{said}"):

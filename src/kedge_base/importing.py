@@ -65,7 +65,7 @@ def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[...
     module = _run_file(Path(os.path.expanduser(source)), kind) if from_file else _import_module(source, kind)
     function = _attribute(module, attribute, spec, kind)
     if not callable(function):
-        raise error(f"{word} {spec!r} is a {type(function).__name__}, not a {kind.named}")
+        raise error(f"{word} {spec!r} is of type {type(function).__name__}, not a {kind.named}")
     return function
 
 

@@ -220,7 +220,7 @@ def _loaded() -> Iterator[Stage]:
             found = entry.load()
             for stage in found if isinstance(found, tuple) else [found]:
                 if not isinstance(stage, Stage):
-                    raise TypeError(f"it is a {type(stage).__name__}, not a Stage")
+                    raise TypeError(f"it is of type {type(stage).__name__}, not a Stage")
                 yield stage
         except Exception as error:  # another package's code must not break kedge's own commands
             print(f"kedge: the stage {entry.name} of {entry.value} cannot be loaded: {error}", file=sys.stderr)

@@ -164,7 +164,7 @@ def test_modules_installed_or_in_the_working_directory(tmp_path, monkeypatch):
         ("kedge.rewards.penalties:too_lnog", ["no 'too_lnog'", "did you mean 'too_long'"]),
         ("not-a-module:f", ["neither a dotted module name nor a .py file"]),
         ("python:vowels", ["reward python:vowels is a function that was passed from Python; pass it again, or name"]),
-        ("{tmp}/r.py:NUMBER", ["is a float, not a function"]),
+        ("{tmp}/r.py:NUMBER", ["is of type float, not a function"]),
         ("{tmp}/r.py:other", ["no 'other'", "it has f, wrong"]),
         ("{tmp}/r.py:wrong", ["wrong(text) does not take `completions`"]),
         ("{tmp}/syntax.py:f", ["syntax.py', line 2"]),

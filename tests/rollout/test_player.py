@@ -187,7 +187,7 @@ def test_what_cannot_be_is_refused_before_a_run():
         play(worlds.Calculator, [], rows=({"answer": 3},))
     with pytest.raises(DataError, match=r"an episode of Guess opens with \d+ tokens .*; expected 1 to 100"):
         play(worlds.Guess, [], rows=({"most": "9" * 200},))
-    with pytest.raises(EnvError, match=r"^Nonsense said 3 \(a int\)"):
+    with pytest.raises(EnvError, match=r"^Nonsense said 3 \(of type int\)"):
         play(worlds.Nonsense, [], rows=({"says": 3},))
 
 

@@ -104,7 +104,7 @@ def test_the_preview_reads_the_tables_that_the_stages_read() -> None:
         assert kedge.preview_data(table).columns == {"prompt": "'a'", "completion": "'b'"}
     with pytest.raises(KedgeError, match=r"^the data has several splits \(a, b\); pass one of them$"):
         kedge.preview_data(datasets.DatasetDict(a=split, b=split))
-    with pytest.raises(KedgeError, match=r"not a dict$"):
+    with pytest.raises(KedgeError, match=r"not dict$"):
         kedge.preview_data({"prompt": ["a"], "completion": ["b"]})
     with pytest.raises(KedgeError, match=r"^nonsense is not a setting of reward"):
         kedge.preview_data(rows, stage="reward", nonsense=1)

@@ -114,7 +114,7 @@ def test_a_stage_that_cannot_be_loaded_costs_one_line(package):
     shown = python(package, "-m", "kedge", "--version")
     assert shown.returncode == 0
     assert shown.stderr == (
-        "kedge: the stage broken of kedge_walk.description:BROKEN cannot be loaded: it is a int, not a Stage\n"
+        "kedge: the stage broken of kedge_walk.description:BROKEN cannot be loaded: it is of type int, not a Stage\n"
     )
 
 

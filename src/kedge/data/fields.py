@@ -215,7 +215,7 @@ def _part_text(part: object, name: str) -> str:
 
 
 def _kind(value: object) -> str:
-    return "null" if value is None else _KINDS.get(type(value), f"a {type(value).__name__}")
+    return "null" if value is None else _KINDS.get(type(value), f"of type {type(value).__name__}")
 
 
 Role: TypeAlias = Literal["demonstrations", "comparisons", "prompts", "pretraining"]

@@ -116,7 +116,7 @@ def table_rows(data: Any, name: str) -> Iterable[Any]:
                 return getattr(data, method)()
     if isinstance(data, (Mapping, str)) or not isinstance(data, Iterable):
         raise DataError(
-            f"{name} must be a file, a hub id, a list of rows, a Dataset or a DataFrame, not a {type(data).__name__}"
+            f"{name} must be a file, a hub id, a list of rows, a Dataset or a DataFrame, not {type(data).__name__}"
         )
     return data
 

@@ -400,8 +400,10 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 def _listed(value: Any) -> Any:
     """Convert a tensor, an array, or one of their numbers to JSON types."""
     if not hasattr(value, "tolist"):
-        kind = type(value).__name__
-        raise DataError(f"a {kind} cannot be sent to the other ranks; pass texts, numbers, lists, arrays or dicts")
+        raise DataError(
+            f"an object of type {type(value).__name__} cannot be sent to the other ranks; "
+            "pass texts, numbers, lists, arrays or dicts"
+        )
     return value.tolist()
 
 

@@ -312,7 +312,7 @@ def _filled(rows: Sequence[int], scores: Sequence[Score], count: int) -> list[Sc
 def name_of(function: object) -> str:
     """The name of a function, or of another callable object, as a term of the reward."""
     if not callable(function):
-        raise RewardError(f"a reward function must be callable; {function!r} is a {type(function).__name__}")
+        raise RewardError(f"a reward function must be callable; {function!r} is of type {type(function).__name__}")
     inner = _inner(function)
     return str(getattr(inner, "__name__", type(inner).__name__)).strip("<>")
 

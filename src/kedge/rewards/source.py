@@ -262,7 +262,7 @@ def _plain(value: object) -> object:
 def _shown(value: object, limit: int = 60) -> str:
     """Format a value and its type on one line, truncated if long."""
     text = " ".join(repr(value).split())
-    return f"{text if len(text) <= limit else text[:limit] + '…'} (a {type(value).__name__})"
+    return f"{text if len(text) <= limit else text[:limit] + '…'} (of type {type(value).__name__})"
 
 
 def free_names(columns: Iterable[str], taken: Iterable[str]) -> dict[str, str]:

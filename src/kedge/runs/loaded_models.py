@@ -51,7 +51,8 @@ class LoadedModel:
         for name, method in (("model", "forward"), ("tokenizer", "encode")):
             if not is_pretrained(getattr(self, name)) or not hasattr(getattr(self, name), method):
                 raise ConfigError(
-                    f"LoadedModel: the {name} is a {type(getattr(self, name)).__name__}; expected a transformers {name}"
+                    f"LoadedModel: the {name} is of type {type(getattr(self, name)).__name__}; "
+                    f"expected a transformers {name}"
                 )
 
     def save(self, folder: Path) -> None:
@@ -65,7 +66,7 @@ class LoadedModel:
                 self.model.save_pretrained(folder)
                 save_tokenizer(self.tokenizer, folder)
         except Exception as error:  # a model's own code can raise anything
-            raise ModelError(f"a {type(self.model).__name__} cannot be saved: {error}") from error
+            raise ModelError(f"a model of type {type(self.model).__name__} cannot be saved: {error}") from error
 
 
 @dataclass

@@ -88,7 +88,7 @@ def check_callback(callback: object) -> None:
     if callback is None:
         return
     if not callable(callback):
-        raise ConfigError(f"on_update must be a function of an update, not a {type(callback).__name__}")
+        raise ConfigError(f"on_update must be a function of an update, not of type {type(callback).__name__}")
     lazy = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if any(is_lazy(called) for is_lazy in lazy for called in (callback, type(callback).__call__)):
         raise ConfigError("on_update is async, or a generator, and would never run; pass a plain function")

@@ -172,4 +172,4 @@ def _weighted(spec: Any, weight: object) -> RewardTerm:
 def _shown(value: object) -> str:
     """Format a value of the wrong type for an error message."""
     alone = " without its tokenizer" if is_pretrained(value) and hasattr(value, "forward") else ""
-    return f"a {type(value).__name__}{alone}"
+    return f"an object of type {type(value).__name__}{alone}"

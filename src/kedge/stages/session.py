@@ -201,7 +201,7 @@ def _listed(name: str, given: Any, call: str) -> list[Any]:
     is_one = isinstance(given, (str, bytes, Mapping, Set)) or not getattr(given, "ndim", 1)
     if is_one or not isinstance(given, Iterable):
         kind = RewardError if name == "scores" else DataError
-        raise kind(f"{name} are a {type(given).__name__}; pass a list: {call}")
+        raise kind(f"{name} are of type {type(given).__name__}; pass a list: {call}")
     return list(cast("Iterable[Any]", given))
 
 

@@ -112,7 +112,7 @@ def folder_of(run: str | os.PathLike[str] | Result, name: str = "run") -> Path:
     """
     place: object = getattr(run, "folder", run)
     if not isinstance(place, (str, os.PathLike)):
-        raise ConfigError(f"{name} must be a path, or the result of a run, not a {type(run).__name__}")
+        raise ConfigError(f"{name} must be a path, or the result of a run, not of type {type(run).__name__}")
     return Path(os.path.expanduser(cast("str | os.PathLike[str]", place)))
 
 

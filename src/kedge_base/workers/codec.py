@@ -78,7 +78,7 @@ def _tagged(value: object) -> dict[str, str]:
     for name, (kind, write, _) in _TYPES.items():
         if isinstance(value, kind):
             return {_TAG: name, "value": write(value)}
-    raise TypeError(f"a {type(value).__name__}")
+    raise TypeError(f"of type {type(value).__name__}")
 
 
 def _untagged(value: dict[str, Any]) -> Any:

@@ -283,7 +283,7 @@ def _as_step(value: Any, name: str) -> Step:
     known = {key: found[key] for key in Step.__annotations__ if found.get(key) is not None}
     if not known or not set(found) <= set(Step.__annotations__):
         raise EnvError(
-            f"{name}.step returned {value!r:.60} (a {type(value).__name__}); expected a kedge.Step, or messages, "
+            f"{name}.step returned {value!r:.60} (of type {type(value).__name__}); expected a kedge.Step, or messages, "
             "reward, terminated and truncated"
         )
     return Step(**cast("dict[str, Any]", known))
@@ -296,7 +296,7 @@ def _messages(value: Any, name: str, roles: Sequence[str] = ("user", "tool", "sy
     entries = [{"role": "user", "content": value}] if isinstance(value, str) else value
     entries = [entries] if isinstance(entries, Mapping) else entries
     if not isinstance(entries, Sequence):
-        raise EnvError(f"{name} said {value!r:.60} (a {type(value).__name__}); expected a text, or messages")
+        raise EnvError(f"{name} said {value!r:.60} (of type {type(value).__name__}); expected a text, or messages")
     messages: list[dict[str, str]] = []
     for entry in entries:
         if not isinstance(entry, Mapping) or not {"role", "content"} <= set(entry):

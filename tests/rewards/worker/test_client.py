@@ -147,7 +147,7 @@ def test_a_column_that_cannot_be_sent_is_an_error_if_the_function_takes_it(remot
     odd = batch("a", image=[object()], id=[1])
     assert remote("lengths").score(odd) == [1.0]
     with pytest.raises(
-        DataError, match=r"column 'image' contains a value that cannot be sent.*everything \(a object\)"
+        DataError, match=r"column 'image' contains a value that cannot be sent.*everything \(of type object\)"
     ):
         remote("everything").score(odd)
 
@@ -195,8 +195,8 @@ def test_it_has_a_process_group_of_its_own_and_keeps_it(remote):
         ("closes_everything", "closes_everything: its process (exited|was killed|closed)"),
         ("returns_one", "returned 1 scores for 3 responses"),
         ("returns_nan", "gave response 1 nan; expected a finite number"),
-        ("returns_texts", r"gave response 0 '1.0' \(a str\)"),
-        ("returns_nothing", r"returned None \(a NoneType\)"),
+        ("returns_texts", r"gave response 0 '1.0' \(of type str\)"),
+        ("returns_nothing", r"returned None \(of type NoneType\)"),
     ],
 )
 def test_failures_are_one_line_and_the_next_call_still_runs(remote, name, words):

@@ -333,11 +333,11 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
         ([1.0, math.nan, 1.0, 1.0], "scores gave response 1 nan"),
         ([1.0, -1e38, 1.0, 1.0], r"scores gave response 1 -1e\+38, whose sums"),
         (([1.0] * 4, [{}] * 4), "2 scores for 4 responses; expected one per response: the first part"),
-        (0.5, r"scores are a float; pass a list"),
-        (torch.tensor(1.0), r"scores are a Tensor; pass a list: update\(batch, \[…\]\)"),
-        (np.array(1.0), r"scores are a ndarray; pass a list: update\(batch, \[…\]\)"),
-        ({1.0, 2.0, 3.0, 4.0}, r"scores are a set; pass a list"),
-        (dict.fromkeys(range(4), 0.5), r"scores are a dict; pass a list: update\(batch, \[…\]\)"),
+        (0.5, r"scores are of type float; pass a list"),
+        (torch.tensor(1.0), r"scores are of type Tensor; pass a list: update\(batch, \[…\]\)"),
+        (np.array(1.0), r"scores are of type ndarray; pass a list: update\(batch, \[…\]\)"),
+        ({1.0, 2.0, 3.0, 4.0}, r"scores are of type set; pass a list"),
+        (dict.fromkeys(range(4), 0.5), r"scores are of type dict; pass a list: update\(batch, \[…\]\)"),
     ):
         with pytest.raises(RewardError, match=line):
             trainer.update(batch, scores)
@@ -347,7 +347,9 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
     with pytest.raises(ConfigError, match="update 1 has trained on this batch"):
         trainer.update(batch, scored(batch.responses))
     for call in ("update", "evaluate"):
-        with pytest.raises(ConfigError, match=rf"^{call} takes a batch from sample\(\) or batch\(\), not a list"):
+        with pytest.raises(
+            ConfigError, match=rf"^{call} takes a batch from sample\(\) or batch\(\), not one of type list"
+        ):
             getattr(trainer, call)(["text"], [1.0])
     with pytest.raises(OutputError, match="run"):
         kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES)
@@ -367,19 +369,25 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
     [
         ({"responses": ["a"]}, "2 prompts for 1 responses"),
         ({"responses": []}, "no responses"),
-        ({"responses": "ab"}, r"responses are a str; pass a list: batch\(\[…\], \[…\]\)"),
+        ({"responses": "ab"}, r"responses are of type str; pass a list: batch\(\[…\], \[…\]\)"),
         ({"responses": ["a", [9999]]}, "response 1 has the token id 9999"),
         ({"responses": ["a", [0, 2]]}, "response 1 has the padding token"),
         ({"responses": ["a", [5, 2]], "logprobs": [[-1.0, -1.0], [-1.0]]}, "response 1 has 2 tokens of the policy's"),
         ({"responses": ["a", [5, 2]], "logprobs": [[-1.0, -1.0], [-1.0, 3.0]]}, "response 1 has the log probability"),
         ({"responses": ["a", [("b", False)]]}, "response 1 has no token of the policy's own"),
         ({"responses": ["a", "b" * 40]}, "response 1 has .* tokens, and rollout.max_new_tokens is 8"),
-        ({"responses": ["a", 5]}, "response 1 is a int; expected a text"),
+        ({"responses": ["a", 5]}, "response 1 is of type int; expected a text"),
         ({"responses": ["a", [5]], "stopped": [True, True]}, "response 1 does not end with a stop token"),
         ({"responses": ["a", "b"], "groups": [0, 0]}, "responses 0 and 1 are in one group"),
-        ({"responses": ["a", "b"], "groups": 5}, "groups are a int; expected one per response"),
-        ({"responses": ["a", "b"], "groups": [[0], [1]]}, "groups has a list; expected the number of each"),
-        ({"responses": ["a", "b"], "logprobs": [-1.0, -1.0]}, "the log probabilities of response 0 are a float; exp"),
+        ({"responses": ["a", "b"], "groups": 5}, "groups are of type int; expected one per response"),
+        (
+            {"responses": ["a", "b"], "groups": [[0], [1]]},
+            "groups has an entry of type list; expected the number of each",
+        ),
+        (
+            {"responses": ["a", "b"], "logprobs": [-1.0, -1.0]},
+            "log probabilities of response 0 are of type float; exp",
+        ),
         ({"responses": ["a", "b"], "policy_version": 3}, "policy_version is 3; expected 0 to 0"),
     ],
 )
@@ -396,9 +404,9 @@ def test_a_batch_that_cannot_be_used_is_refused(
 @pytest.mark.parametrize(
     ("prompts", "line"),
     [
-        ("The boat", r"prompts are a str; pass a list: {}\(\[…\]"),
-        ({"prompt": "The boat"}, r"prompts are a dict; pass a list: {}\(\[…\]"),
-        (5, r"prompts are a int; pass a list: {}\(\[…\]"),
+        ("The boat", r"prompts are of type str; pass a list: {}\(\[…\]"),
+        ({"prompt": "The boat"}, r"prompts are of type dict; pass a list: {}\(\[…\]"),
+        (5, r"prompts are of type int; pass a list: {}\(\[…\]"),
         ([], "the list of prompts is empty"),
     ],
 )

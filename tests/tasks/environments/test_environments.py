@@ -212,8 +212,8 @@ def test_a_late_answer_ends_the_episode_and_the_next_one_is_played(world, name, 
     ("name", "text", "line"),
     [
         ("Raises", "x", r"^Raises raised KeyError: 'no such move\\nat all' \(worlds.py:\d+\)$"),
-        ("Nonsense", "none", r"^Nonsense.step returned None \(a NoneType\); expected a kedge.Step"),
-        ("Nonsense", "number", r"^Nonsense.step returned 3 \(a int\); expected a kedge.Step"),
+        ("Nonsense", "none", r"^Nonsense.step returned None \(of type NoneType\); expected a kedge.Step"),
+        ("Nonsense", "number", r"^Nonsense.step returned 3 \(of type int\); expected a kedge.Step"),
         ("Nonsense", "nan", "^Nonsense.step gave the reward nan; expected a finite number$"),
         ("Nonsense", "role", "^Nonsense gave the message {'role': 'me'}; expected one with role and content$"),
         ("Nonsense", "else", "^Nonsense raised KeyError: 'else'"),
@@ -252,7 +252,7 @@ def test_a_process_that_is_lost_is_one_line(world, monkeypatch, name, line):
 def test_what_opens_an_episode_is_checked(world, monkeypatch):
     monkeypatch.setattr("kedge_tasks.environments.client.PAUSE", 0.01)
     for name, row, line in (
-        ("Nonsense", {"says": 3}, r"^Nonsense said 3 \(a int\); expected a text, or messages$"),
+        ("Nonsense", {"says": 3}, r"^Nonsense said 3 \(of type int\); expected a text, or messages$"),
         ("SleepsAtReset", {}, r"^SleepsAtReset took longer than its limit to open or end an episode"),
     ):
         environment = world(name, timeout=0.5)

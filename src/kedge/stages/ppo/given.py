@@ -200,7 +200,7 @@ class Reader:
             raise DataError("the batch has no responses")
         for name, entries in {"prompts": prompts, "logprobs": logprobs, "stopped": stopped, "groups": groups}.items():
             if entries is not None and not isinstance(entries, Sized):
-                raise DataError(f"{name} are a {type(entries).__name__}; expected one per response")
+                raise DataError(f"{name} are of type {type(entries).__name__}; expected one per response")
             if entries is not None and len(entries) != len(responses):
                 raise DataError(f"{len(entries)} {name} for {len(responses)} responses; expected one per response")
         version = done if policy_version is None else policy_version
@@ -243,7 +243,9 @@ def _groups(
         keys = groups.tolist() if isinstance(groups, Tensor) else list(groups)
         for key in keys:
             if isinstance(key, (list, dict, set)):
-                raise DataError(f"groups has a {type(key).__name__}; expected the number of each response's prompt")
+                raise DataError(
+                    f"groups has an entry of type {type(key).__name__}; expected the number of each response's prompt"
+                )
     firsts = {key: place for place, key in reversed(list(enumerate(keys)))}
     order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     for place, key in enumerate(keys):
@@ -312,7 +314,7 @@ def _parts(given: Any, name: str) -> list[tuple[Any, bool]]:
     """Split a response of several turns into its parts."""
     expected = "expected a text, token ids, or a list of pairs (text or ids, own)"
     if not isinstance(given, (list, tuple)):
-        raise DataError(f"{name} is a {type(given).__name__}; {expected}")
+        raise DataError(f"{name} is of type {type(given).__name__}; {expected}")
     parts: list[tuple[Any, bool]] = []
     for part in given:
         is_pair = isinstance(part, (list, tuple)) and len(part) == 2 and isinstance(part[1], bool)
@@ -339,7 +341,7 @@ def _checked(trainer: Trainer, ids: Any, name: str) -> list[int]:
 def _logprobs(place: int, given: Sequence[float], count: int) -> torch.Tensor:
     """Check the log probabilities of the tokens that the policy chose."""
     if not isinstance(given, Iterable):
-        raise DataError(f"the log probabilities of response {place} are a {type(given).__name__}; expected a list")
+        raise DataError(f"log probabilities of response {place} are of type {type(given).__name__}; expected a list")
     numbers: Any = given.tolist() if hasattr(given, "tolist") else list(given)  # pyright: ignore[reportAttributeAccessIssue]
     if len(numbers) != count:
         raise DataError(

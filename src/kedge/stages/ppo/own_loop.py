@@ -417,7 +417,7 @@ class PpoTrainer:
     def _checked(self, batch: Batch, scores: Iterable[Any] | None, call: str) -> list[Any] | None:
         """Check that a batch can be used with these scores, and return them as a list."""
         if not isinstance(batch, Batch):
-            raise ConfigError(f"{call} takes a batch from sample() or batch(), not a {type(batch).__name__}")
+            raise ConfigError(f"{call} takes a batch from sample() or batch(), not one of type {type(batch).__name__}")
         if batch._owner is not self:
             raise ConfigError("this batch belongs to another trainer; sample it with this one, or use batch()")
         if scores is None and not self._has_reward:

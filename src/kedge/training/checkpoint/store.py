@@ -304,4 +304,4 @@ def check_state(value: Any, name: str = "state") -> None:
         for index, entry in enumerate(value):
             check_state(entry, f"{name}[{index}]")
     elif value is not None and type(value) not in (str, int, float, bool):
-        raise TypeError(f"{name} is a {type(value).__name__}, which JSON cannot represent unchanged")
+        raise TypeError(f"{name} is of type {type(value).__name__}, which JSON cannot represent unchanged")
