@@ -46,7 +46,7 @@ class OwnAdvantage:
         found = call_own(name, self.function, rewards.clone(), mask.clone(), **copied)
         parts = tuple(cast("tuple[object, ...]", found)) if isinstance(found, (tuple, list)) else ()
         if len(parts) != 2:
-            raise ShapeError(f"{name} returned {type(found).__name__}; expected (advantages, returns)")
+            raise ShapeError(f"{name} returned {type(cast(object, found)).__name__}; expected (advantages, returns)")
         named = dict(zip(("advantages", "returns"), parts, strict=True))
         both = Advantages(*(own_values(value, mask, f"{name} returned {part}") for part, value in named.items()))
         # The guard reports NaN from the model itself.
