@@ -105,6 +105,38 @@ def test_a_next_call_has_the_settings_that_it_reads() -> None:
         config_from_settings("evaluate", {"eval_fraction": 0.1})
 
 
+@pytest.mark.parametrize(
+    ("data", "mix", "prompts", "kept"),
+    [
+        ({"comparisons": ["a", "b"]}, [0.7, 0.3], ["a", "b"], " 'data.mix=[0.7, 0.3]'"),
+        ({"comparisons": ["a"], "demonstrations": ["c", "d"]}, [0.7, 0.3], ["a"], ""),
+        ({"comparisons": ["a", "b"]}, {"a": 0.7, "b": 0.3}, ["a", "b"], """ 'data.mix={"a": 0.7, "b": 0.3}'"""),
+        ({"comparisons": ["a", "b"], "prompts": ["c"]}, {"a": 0.7, "b": 0.3}, ["c"], ""),
+        (
+            {"comparisons": ["a", "b"], "prompts": ["c", "d"]},
+            {"a": 0.7, "b": 0.3, "c": 1, "d": 2},
+            ["c", "d"],
+            """ 'data.mix={"c": 1.0, "d": 2.0}'""",
+        ),
+    ],
+)
+def test_a_next_call_mixes_the_sources_of_its_prompts(
+    data: dict[str, list[str]], mix: object, prompts: list[str], kept: str
+) -> None:
+    """The command would otherwise end with an error: the shares are those of other sources."""
+    config = config_from_settings("reward", {"model": "m", "data": {**data, "mix": mix}})
+    [line] = shell_calls(config, "reward")
+    named = " ".join(f"--prompts {name}" for name in prompts)
+    assert line == f"kedge ppo --model m {named} --reward 'runs/my run/model'{kept}"
+    _, *words = shlex.split(line.replace(named, ""))
+    load_config(None, words[5:], {"data.prompts": prompts}, stage="ppo")
+
+
+def test_after_sft_the_shares_of_the_demonstrations_are_not_those_of_comparisons() -> None:
+    config = config_from_settings("sft", {"model": "m", "data": {"demonstrations": ["a", "b"], "mix": [0.7, 0.3]}})
+    assert not any("data.mix" in line for line in shell_calls(config, "sft"))
+
+
 def after_critic(*overrides: str, preset: str | None = None) -> tuple[str, Config]:
     """The command after a critic, and the configuration that it resolves to."""
     given = {"model": "m", "data.prompts": ["p.jsonl"], "reward": [{"source": "f.py:g"}]}

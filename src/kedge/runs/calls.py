@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from typing_extensions import Self
 
@@ -19,6 +19,8 @@ from kedge_base.run_folder.output import CONFIG_FILE, MODEL_FOLDER, REPORT_FILE
 from kedge_base.run_folder.record_format import read_config, read_metrics
 from kedge_base.stage import find_stage, imported, stages
 from kedge_base.texts import printable
+
+Values: TypeAlias = tuple[str, ...] | dict[str, float]
 
 TO_FILL_IN = ("",)
 """An argument that only the user knows: `PROMPTS` in the shell, `prompts` in Python."""
@@ -39,7 +41,7 @@ class Call:
     """
 
     stage: str
-    arguments: Mapping[str, tuple[str, ...] | dict[str, float]]
+    arguments: Mapping[str, Values]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def shell(self) -> str:
@@ -82,12 +84,12 @@ def _quoted(text: str) -> str:
     return f"$'{escaped}'"
 
 
-def _placeholder(name: str, values: tuple[str, ...] | dict[str, float]) -> str:
+def _placeholder(name: str, values: Values) -> str:
     """Return the placeholder of an argument that only the user knows; empty for other arguments."""
     return "" if isinstance(values, dict) or values[:1] != TO_FILL_IN else values[-1] or name
 
 
-def _python(name: str, values: tuple[str, ...] | dict[str, float]) -> str:
+def _python(name: str, values: Values) -> str:
     if unknown := _placeholder(name, values):
         return unknown
     if values == ("True",):
@@ -126,25 +128,26 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
     """
     reference = find_stage(stage).next_calls
     calls: list[Call] = imported(reference)(config, str(folder / "model"), start, judge) if reference else []
-    return [replace(call, settings=_read_by(call.stage, call.settings)) for call in calls]
+    return [replace(call, settings=_read_by(call)) for call in calls]
 
 
-def _read_by(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that affect a stage."""
-    unread = find_stage(stage).unread
-    return {name: value for name, value in settings.items() if name not in unread}
+def _read_by(call: Call) -> dict[str, Any]:
+    """The settings that affect a call; of `data.mix`, the shares of its prompts."""
+    unread = find_stage(call.stage).unread
+    read = {name: value for name, value in call.settings.items() if name not in unread}
+    prompts = call.arguments.get("prompts", ())
+    mix = read.pop("data.mix", ())
+    shares = {name: mix[name] for name in prompts if name in mix} if isinstance(mix, dict) else mix
+    return {**read, "data.mix": shares} if 1 < len(shares) == len(prompts) else read
 
 
 def after_sft(config: Config, model: str, start: str, judge: str) -> list[Call]:
     """Calls that train a reward model from the policy, and sample the policy's responses."""
     demonstrations, comparisons, _ = _data(config)
-    settings = _training(config)
+    settings = _renamed(_training(config), r"^(?!.*\.)", "demonstrations.")  # not those of the comparisons as well
     data = {"demonstrations": demonstrations} if config.data.demonstrations else {}
-    if columns := settings.get("data.columns"):  # not those of the comparisons as well
-        named = {name if "." in name else f"demonstrations.{name}": column for name, column in columns.items()}
-        settings = {**settings, "data.columns": named}
     reward = Call("reward", {"model": (model,), "comparisons": comparisons, **data}, settings)
-    as_prompts = _read_as("prompts", _carried(config), "demonstrations")
+    as_prompts = _renamed(_carried(config), r"^demonstrations\.", "prompts.")
     return [reward, Call("generate", {"model": (model,), "prompts": demonstrations}, as_prompts)]
 
 
@@ -154,7 +157,7 @@ def after_reward(config: Config, model: str, start: str, judge: str) -> list[Cal
     settings = _training(config)
     if config.data.comparisons and not config.data.prompts:
         prompts = comparisons
-        settings = _read_as("prompts", settings, "comparisons")
+        settings = _renamed(settings, r"^comparisons\.", "prompts.")
     [name] = base = _base(config)
     policy = TO_FILL_IN if _has_scores(name) else base
     return [Call("ppo", {"model": policy, "prompts": prompts, "reward": (model,)}, settings)]
@@ -232,7 +235,7 @@ def resuming_call(
         allowed = {"allow-changes": tuple(changes)} if changes else {}
         return Call(stage, {"resume": (str(folder),), **allowed}, changes)
     settings = {name: value for name, value in changed_values(config).items() if name not in ("model", "out", "reward")}
-    arguments: dict[str, tuple[str, ...] | dict[str, float]] = {"model": _given([config.model])} if config.model else {}
+    arguments: dict[str, Values] = {"model": _given([config.model])} if config.model else {}
     for name in _DATA:
         if settings.pop(f"data.{name}", None) or f"data.{name}" in find_stage(stage).needs:
             arguments[name] = _given(getattr(config.data, name))
@@ -242,14 +245,14 @@ def resuming_call(
     return Call(stage, {**arguments, "out": (str(folder),), "resume": how}, {**settings, **changes})
 
 
-def _rewards(config: Config) -> tuple[str, ...] | dict[str, float]:
+def _rewards(config: Config) -> Values:
     """Return the rewards, with weights if any; rewards with settings or names are left for the user to fill in."""
     sources = _given([term.source for term in config.reward])
     plain = all(not term.settings and term.name is None for term in config.reward)
-    if sources == TO_FILL_IN or not plain or len(set(sources)) < len(sources):
-        return TO_FILL_IN
     weights = {term.source: term.weight for term in config.reward}
-    return sources if all(weight == 1 for weight in weights.values()) else weights
+    if sources == TO_FILL_IN or not plain or len(weights) < len(sources):
+        return TO_FILL_IN
+    return sources if {*weights.values()} == {1} else weights
 
 
 def _of_ppo(config: Config) -> dict[str, Any]:
@@ -271,8 +274,8 @@ def _carried(config: Config) -> dict[str, Any]:
     sources = {f"data.{name}" for name in (*_DATA, "pretraining")}
     return {
         name: value
-        for name, value in changed_values(config).items()
-        if name not in sources and name.startswith(CARRIED) and not _is_in_memory(value)
+        for name, value in _changed(config, *CARRIED).items()
+        if name not in sources and not _is_in_memory(value)
     }
 
 
@@ -285,18 +288,18 @@ def _is_in_memory(value: object) -> bool:
     return isinstance(value, list) and any(str(each).startswith("python:") for each in value)
 
 
-def _read_as(role: str, settings: dict[str, Any], before: str) -> dict[str, Any]:
-    """Return the settings for data that was read in one role and is now read in another, including column names."""
+def _renamed(settings: dict[str, Any], pattern: str, role: str) -> dict[str, Any]:
+    """Return the settings for data that is read in another role: in the names of columns, it replaces a pattern."""
     columns = settings.get("data.columns")
     if not columns:
         return settings
-    named = {re.sub(rf"^{before}\.", f"{role}.", name): column for name, column in columns.items()}
+    named = {re.sub(pattern, role, name): column for name, column in columns.items()}
     return {**settings, "data.columns": named}
 
 
 def _given(sources: Sequence[str]) -> tuple[str, ...]:
     """Return the sources, if they are names, or a placeholder for data passed from Python."""
-    return tuple(sources) if sources and not any(name.startswith("python:") for name in sources) else TO_FILL_IN
+    return tuple(sources) if sources and not _is_in_memory(sources) else TO_FILL_IN
 
 
 @dataclass(frozen=True, repr=False)
