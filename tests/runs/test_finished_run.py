@@ -98,6 +98,19 @@ def test_environments_from_python_are_not_compared_but_other_settings_of_control
         play(env="Acrobot-v1")
 
 
+def test_a_run_that_ended_early_names_the_limit_that_extends_it(policy: Path, tmp_path: Path) -> None:
+    """More updates would not: the run would end again at once."""
+    (tmp_path / "r.py").write_text("def one(completions, **_):\n    return [len(text) / 10 for text in completions]\n")
+    settings = [f"{name}={value}" for name, value in RL.items() if "." in name]
+    command = ["ppo", "--model", policy, "--reward", "r.py:one", "--prompts", "prompts.jsonl", "--out", "run"]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    limits = ["ppo.num_updates=3", "ppo.max_kl=1e-12", "ppo.learning_rate=0.01", "runtime.report=false"]
+    ends = forked_kedge(*command, *settings, *limits, cwd=tmp_path)
+    assert "above ppo.max_kl=1e-12" in ends.stderr
+    again = forked_kedge(*command, *settings, *limits, "--resume", "auto", cwd=tmp_path)
+    assert again.stdout == "run has finished: there is nothing to resume. To extend it, raise ppo.max_kl.\n"
+
+
 def test_the_command_refuses_other_rewards_and_data(policy: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))

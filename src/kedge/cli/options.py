@@ -176,14 +176,11 @@ def names_and_overrides(entries: Sequence[str]) -> tuple[list[str], list[str]]:
     return [entry for entry in entries if entry not in overrides], overrides
 
 
-def announced(texts: list[str] | None) -> list[str] | None:
+def announced(texts: list[str]) -> list[str]:
     """Print that these values are used as texts, and return them."""
-    if texts:
-        first = texts[0] if len(texts[0]) <= 40 else f"{texts[0][:40]}…"
-        more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
-        typer.echo(
-            f"--prompts {printable(first)!r}{more}: taken as the text of a prompt; no file has that name", err=True
-        )
+    first = texts[0] if len(texts[0]) <= 40 else f"{texts[0][:40]}…"
+    more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+    typer.echo(f"--prompts {printable(first)!r}{more}: taken as the text of a prompt; no file has that name", err=True)
     return texts
 
 

@@ -30,7 +30,8 @@ from kedge.cli.options import (
 )
 from kedge.config import CHANGED_FIRST, Config, check_stage, load_config, presets_of, with_values
 from kedge_base.errors import ConfigError
-from kedge_base.run_folder.output import CONFIG_FILE, check_output, is_run
+from kedge_base.run_folder.output import CONFIG_FILE, FINISHED_FILE, check_output, is_run
+from kedge_base.run_folder.record_format import read_json_object
 from kedge_base.stage import Stage, imported, stages
 from kedge_base.texts import IN_MEMORY, printable
 
@@ -40,9 +41,10 @@ def _command_of(stage: Stage) -> Callable[..., None]:
 
     def run(**given: Any) -> None:
         texts: dict[str, Any] = {}
-        for flag in (flag for flag in stage.flags if flag.takes_text):
-            texts[flag.parameter] = literal_prompts(given[flag.parameter])
-            given[flag.parameter] = IN_MEMORY if texts[flag.parameter] else given[flag.parameter]
+        for flag in stage.flags:
+            if flag.takes_text and (prompts := literal_prompts(given[flag.parameter])):
+                texts[flag.parameter] = prompts
+                given[flag.parameter] = IN_MEMORY
         flags = settings_of(stage.flags, given)
         flags |= {field: given[name] for name, field in COMMON.items() if name in given}
         resume = given.get("resume")
@@ -54,7 +56,9 @@ def _command_of(stage: Stage) -> Callable[..., None]:
 
             if resume is not None and (folder := finished_run(config)):
                 imported(stage.run)(config, **arguments)  # refuses other settings and data, and does nothing else
-                extend = f" To extend it, raise {stage.length}." if stage.length else ""
+                ended = read_json_object(folder / FINISHED_FILE).get("ended", "")
+                limit = next((name for name in stage.bounds if name in ended), stage.length)
+                extend = f" To extend it, raise {limit}." if limit else ""
                 typer.echo(f"{printable(str(folder))} has finished: there is nothing to resume.{extend}")
                 return
         if stage.has_plan:
