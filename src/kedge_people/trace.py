@@ -55,11 +55,11 @@ def trace(folder: Path, runs: Path, sought: str) -> list[str]:
 def labeled_prompts(model: Path) -> dict[str, Path]:
     """The hashes of the prompts whose labels a model's run, or one that made a model for it, was trained on."""
     found: dict[str, Path] = {}
-    waiting = [model.parent if model.name == MODEL_FOLDER else model]
+    waiting = list(filter(is_run, (model, *model.parents)))[:1]  # that of its `model`, or of a checkpoint
     seen = set[Path]()
     while waiting:
         run = _Run(waiting.pop())
-        if run.folder not in seen and is_run(run.folder):
+        if run.folder not in seen:
             seen.add(run.folder)
             found |= {label["prompt"]: run.folder for label in run.labels if label["steps"]}
             waiting += run.read

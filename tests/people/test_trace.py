@@ -223,12 +223,14 @@ def test_demonstrations_are_traced_and_their_prompts_refused_in_evaluations(tmp_
     def like(completions):
         return [float(len(text)) for text in completions]
 
-    def evaluate(out: str, prompts: list[dict[str, str]], *more: str):
+    def evaluate(out: str, prompts: list[dict[str, str]], *more: str, model: Path = run.model):
         small = ["generate.max_new_tokens=3", *more]
-        return run_evaluate(config_for(tmp_path, out, *small, model=str(run.model)), prompts=prompts, judge=like)
+        return run_evaluate(config_for(tmp_path, out, *small, model=str(model)), prompts=prompts, judge=like)
 
-    with pytest.raises(DataError, match=r"1 of 2 prompts were labeled.*evaluate\.labeled_prompts=true"):
-        evaluate("refused", asked)
+    [checkpoint] = (run.folder / "checkpoints").glob("update-*")
+    for model in (run.model, checkpoint, checkpoint / "model"):
+        with pytest.raises(DataError, match=r"1 of 2 prompts were labeled.*evaluate\.labeled_prompts=true"):
+            evaluate("refused", asked, model=model)
     evaluate("others", asked[1:])
     evaluate("accepted", asked, "evaluate.labeled_prompts=true")
 
