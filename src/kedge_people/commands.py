@@ -17,7 +17,7 @@ from kedge.config import Config, load_config, with_values
 from kedge_base.command import Command
 from kedge_base.errors import ConfigError, DataError, RewardError
 from kedge_base.machine.durable import replaced_folder
-from kedge_base.run_folder.output import check_output, writing
+from kedge_base.run_folder.output import check_output, waiting_for, writing
 from kedge_base.texts import names_judge, printable
 from kedge_people.assignments import (
     AXES,
@@ -277,17 +277,18 @@ def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trac
 
 
 def _serve(folder: Path, joining: Sequence[str], port: int | None, config: Config) -> None:
-    """Let the judges among the people answer, serve the page until Ctrl-C, and make the data sets."""
+    """Let the judges among the people answer, serve the page until Ctrl-C or SIGTERM, and make the data sets."""
     with AnswerFile(folder) as file:
         assignments = read_assignments(folder)
         people = joining or assignments.people or (own_name(),)
         assignments = assignments.dealt(read_labels(folder), people)
         write_assignments(folder, assignments)
+        from kedge.training.stopping import Terminated, stopping
         from kedge_people.judges import ask_judges
         from kedge_people.server import label_server
 
         has_people = not all(map(names_judge, assignments.people))
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt, Terminated), stopping(at_once=True):
             try:
                 ask_judges(folder, assignments, file, config)
             except RewardError as error:
@@ -308,6 +309,10 @@ def say_answers(folder: Path, labels: Labels) -> None:
     counts = Counter(answer.person for answer in labels.answers)
     answers = ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
     typer.echo(printable(f"Answers in {folder}: {answers}"))
+    run = folder.absolute().parent
+    if (waiting := waiting_for(run)) and waiting.name == folder.absolute().name:
+        typer.echo(printable(f"Next:    {shlex.join(['kedge', 'rlhf', '--resume', os.path.relpath(run)])}"))
+        return
     first = next((item.models[0] for item in labels.items.values()), "")
     model = first if os.path.isdir(first) else "MODEL"
     # Rows of ties alone would be unusable otherwise.

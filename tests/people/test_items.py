@@ -240,8 +240,8 @@ def test_the_command_serves_and_continues(models, questions, tmp_path):
         port = int(next(iter(urls.values())).split("/")[2].split(":")[1])
         return SimpleNamespace(urls=urls, port=port)
 
-    def end(process: subprocess.Popen[str]) -> str:
-        process.send_signal(signal.SIGINT)
+    def end(process: subprocess.Popen[str], signum: int = signal.SIGINT) -> str:
+        process.send_signal(signum)
         out, error = process.communicate(timeout=60)
         assert process.returncode == 0, error
         return out
@@ -264,7 +264,8 @@ def test_the_command_serves_and_continues(models, questions, tmp_path):
     assert both.urls["ana"] == server.urls["ana"]
     assert ask(both, "ana", 0)["question"] == state["question"]
     assert send(both, "ben", "answer", answer(ask(both, "ben")))[0] == 200
-    end(second)
+    assert "Answers in out: ana 1, ben 1\n" in end(second, signal.SIGTERM)
+    assert len((tmp_path / "out" / "comparisons.jsonl").read_text().splitlines()) == 3
     assert [each.person for each in read_labels(tmp_path / "out").answers] == ["ana", "ben"]
     written = forked_kedge("label", "out", "--write", cwd=tmp_path)
     assert "Answers in out: ana 1, ben 1" in written.stdout

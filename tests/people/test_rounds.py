@@ -186,3 +186,6 @@ def test_the_command_ends_well_and_the_doctor_says_what_is_missing(tmp_path):
     assert "Resume: kedge rlhf --resume run" in said
     found = forked_kedge("doctor", "run", cwd=tmp_path)
     assert "Waiting for labels: kedge label run/labels-2" in found.stdout
+    written = forked_kedge("label", "run/labels-2", "--write", cwd=tmp_path)
+    assert "Next:    kedge rlhf --resume run\n" in written.stdout
+    assert "kedge reward" not in written.stdout
