@@ -186,7 +186,8 @@ class Endpoint:
         after = error.headers.get("Retry-After", "")  # seconds, or a date
         wait = float(after) if re.fullmatch(r"\d{1,9}(\.\d+)?", after) else None
         line = _short(self.clean(f"{error.reason}: {text}"))
-        return RequestError(f"{error.code} {line}", status=error.code, wait=wait)
+        later = f"; it asks to wait {after} s" if wait else ""
+        return RequestError(f"{error.code} {line}{later}", status=error.code, wait=wait)
 
     def failed(self, error: RequestError) -> RewardError:
         """The error for the user."""

@@ -277,7 +277,7 @@ def test_a_slow_server_is_a_failure(server):
         (Reply({"error": {"message": "not yours"}}, 403), "403 .*not yours"),
         (Reply({"detail": "no such model"}, 404), "404 .*no such model; is the address complete"),
         (Reply(b"", 307, {"Location": "http://elsewhere.example/v1"}), "redirects to elsewhere.example"),
-        (Reply({}, 429, {"Retry-After": "7200"}), "429"),
+        (Reply({}, 429, {"Retry-After": "7200"}), "429 .*; it asks to wait 7200 s"),
     ],
 )
 def test_a_lasting_failure_is_one_line_at_once(server, reply, line):
