@@ -221,18 +221,21 @@ def _opened(
 
 
 def _check_unlabeled(config: Config, prompts: Sequence[Prompt]) -> None:
-    """Check that the policy has not learned from labels of the prompts that it is judged on.
+    """Check that no policy has learned from labels of the prompts that it is judged on.
 
     Raises:
-        DataError: It has, according to the records of its run and of those before.
+        DataError: One has, according to the records of its run and of those before.
     """
-    found = {} if config.evaluate.labeled_prompts else labeled_prompts(Path(find_model(str(config.model))))
-    same = [place for prompt in prompts if (place := found.get(text_hash(prompt.text)))]
-    if same:
-        raise DataError(
-            f"{len(same)} of {len(prompts)} prompts were labeled, and {same[0]} was trained on the labels: choose "
-            "others, or accept these with evaluate.labeled_prompts=true"
-        )
+    settings = config.evaluate
+    models = () if settings.labeled_prompts else (config.model, settings.against, *settings.frontier)
+    for model in filter(None, models):
+        found = labeled_prompts(Path(find_model(str(model))))
+        same = [place for prompt in prompts if (place := found.get(text_hash(prompt.text)))]
+        if same:
+            raise DataError(
+                f"{len(same)} of {len(prompts)} prompts were labeled, and {same[0]} was trained on the labels: choose "
+                "others, or accept these with evaluate.labeled_prompts=true"
+            )
 
 
 def _announced(policy: Policy) -> Policy:

@@ -231,6 +231,10 @@ def test_demonstrations_are_traced_and_their_prompts_refused_in_evaluations(tmp_
     for model in (run.model, checkpoint, checkpoint / "model"):
         with pytest.raises(DataError, match=r"1 of 2 prompts were labeled.*evaluate\.labeled_prompts=true"):
             evaluate("refused", asked, model=model)
+    base = tmp_path / "base"
+    for others in ([f"against={run.model}"], [f"against={base}", f"frontier=[{run.model}]"]):
+        with pytest.raises(DataError, match="1 of 2 prompts were labeled"):
+            evaluate("refused", asked, *(f"evaluate.{other}" for other in others), model=base)
     evaluate("others", asked[1:])
     evaluate("accepted", asked, "evaluate.labeled_prompts=true")
 
