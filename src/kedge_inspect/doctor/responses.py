@@ -113,19 +113,22 @@ def truncated_at_cap(run: RunRecord, stops: Series, longest: Series) -> Symptom 
     [shorten it](episodes.md#new-contexts).
 
     Threshold: A tenth of the responses, or of the episodes (N+ has 2 to 5%): a warning. With a separate score for a
-    missing stop token, serious if more than half are truncated from the first update on, and a note if they were and it
-    is a tenth or fewer at the end. Without one, a note if hardly any response stopped at first.
+    missing stop token, or none of these responses in the update (`mask`), serious if more than half are truncated from
+    the first update on. With a score, a note if they were and it is a tenth or fewer at the end. Without either, a note
+    if hardly any response stopped at first.
     """
     if has_episodes(run):
         return _episodes_cut(run)
     scored = eos_is_scored(run)
     if stops.late > 1 - TRUNCATED:
         return _fitted_to_cap(stops, longest) if scored else None
-    severity = "serious" if scored and max(stops.first, stops.late) < FEW_STOP else "warning"
+    left_out = run.setting("rollout.missing_eos_score") == "mask"
+    matters = scored or left_out
+    severity = "serious" if matters and max(stops.first, stops.late) < FEW_STOP else "warning"
     return Symptom(
-        severity if scored or stops.first > NONE_STOP else "note",
+        severity if matters or stops.first > NONE_STOP else "note",
         f"{1 - stops.late:.0%} of the responses are truncated at {longest.late:g} tokens ({stops.late_span}), "
-        f"{1 - stops.first:.0%} in the first update",
+        f"{1 - stops.first:.0%} in the first update{', and left out of it' if left_out else ''}",
         (MORE_TOKENS,),
     )
 

@@ -188,22 +188,26 @@ def _samples_ahead(run: RunRecord) -> bool:
     "The policy has moved far from the weights that sampled. Importance weights correct for it, but they vary so much "
     "that few tokens count, and where they are truncated the gradient is biased.",
     needs=("policy/sampler_share",),
-    also=("policy/sampler_truncated", "policy/staleness"),
+    also=("policy/sampler_truncated", "policy/sampler_masked", "policy/staleness"),
     updates=MIN_LEVEL,
     fits=_samples_ahead,
 )
 def rollout_too_old(run: RunRecord, share: Series) -> Symptom | None:
-    """Seen: With `rollout.max_staleness`: `policy/sampler_truncated` is high, or `policy/sampler_share` is low.
+    """Seen: With `rollout.max_staleness`: `policy/sampler_truncated` or `policy/sampler_masked` is high, or
+    `policy/sampler_share` is low.
 
     Try: Lower `rollout.max_staleness`; lower `ppo.learning_rate`.
 
-    Threshold: In the last quarter of the run, more than 5% of the weights truncated, or an effective share of the
-    tokens below one half. A warning.
+    Threshold: In the last quarter of the run, more than 5% of the weights truncated, more than half of the tokens
+    masked, or an effective share of the tokens below one half. A warning.
     """
     truncated = read(run, "policy/sampler_truncated")
+    masked = read(run, "policy/sampler_masked")
     seen: list[str] = []
     if truncated is not None and truncated.late > TRUNCATED:
         seen.append(f"{fmt(100 * truncated.late)}% of the importance weights are truncated")
+    if masked is not None and masked.late > 1 - EFFECTIVE:
+        seen.append(f"ppo.importance_mask leaves out {fmt(100 * masked.late)}% of the tokens")
     if share.late < EFFECTIVE:
         seen.append(f"the tokens count as {fmt(100 * share.late)}% of their number")
     staleness = run.setting("rollout.max_staleness")

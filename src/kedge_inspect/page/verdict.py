@@ -73,8 +73,8 @@ def _progress(record: RunRecord) -> str:
         return f"{title} stopped after {look.unit} {count:,}{of}"
     each = look.items_per_update(record)
     given = record.arguments
-    if each and "steps_per_generation" in given:  # in TRL, a number of backward passes, each made num_iterations times
-        each *= given["gradient_accumulation_steps"] / given["steps_per_generation"] / given["num_iterations"]
+    if each and (passes := given.get("steps_per_generation")):  # TRL's backward passes, made num_iterations times
+        each *= given.get("gradient_accumulation_steps", 1) / passes / given.get("num_iterations", 1)
     times = numbers_of(record.metrics, "time/update")
     done = [_duration(mean_of(times) * count)] if times else []
     done += [f"{count * each:,.0f} {look.items}"] if each and look.items else []

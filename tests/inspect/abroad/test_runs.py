@@ -254,6 +254,14 @@ def test_steps_that_share_a_generation_or_a_row_of_the_log_are_counted_right(tmp
     assert describe_run(read_any_run(state))[0].startswith("TRL's GRPO ran 40 updates (20 s, 160 responses): ")
 
 
+def test_what_a_file_of_settings_leaves_out_has_trls_default(tmp_path: Path) -> None:
+    state = write_state(tmp_path, over(40, {**GRPO, "step_time": 0.5}), total=40)
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("steps_per_generation: 8\ngeneration_batch_size: 32\nnum_generations: 4\n")
+    run = read_any_run(state, origin=Origin(settings=settings))
+    assert describe_run(run)[0].startswith("TRL's GRPO ran 40 updates (20 s, 160 responses): ")
+
+
 def test_a_log_without_times_says_none(tmp_path: Path) -> None:
     state = write_state(tmp_path, [{"loss": 2.0, "mean_token_accuracy": 0.5}] * 9)
     assert describe_run(read_any_run(state))[0].startswith("TRL's SFT ran 9 steps: ")

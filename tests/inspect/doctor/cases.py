@@ -159,6 +159,8 @@ CASES = [
             settings=AHEAD),
     metrics("rollout_too_old", "warning", {"policy/sampler_share": 0.9, "policy/sampler_truncated": 0.06},
             {"policy/sampler_share": 0.9, "policy/sampler_truncated": 0.04}, settings=AHEAD),
+    metrics("rollout_too_old", "warning", {"policy/sampler_share": 0.9, "policy/sampler_masked": 0.51},
+            {"policy/sampler_share": 0.9, "policy/sampler_masked": 0.49}, settings=AHEAD),
     metrics("sampler_ratios_wide", "warning", {"policy/sampler_ratio_p01": 0.48, "policy/sampler_ratio_p99": 1.1},
             {"policy/sampler_ratio_p01": 0.52, "policy/sampler_ratio_p99": 1.95}),
     metrics("sampler_ratios_wide", "warning", {"policy/sampler_ratio_p01": 0.9, "policy/sampler_ratio_p99": 2.05},
@@ -463,6 +465,13 @@ CASES = [
         settings={"reward": FUNCTION},
     ),
     metrics("truncated_at_cap", "warning", {"response/eos_rate": [0.85] * 16}, {"response/eos_rate": [0.92] * 16}),
+    metrics(
+        "truncated_at_cap",
+        "serious",
+        {"response/eos_rate": [0.0] * 16},
+        {"response/eos_rate": [0.92] * 16},
+        settings={"rollout.missing_eos_score": "mask"},
+    ),
     metrics(
         "value_scale_mismatch",
         "serious",
