@@ -1,4 +1,4 @@
-"""The environment's turn of an episode: what tasks answer, and what the policy reads."""
+"""The environment's turn of an episode: returned by those who run environments, and read by those who play them."""
 
 from __future__ import annotations
 

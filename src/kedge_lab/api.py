@@ -202,7 +202,7 @@ def sweep(
     swept_texts = {field: _as_texts(field, values) for field, values in fields.items()}
     trials = plan_trials(swept_texts, _seeds(seeds), resolve, num_random=num_random)
     out = f"runs/sweep-{stage}" if out is None else out
-    folder_of(out, "out")  # refuses what is no path
+    folder_of(out, "out")  # refuses a value that is not a path
     folder = check_creatable(out)
     return run_sweep(trials, stage, folder, num_processes=num_processes, metric=metric, goal=goal)
 

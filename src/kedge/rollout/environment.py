@@ -1,4 +1,4 @@
-"""What players need of an environment, and its rewards as a source of scores."""
+"""The interface of environments to players, and their rewards as a source of scores."""
 
 from __future__ import annotations
 

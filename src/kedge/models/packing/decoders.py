@@ -1,4 +1,4 @@
-"""Decoders: what a sampler needs of one, and those for models that cannot be packed."""
+"""The interface of decoders, and those for models that cannot be packed."""
 
 from __future__ import annotations
 

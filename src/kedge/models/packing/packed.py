@@ -291,7 +291,7 @@ class Gather(torch.autograd.Function):
 
 
 class Layout(Protocol):
-    """Where the rows are among the tokens of a pass: says which tokens each one attends to."""
+    """Finds the rows among the tokens of a pass, and lets each token attend to its own row."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """Softmax attention; `[1, heads, tokens, dim]` to `[1, tokens, heads, dim]`, as transformers expects."""
