@@ -1336,7 +1336,7 @@ MUTATIONS = (
         "turn-paid-where-the-answer-ends",
         "Episodes._after",
         "self._pay(row, turn)",
-        "state.tokens.append(0); self._pay(row, turn); state.tokens.pop()",
+        "episode.tokens.append(0); self._pay(row, turn); episode.tokens.pop()",
         f"{PLAYER}::test_rewards_are_paid_at_the_last_token_of_each_turn",
     ),
     Mutation(

@@ -51,7 +51,7 @@ def loop(policy: Path, folder: Path) -> None:
         seen |= {"groups": batch.groups, "version": batch.rollout.policy_version.tolist()}
         trainer.update(batch, [1.0, 0.0])
         seen["saved"] = (trainer.save() / "model.safetensors").exists()
-        with pytest.raises(DataError, match="a date cannot be sent to the other ranks"):
+        with pytest.raises(DataError, match="an object of type date cannot be sent to the other ranks"):
             trainer.generate([{"prompt": "The boat", "day": date(2026, 1, 1)}])
     (folder / f"{number}.json").write_text(json.dumps(seen), encoding="utf-8")
 

@@ -58,7 +58,7 @@ def test_a_state_that_is_not_finite_is_refused_by_name(tmp_path, value):
 
 @pytest.mark.parametrize("value", [(1, 2), {1: 2}, torch.tensor(1.0), Path("x")])
 def test_what_json_would_change_is_refused(tmp_path, value):
-    with pytest.raises(TypeError, match=r"state\.position is a"):
+    with pytest.raises(TypeError, match=r"state\.position is of type"):
         saved(tmp_path, state={"position": value})
 
 
