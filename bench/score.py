@@ -117,6 +117,7 @@ class Arm:
 
 ARMS: Final[Mapping[str, Arm]] = {
     "kedge, GRPO": Arm("kedge", {"preset": "grpo"}),
+    "kedge, TRL's loss": Arm("kedge", {"preset": "grpo", "aggregation": "token", "kl_coef": 0.0}),
     "kedge, PPO": Arm("kedge", {"preset": "small-instruct"}),
     "TRL, GRPO": Arm("TRL", {"lr_scheduler_type": "constant", "gradient_checkpointing": False}),
     "TRL, GRPO with its defaults": Arm("TRL", {}, is_tuned=False),
@@ -370,11 +371,13 @@ INTRODUCTION = """\
 ## Time to a score
 
 `python -m bench.score`: from the command to a held-out score that was set beforehand, SmolLM2-135M-Instruct. The clock
-counts imports, loading and training; it stands still while the policy is measured, every {every} updates, by
-{measured} responses to each of 60 held-out prompts. An update is {prompts} prompts and {responses} responses to each.
-The arms take turns. A tuned arm has had one run with each of the rates {rates} and another seed; kedge's settings
-besides are its presets `grpo` and `small-instruct`, and TRL's are its defaults without checkpointing and decay. The
-preset `small-instruct` had been chosen with `examples/brief` in use. Mean and Student's 95 % interval over seeds.
+counts imports, loading and training; it stands still while the policy is measured, every {every} updates, by {measured}
+responses to each of 60 held-out prompts. An update is {prompts} prompts and {responses} responses to each. The arms
+take turns. A tuned arm has had one run with each of the rates {rates} and another seed; kedge's settings besides are
+its presets `grpo` and `small-instruct`, and TRL's are its defaults without checkpointing and decay. *TRL's loss* is
+the preset `grpo` with the mean over the tokens of all responses (`ppo.aggregation=token`) and without a KL, as in TRL;
+the preset has the paper's mean over each response first. The preset `small-instruct` had been chosen with
+`examples/brief` in use. Mean and Student's 95 % interval over seeds.
 """
 
 
