@@ -214,7 +214,7 @@ def _check_best_of(best_of: int, sampling: SamplingSettings, *, scores: bool) ->
     if not scores:
         raise ConfigError(
             f"generate.best_of={best_of} keeps the response that scores best, and needs "
-            f"{as_argument('--reward or --environment')} with rewards of its own"
+            f"{as_argument('--reward or --environment')} (one that gives rewards)"
         )
     if sampling.temperature <= ALIKE:
         raise ConfigError(

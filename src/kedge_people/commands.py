@@ -309,9 +309,8 @@ def say_answers(folder: Path, labels: Labels) -> None:
     counts = Counter(answer.person for answer in labels.answers)
     answers = ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
     typer.echo(printable(f"Answers in {folder}: {answers}"))
-    run = folder.absolute().parent
-    if (waiting := waiting_for(run)) and waiting.name == folder.absolute().name:
-        typer.echo(printable(f"Next:    {shlex.join(['kedge', 'rlhf', '--resume', os.path.relpath(run)])}"))
+    if (waiting := waiting_for(folder.parent)) and waiting.name == folder.name:
+        typer.echo(printable(f"Next:    {shlex.join(['kedge', 'rlhf', '--resume', str(folder.parent)])}"))
         return
     first = next((item.models[0] for item in labels.items.values()), "")
     model = first if os.path.isdir(first) else "MODEL"
