@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import typer
 from typer.models import ArgumentInfo
 
-from kedge.cli import main
+from kedge.cli import app, main
 from kedge.cli.options import Overrides, literal_prompts, weighted_rewards
 from kedge.config import completions, full_name
 from kedge_base.errors import ConfigError
@@ -66,11 +67,19 @@ def test_the_words_of_python_are_options(
         (["ppo", "--preset", "grpo", "small-cpu"], "small-cpu is a preset, and each needs its own --preset"),
         (["ppo", "--preset", "GRPO"], "preset 'GRPO' does not exist; did you mean grpo?"),
         (["ppo", "preset=grpo+small-cpu"], "preset 'grpo+small-cpu' does not exist; give --preset once for each"),
-        (["grpo", "--model", "m"], "kedge has no command grpo; it is a preset: kedge ppo --preset grpo"),
+        (["grpo", "--model", "m"], "kedge has no command 'grpo'; it is a preset: kedge ppo --preset grpo"),
         (["config", "check"], "kedge config has no command 'check'; its commands are show, validate, explain"),
         (["prove", "runs/ppo"], "kedge has no command 'prove'; its commands are sft, reward, critic, ppo"),
-        (["DPO"], "kedge has no command DPO; in its place: kedge rlhf"),
-        (["trpo"], "kedge has no command trpo; it is a preset: kedge control --preset trpo"),
+        (["DPO"], "kedge has no command 'DPO'; in its place: kedge rlhf"),
+        (["trpo"], "kedge has no command 'trpo'; it is a preset: kedge control --preset trpo"),
+        (["docter", "runs/ppo"], "kedge has no command 'docter'; did you mean doctor?"),
+        (["--quiet", "ppo"], "no such option: --quiet; see kedge -h"),
+        (["doctor"], "missing argument 'RUN'; see kedge doctor -h"),
+        (["config", "explain", "a", "b"], "got unexpected extra argument(s) (b); see kedge config explain -h"),
+        (["watch", "runs", "--port", "70000"], "invalid value for '--port': "),
+        (["plan", "ppo", "--eps_clip", "0.1"], "eps_clip is OpenRLHF's name; here it is ppo.clip_range"),
+        (["sweep", "sft", "--num_epochs", "1,2"], "--num_epochs is not an option; fields are set without dashes: num"),
+        (["sweep", "evaluate"], "kedge sweep has no command 'evaluate'; its commands are sft, reward, critic, ppo, c"),
         (["config", "schedule", "--preset", "classic-control"], "kedge config schedule is for PPO on language models"),
         (["config", "schedule", "control.env=CartPole-v1"], "kedge config schedule is for PPO on language models, not"),
         (["rlhf", "--judge", "f.py:g"], "judge is not a setting of rlhf; did you mean rlhf.labeler?"),
@@ -98,7 +107,25 @@ def test_a_wrong_word_is_one_line(
 
 def test_an_option_without_its_value_is_not_called_unknown(monkeypatch, capsys) -> None:
     assert kedge(monkeypatch, "reward", "--model") == 2
-    assert "Option '--model' requires an argument" in capsys.readouterr().err
+    assert "option '--model' requires an argument; see kedge reward -h" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plan", "sweep"])
+def test_a_stages_options_are_those_of_its_plan_and_its_sweep(command: str) -> None:
+    own = {"--resume", "--allow-changes", "--anyway"}  # of a run that has been, and of a run that is planned too large
+    own |= {"--seed", "--push", "--strict"} if command == "sweep" else set()
+    for stage in ("sft", "reward", "critic", "ppo"):
+        run, other = (
+            {option for each in _params(path) for option in each.opts} for path in ([stage], [command, stage])
+        )
+        assert run - own <= other
+
+
+def _params(path: list[str]) -> list[Any]:
+    command: Any = typer.main.get_command(app)
+    for name in path:
+        command = command.commands[name]
+    return command.params
 
 
 def test_rewards_have_weights(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +192,9 @@ def test_texts_reach_the_pipeline(
     assert given == [["A boat", "A rope"]] * 2
 
 
-@pytest.mark.parametrize("command", [[], ["config"], ["config", "explain"], *([stage] for stage in STAGES), ["watch"]])
+@pytest.mark.parametrize(
+    "command", [[], ["config"], ["config", "explain"], *([stage] for stage in STAGES), ["watch"], ["plan", "ppo"]]
+)
 def test_help_is_short_of_types(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -15,7 +15,13 @@ from kedge_base.version import __version__
 
 
 class Command(TyperCommand):
-    """A command that prints its result. Help shows flags without a type; a single value can only be given once."""
+    """A command that prints its result. Help shows flags without a type; a single value can only be given once.
+
+    Attributes:
+        starts_run: It writes its results to a folder instead.
+    """
+
+    starts_run = False
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, without Python types such as `<bool>` on flags and arguments."""
@@ -25,36 +31,54 @@ class Command(TyperCommand):
         """Parse the arguments.
 
         Raises:
-            ConfigError: A single-valued option is given twice, or an option under two names; or it does not exist, and
-                `advice_on` has a suggestion.
+            ConfigError: An option or argument does not exist, lacks its value or has a wrong one; or a single-valued
+                option is given twice, or an option under two names.
         """
         for option in self.params:
             _check_given_once(option, args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            # click's NoSuchOption, recognized by this attribute: typer versions import the class from different places.
             option = str(getattr(error, "option_name", ""))
             missing = not any(option in param.opts for param in self.params)  # else its value is missing
             if missing and (advice := self.advice_on(option, str(ctx.info_name))):
                 raise ConfigError(advice) from None
+            _raise_in_one_line(error, ctx)
             raise
 
     def advice_on(self, option: str, command: str) -> str | None:
-        """Suggest a replacement for an unknown option; None to leave the error to typer."""
+        """Suggest a replacement for an unknown option; None without a suggestion."""
         return None
 
 
 class RunCommand(Command):
     """A command that starts a run and writes its results to a folder."""
 
+    starts_run = True
+
 
 class Group(TyperGroup):
-    """A group of commands."""
+    """A group of commands.
+
+    Attributes:
+        starts_run: As in `Command`.
+    """
+
+    starts_run = False
 
     def get_params(self, ctx: Any) -> Any:
         """As in `Command`."""
         return _without_types(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As in `Command`."""
+        if not args:
+            return super().parse_args(ctx, args)  # which shows the help
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            _raise_in_one_line(error, ctx)
+            raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Look up the command named by the first argument.
@@ -62,18 +86,36 @@ class Group(TyperGroup):
         Raises:
             ConfigError: There is no such command; the message has advice, or lists the commands.
         """
-        if self.get_command(ctx, args[0]) is None and (advice := self.advice_on(args[0])):
-            raise ConfigError(f"kedge has no command {args[0]}; {advice}")
-        is_complete = not ctx.resilient_parsing  # False while a shell completes the line
-        if is_complete and self.get_command(ctx, args[0]) is None and not get_close_matches(args[0], self.commands):
-            group = f"kedge {ctx.info_name}" if ctx.parent else "kedge"
-            commands = ", ".join(self.list_commands(ctx))
-            raise ConfigError(f"{group} has no command {args[0]!r:.40}; its commands are {commands}")
+        if (
+            self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing
+        ):  # it is while a shell completes the line
+            close = get_close_matches(args[0], self.commands, 1)
+            advice = self.advice_on(args[0]) or (
+                f"did you mean {close[0]}?" if close else f"its commands are {', '.join(self.list_commands(ctx))}"
+            )
+            raise ConfigError(f"{_name_of(ctx)} has no command {args[0]!r:.40}; {advice}")
         return super().resolve_command(ctx, args)
 
     def advice_on(self, command: str) -> str | None:
         """Suggest a replacement for an unknown command; None without a suggestion."""
         return None
+
+
+class RunGroup(Group):
+    """A group whose commands start runs."""
+
+    starts_run = True
+
+
+def _raise_in_one_line(error: Exception, ctx: Any) -> None:
+    """Raise a usage error of click as `ConfigError`, in one line instead of a box; return for any other error."""
+    if hasattr(error, "format_message"):  # typer versions import click's classes from different places
+        message = " ".join(cast("Any", error).format_message().removesuffix(".").split())
+        raise ConfigError(f"{message[:1].lower()}{message[1:]}; see {_name_of(ctx)} -h") from None
+
+
+def _name_of(ctx: Any) -> str:
+    return f"{_name_of(ctx.parent)} {ctx.info_name}" if ctx.parent else "kedge"
 
 
 def _without_types(params: Any) -> Any:

@@ -459,8 +459,9 @@ def test_data_that_cannot_be_read_is_said_and_not_replaced_by_assumptions(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["generate"], "'generate' cannot be planned; kedge plan takes sft, reward, critic, ppo, rlhf"),
-        (["pppo"], "'pppo' is no stage; kedge plan takes sft, reward, critic, ppo, rlhf"),
+        (["generate"], "kedge plan has no command 'generate'; its commands are sft, reward, critic, ppo, rlhf"),
+        (["pppo"], "kedge plan has no command 'pppo'; did you mean ppo?"),
+        (["sft", "--num_epochs", "2"], "--num_epochs is not an option; fields are set without dashes: num_epochs="),
         (["ppo"], "kedge plan ppo needs model: pass --model"),
         (["ppo", "--model", "./no-such"], "model './no-such': no such folder"),
     ],
@@ -482,7 +483,7 @@ def test_a_card_is_named_by_device_alone(monkeypatch: pytest.MonkeyPatch, capsys
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "--card" in capsys.readouterr().err
+    assert "card is not a setting of ppo" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "moves"), [("h100", True), ("m3-64", False), ("cpu:24GiB", False)])

@@ -11,7 +11,7 @@ import typer
 
 from kedge.cli import config, data, launch, merging, stages
 from kedge.cli.command import Root
-from kedge_base.command import Command, RunCommand, add_registered, new_app
+from kedge_base.command import Command, add_registered, new_app
 from kedge_base.errors import ConfigError, KedgeError, OutputError, PushError, is_panic
 from kedge_base.machine.invocation import mark_command_line, num_ranks
 from kedge_base.machine.memory import Exhaustion, is_out_of_memory
@@ -51,7 +51,7 @@ def _root(
             f"kedge {context.invoked_subcommand} runs as a single process; {', '.join(launch.RANKED)} can have several "
             "ranks"
         )
-    if not isinstance(cast("Any", context.command).get_command(context, context.invoked_subcommand), RunCommand):
+    if not cast("Any", context.command).get_command(context, context.invoked_subcommand).starts_run:
         context.call_on_close(_check_shown)
 
 

@@ -9,14 +9,18 @@ from kedge_base.registry import registered
 from kedge_base.stage import find_stage, stages
 
 
-class StageCommand(command.RunCommand):
-    """A stage's command: if a field or another library's argument is given as an option, the error shows the right
-    spelling.
+class StageCommand(command.Command):
+    """A command about a stage: if a field or another library's argument is given as an option, the error shows the
+    right spelling.
     """
 
     def advice_on(self, option: str, command: str) -> str | None:
         """As in `Command`."""
         return _hint(option, command)
+
+
+class RunStage(StageCommand, command.RunCommand):
+    """A stage's own command."""
 
 
 class Root(command.Group):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kedge.cli.command import StageCommand
+from kedge.cli.command import RunStage, StageCommand
 from kedge.cli.options import (
     Anyway,
     Changes,
@@ -29,6 +29,7 @@ from kedge.cli.options import (
     settings_of,
 )
 from kedge.config import CHANGED_FIRST, Config, check_stage, load_config, presets_of, with_values
+from kedge_base.command import Group
 from kedge_base.errors import ConfigError
 from kedge_base.run_folder.output import CONFIG_FILE, FINISHED_FILE, check_output, is_run
 from kedge_base.run_folder.record_format import read_json_object
@@ -45,8 +46,7 @@ def _command_of(stage: Stage) -> Callable[..., None]:
             if flag.takes_text and (prompts := literal_prompts(given[flag.parameter])):
                 texts[flag.parameter] = prompts
                 given[flag.parameter] = IN_MEMORY
-        flags = settings_of(stage.flags, given)
-        flags |= {field: given[name] for name, field in COMMON.items() if name in given}
+        flags = flags_of(stage, given)
         resume = given.get("resume")
         config = resolve(stage.name, given["config"], given["overrides"], flags, given["preset"], resume)
         arguments: dict[str, Any] = {name: announced(each) for name, each in texts.items()}
@@ -77,16 +77,35 @@ COMMON = {"out": "out", "seed": "runtime.seed", "push": "push.repo", "strict": "
 """The parameters that all stages share, or all that train a language model, and their fields."""
 
 
-def _parameters(stage: Stage) -> list[Parameter]:
-    trains_language = stage.makes_model and stage.starts_from
+def flags_of(stage: Stage, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a stage's own flags and the common ones set, by dotted name; see `settings_of`."""
+    return settings_of(stage.flags, given) | {field: given[name] for name, field in COMMON.items() if name in given}
+
+
+def settings_parameters(stage: Stage) -> list[Parameter]:
+    """Make the parameters of a stage's settings, from FIELD=VALUE to the folder of the run."""
     return [
         parameter("overrides", Overrides),
         parameter("config", ConfigFile),
         parameter("preset", Annotated[list[str] | None, preset_option(presets_of(stage.name))]),
         *parameters_of(stage.flags),
         parameter("out", Out),
+    ]
+
+
+def common_parameters(stage: Stage) -> list[Parameter]:
+    """Make the parameters that all stages share, or all that train a language model."""
+    trains_language = stage.makes_model and stage.starts_from
+    return [
         parameter("seed", Seed),
         *([parameter("push", Push), parameter("strict", Strict)] if trains_language else []),
+    ]
+
+
+def _parameters(stage: Stage) -> list[Parameter]:
+    return [
+        *settings_parameters(stage),
+        *common_parameters(stage),
         *([parameter("resume", ResumeFrom), parameter("allow_changes", Changes)] if stage.resumes else []),
         *([parameter("anyway", Anyway, False)] if stage.has_plan else []),
     ]
@@ -95,7 +114,29 @@ def _parameters(stage: Stage) -> list[Parameter]:
 def add_stages(app: typer.Typer) -> None:
     """Add the commands of all stages."""
     for stage in stages().values():
-        app.command(stage.name, cls=StageCommand, help=stage.help, epilog=_epilog(stage))(_command_of(stage))
+        app.command(stage.name, cls=RunStage, help=stage.help, epilog=_epilog(stage))(_command_of(stage))
+
+
+def add_group(
+    app: typer.Typer,
+    cls: type[Group],
+    name: str,
+    about: str,
+    commands: Iterable[tuple[Stage, str, Callable[..., None]]],
+) -> None:
+    """Add a group with a command per stage, which takes the options of the stage's own.
+
+    Args:
+        app: The command line.
+        cls: The class of the group.
+        name: The group's name.
+        about: Its help.
+        commands: The stages, with the help and the function of each command.
+    """
+    group = typer.Typer(cls=cls, no_args_is_help=True, help=about, subcommand_metavar="STAGE [ARGS]...")
+    for stage, said, function in commands:
+        group.command(stage.name, cls=StageCommand, help=said, epilog=_epilog(stage))(function)
+    app.add_typer(group, name=name)
 
 
 def _epilog(stage: Stage) -> str | None:
