@@ -217,6 +217,10 @@ def _opened(
         player=player,
     )
     check_columns(evaluator.judge.check, chosen)
+    if against is not None:
+        evaluator.check(against)
+    for source in settings.frontier:
+        evaluator.check(load_policy(source, config, run))  # and again in its turn, so that one is held at a time
     return run, evaluator, against
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from os.path import normpath
+from os.path import abspath, normpath
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ def trace(folder: Path, runs: Path, sought: str) -> list[str]:
 def labeled_prompts(model: Path) -> dict[str, Path]:
     """The hashes of the prompts whose labels a model's run, or one that made a model for it, was trained on."""
     found: dict[str, Path] = {}
+    model = Path(abspath(model))
     waiting = list(filter(is_run, (model, *model.parents)))[:1]  # that of its `model`, or of a checkpoint
     seen = set[Path]()
     while waiting:

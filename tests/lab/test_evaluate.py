@@ -203,6 +203,20 @@ def test_the_frontier_places_further_policies(tmp_path):
     assert result.summary["score_against"]["value"] < point["score"]["value"] < result.summary["score"]["value"]
 
 
+def test_a_frontier_that_cannot_be_sampled_is_refused_before_anything_is(tmp_path, capsys):
+    start = save_tiny_policy(tmp_path / "start")
+    reward = save_tiny_reward_model(tmp_path / "reward")
+    short = save_tiny_policy(tmp_path / "short")
+    settings = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**settings, "max_position_embeddings": 8}))
+    for other, error in ((reward, ModelError), (short, DataError)):
+        given = {"evaluate.against": str(start), "evaluate.frontier": [str(start), str(other)]}
+        with pytest.raises(error, match=other.name):
+            run_evaluate(config_for(tmp_path, **given), prompts=ROWS, judge=count_letters)
+    assert "sample" not in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_frontier_needs_a_reference_policy(tmp_path):
     with pytest.raises(ConfigError, match=r"evaluate\.frontier needs evaluate\.against"):
         run_evaluate(config_for(tmp_path, "evaluate.frontier=[x]"), prompts=ROWS, judge=count_letters)

@@ -211,7 +211,7 @@ def test_labels_of_steps_that_are_trained_on_others_are_forgotten(tmp_path):
     assert published() == []
 
 
-def test_demonstrations_are_traced_and_their_prompts_refused_in_evaluations(tmp_path):
+def test_demonstrations_are_traced_and_their_prompts_refused_in_evaluations(tmp_path, monkeypatch):
     label(tmp_path / "labels")
     plain = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in PLAIN]
     rows = [json.loads(line) for line in (tmp_path / "labels" / "demonstrations.jsonl").read_text().splitlines()]
@@ -235,6 +235,9 @@ def test_demonstrations_are_traced_and_their_prompts_refused_in_evaluations(tmp_
     for others in ([f"against={run.model}"], [f"against={base}", f"frontier=[{run.model}]"]):
         with pytest.raises(DataError, match="1 of 2 prompts were labeled"):
             evaluate("refused", asked, *(f"evaluate.{other}" for other in others), model=base)
+    monkeypatch.chdir(checkpoint)
+    with pytest.raises(DataError, match="1 of 2 prompts were labeled"):
+        evaluate("refused", asked, model=Path("."))
     evaluate("others", asked[1:])
     evaluate("accepted", asked, "evaluate.labeled_prompts=true")
 

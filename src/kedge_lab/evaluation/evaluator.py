@@ -80,6 +80,15 @@ class Evaluator:
     on_phase: OnPhase = lambda *_: None
     player: Player | None = None
 
+    def check(self, policy: Policy) -> None:
+        """Check that a policy's responses can be sampled and compared; `ConfigError` or `DataError` if not."""
+        if self.player is not None and not self._reads_alike(policy):
+            raise ConfigError(
+                f"{policy.source} has another tokenizer or chat template than {self.reader.source}: their episodes "
+                "cannot be compared"
+            )
+        self._rendered(policy)
+
     def references(self) -> ScoredResponses:
         """The reference responses in the data; `DataError` if a prompt lacks one."""
         texts = read_references(self.prompts, template=self.template)
@@ -112,26 +121,30 @@ class Evaluator:
         return self.judge.score(responses)
 
     def _sample(self, policy: Policy, sampling: SamplingSettings, *, title: str = "sample") -> list[SampledResponses]:
-        given = {"max_new_tokens": sampling.max_new_tokens, "player": self.player}
-        prompts = render_for(policy, self.prompts, self.reader, **given)
+        prompts = self._rendered(policy)
         if self.player is not None:
-            rooms = policy.room(**given), policy.model.sampling_length
+            room = policy.room(sampling.max_new_tokens, player=self.player)
+            rooms = room, policy.model.sampling_length
             self.player.begin(policy.stop_tokens.ids, *rooms, policy.tokenizer, prompts[:1])
         title = f"{title} {policy.source}"
         return list(policy.sample(prompts, sampling, title=title, on_phase=self.on_phase, player=self.player))
 
+    def _rendered(self, policy: Policy) -> list[Prompt]:
+        """The prompts as the policy's chat template renders them."""
+        tokens = self.sampling.max_new_tokens
+        return render_for(policy, self.prompts, self.reader, max_new_tokens=tokens, player=self.player)
+
+    def _reads_alike(self, policy: Policy) -> bool:
+        """True if the policy's responses, as tokens, are what the judge reads."""
+        is_chat = self.player is not None or any(prompt.columns.get(MESSAGES_COLUMN) for prompt in self.prompts)
+        alike = not is_chat or policy.tokenizer.chat_template == self.reader.tokenizer.chat_template
+        return alike and share_tokens(policy.tokenizer, self.reader.tokenizer)
+
     def _as_read(self, policy: Policy, batches: Sequence[SampledResponses]) -> Responses:
         """Convert responses to the judge's input: the original prompts, and the reader's tokens."""
         responses = Responses.joined([each.responses for each in batches])
-        is_chat = self.player is not None or any(prompt.columns.get(MESSAGES_COLUMN) for prompt in self.prompts)
-        alike = not is_chat or policy.tokenizer.chat_template == self.reader.tokenizer.chat_template
-        if alike and share_tokens(policy.tokenizer, self.reader.tokenizer):
+        if self._reads_alike(policy):
             return responses
-        if self.player is not None:
-            raise ConfigError(
-                f"{policy.source} has another tokenizer or chat template than {self.reader.source}: their episodes "
-                "cannot be compared"
-            )
         written = written_responses(self.prompts, responses.completions, responses.stopped, self.reader.tokenizer)
         return replace(written, preceding=responses.preceding)
 

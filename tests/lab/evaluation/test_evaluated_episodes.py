@@ -93,12 +93,13 @@ def test_episodes_that_nothing_scores_have_no_result(tmp_path):
         assert not (tmp_path / name).exists()
 
 
-def test_policies_that_write_conversations_differently_are_not_compared(tmp_path, policies):
+def test_policies_that_write_conversations_differently_are_not_compared(tmp_path, policies, capsys):
     other = save_tiny_policy(tmp_path / "chat", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
     with pytest.raises(ConfigError, match=r"another tokenizer or chat template .* episodes cannot be compared"):
         kedge.evaluate(
             model=policies[0], against=str(other), prompts=PROMPTS, environment=Guess, out=tmp_path / "run", **GAME
         )
+    assert "sample" not in capsys.readouterr().err
 
 
 class Oracle:
