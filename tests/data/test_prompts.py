@@ -119,6 +119,15 @@ def test_a_prompt_is_drawn_in_proportion_to_its_spread():
     assert ("0", "3", "0", "1") in orders  # equal ones are not drawn in a row
 
 
+def test_shares_of_sources_are_kept_whatever_the_prompts_spreads():
+    origins = [0] * 6 + [1] * 4
+    stream = PromptStream(POOL, seed=0, by_spread=True, mixture=Mixture(origins, [0.3, 0.7], seed=0))
+    for _ in range(4):
+        drawn = stream.next(10)
+        assert sum(origins[POOL.index(prompt)] for prompt in drawn) == 7
+        stream.note(drawn, [1.0 if origins[POOL.index(prompt)] == 0 else 0.01 for prompt in drawn])
+
+
 def test_what_is_noted_counts_from_the_next_pass_on_and_no_spread_anywhere_draws_evenly():
     stream = drawn_by_spread()
     once = texts(stream.next(2))

@@ -210,22 +210,27 @@ class PromptStream:
         return order if levels is None or self._epoch > 0 else sorted(order, key=levels.__getitem__)
 
     def _by_weight(self, order: list[int]) -> list[int]:
-        """Draw the same number of rows in proportion to their weights, by systematic resampling.
+        """Draw the same number of rows in proportion to their weights, by systematic resampling within each source.
 
         The weight is the spread relative to the mean known spread, at least LEAST_WEIGHT; 1 if the spread is unknown.
         """
         draw = random.Random(f"spread {self._seed} {self._epoch}")
         mean = fmean(self._spreads.values())
-        weights = [max(self._spreads.get(row, mean) / mean, LEAST_WEIGHT) for row in order]
-        scale = len(order) / sum(weights)
-        reached = draw.random()
+        parts: dict[int, list[int]] = {}
+        for row in order:
+            parts.setdefault(self._mixture.origins[row] if self._mixture else 0, []).append(row)
         drawn: list[int] = []
-        for row, weight in zip(order, weights, strict=True):
-            reached += weight * scale
-            drawn += [row] * (int(reached) - len(drawn))
-        drawn += order[-1:] * (len(order) - len(drawn))  # make up for rounding errors
+        for part in parts.values():
+            weights = [max(self._spreads.get(row, mean) / mean, LEAST_WEIGHT) for row in part]
+            scale = len(part) / sum(weights)
+            reached = len(drawn) + draw.random()
+            end = len(drawn) + len(part)
+            for row, weight in zip(part, weights, strict=True):
+                reached += weight * scale
+                drawn += [row] * (min(int(reached), end) - len(drawn))
+            drawn += part[-1:] * (end - len(drawn))  # make up for rounding errors
         draw.shuffle(drawn)
-        return drawn[: len(order)]
+        return drawn
 
 
 @dataclass(frozen=True)
