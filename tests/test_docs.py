@@ -95,6 +95,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4\n", encoding="utf-8"
     )
     (tmp_path / "ppo.yaml").write_text("total_episodes: 1000\n", encoding="utf-8")
+    (tmp_path / "train.py").write_text("PPOConfig(total_episodes=1000)\n", encoding="utf-8")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
 

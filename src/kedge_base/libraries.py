@@ -37,5 +37,5 @@ NUMBERS = (
 )
 """Fields with the same unit in every library, unless the table says otherwise."""
 
-OTHER_UNIT = re.compile(r"their product|divided by|times `|optimizer steps|the quotient|of all processes")
+OTHER_UNIT = re.compile(r"their product|divide|times `|instead of passes|optimizer steps|the quotient|of all processes")
 """In the table's words: a value that is not kedge's."""

@@ -205,7 +205,7 @@ def test_an_estimator_without_a_counterpart_is_refused() -> None:
 def test_a_script_that_starts_verl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LENGTH_OF_ANSWERS", raising=False)
     (tmp_path / "run.sh").write_text(SCRIPT)
-    settings, lines = translate("verl", read_settings(tmp_path / "run.sh", [f"{ROLLOUT}n=8"]))
+    settings, lines = translate("verl", read_settings(tmp_path / "run.sh", [f"{ROLLOUT}n=8"]).settings)
     expected = {
         "ppo.advantage": "rloo",
         "data.prompts": ["rows/a.parquet", "rows/b.parquet"],
@@ -223,7 +223,7 @@ def test_a_script_that_starts_verl(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not any(line.startswith("set ") for line in lines)
     (tmp_path / "other.sh").write_text("echo nothing\n")
     with pytest.raises(
-        ConfigError, match=r"other.sh: is neither YAML with settings nor a script with verl's main_ppo; of TRL"
+        ConfigError, match=r"other.sh: is neither YAML with settings, nor a script that starts verl's main_ppo or"
     ):
         read_settings(tmp_path / "other.sh", [])
 
@@ -235,14 +235,14 @@ def test_hydras_files(tmp_path: Path) -> None:
         "    prompt_length: '${oc.select:data.max_prompt_length,512}'\n    n: '${.group}'\n    group: 3\n"
         "    response_length: '${oc.select:data.nothing,128}'\n"
     )
-    found = read_settings(config, ["+data.seed=4"])
+    found = read_settings(config, ["+data.seed=4"]).settings
     assert found[f"{ROLLOUT}prompt_length"] == 64
     assert found[f"{ROLLOUT}n"] == 3
     assert found[f"{ROLLOUT}response_length"] == 128
     assert found["data.seed"] == 4
     overrides = tmp_path / "overrides.yaml"
     overrides.write_text("- data.train_batch_size=32\n- actor_rollout_ref.actor.optim.lr=1e-6\n")
-    assert read_settings(overrides, []) == {"data.train_batch_size": 32, f"{ACTOR}optim.lr": 1e-6}
+    assert read_settings(overrides, []).settings == {"data.train_batch_size": 32, f"{ACTOR}optim.lr": 1e-6}
     with pytest.raises(ConfigError, match=r"--set lr: must be NAME=VALUE"):
         read_settings(config, ["lr"])
 
@@ -286,6 +286,126 @@ def test_trls_ppo_before_0_12() -> None:
     assert translate("TRL", {**given, "max_grad_norm": 0.5})[0]["optimization.max_grad_norm"] == 0.5
 
 
+TRAINING = """
+import torch
+import trl
+
+NAME = "org/small"
+BASE = NAME
+rows = load_dataset("org/questions", split="train").filter(len)
+
+def short(completions, **columns):
+    return [-len(text) for text in completions]
+
+args = trl.GRPOConfig(
+    output_dir=f"runs/{NAME}",
+    learning_rate=2e-5,
+    num_generations=4,
+    per_device_train_batch_size=16,
+    max_completion_length=float(input()),
+    beta=-(-0.5),
+    bf16=True,
+)
+model = AutoModelForCausalLM.from_pretrained(BASE, torch_dtype=torch.float32)
+lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+trl.GRPOTrainer(model=model, reward_funcs=[short], args=args, train_dataset=rows, peft_config=lora).train()
+"""
+
+
+def test_a_python_script_of_trls_is_read_and_not_run(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    read = read_settings(script, ["num_train_epochs=2"])
+    settings, lines = translate("TRL", read.settings, 40, read.trainer)
+    expected = {
+        "model": "org/small",
+        "data.prompts": "org/questions:train",
+        "ppo.learning_rate": 2e-5,
+        "rollout.num_responses": 4,
+        "rollout.num_prompts": 4,
+        "ppo.num_updates": 20,  # 2 passes over 40 prompts, 4 in each update
+        "rollout.max_new_tokens": 512,  # TRL's default, as the line says
+        "adapter.rank": 4,
+        "adapter.alpha": 8,
+        "adapter.target_modules": ["q_proj", "v_proj"],
+        "runtime.precision": "bf16",
+    }
+    assert {name: settings.get(name) for name in expected} == expected
+    assert "reward" not in settings
+    computed = [line.partition(":")[0] for line in lines if "computed by the script" in line]
+    assert computed == ["max_completion_length=float(input())", "beta=--0.5", "reward_funcs=[short]"]
+    again = read_settings(script, ["max_completion_length=64"])
+    assert translate("TRL", again.settings, 40, again.trainer)[0]["rollout.max_new_tokens"] == 64
+    script.write_text("GRPOConfig(seed=1)\nload_dataset('org/a', split=['train', 'test'])")
+    read = read_settings(script, [])
+    settings, lines = translate("TRL", read.settings, None, read.trainer)
+    assert settings["data.prompts"] == "org/a"
+    assert (
+        "dataset_train_split=['train', 'test']: computed by the script; --set dataset_train_split=… gives a value"
+        in lines
+    )
+    script.write_text("args = PPOConfig(learning_rate=1e-6, num_train_epochs=1)")
+    read = read_settings(script, [])
+    assert translate("TRL", read.settings, None, read.trainer)[0]["ppo.advantage"] == "gae"
+    for text, said in (
+        ("print(", r"train.py: is not Python: .* in line 1"),
+        ("rows = 1\nGRPOConfig(", "in line 2"),
+        ("print()", "train.py: is neither YAML .* nor Python"),
+    ):
+        script.write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            read_settings(script, [])
+
+
+def test_a_command_that_starts_a_script_of_trls(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "MODEL=org/policy\nSTEPS=3\naccelerate launch --num_processes 2 examples/scripts/ppo/ppo.py \\\n"
+        "  --sft_model_path $MODEL --learning_rate=3e-6 --total_episodes 1000 --gradient_accumulation_steps $STEPS \\\n"
+        "  --use-peft --lora_target_modules q_proj v_proj --reward_model_path org/reward\n"
+    )
+    read = read_settings(script, [])
+    settings = translate("TRL", read.settings, None, read.trainer)[0]
+    expected = {"model": "org/policy", "reward": "org/reward", "ppo.learning_rate": 3e-6, "rollout.num_prompts": 24}
+    expected |= {"ppo.num_updates": 42, "adapter.kind": "lora", "adapter.target_modules": ["q_proj", "v_proj"]}
+    assert {name: settings.get(name) for name in expected} == expected
+    script.write_text(
+        "trl vllm-serve --model org/policy &\n"
+        "trl grpo --model_name_or_path org/policy --num_generations 2 2>&1 | tee log\n"
+    )
+    read = read_settings(script, [])
+    assert read.settings == {"model_name_or_path": "org/policy", "num_generations": 2}
+    assert translate("TRL", read.settings, None, read.trainer)[0]["ppo.advantage"] == "grpo"
+
+
+def test_a_batch_of_less_than_a_prompt_is_explained() -> None:
+    with pytest.raises(ConfigError, match=r"num_prompts must .* is 0 \(rollout.num_prompts: 2 rows × 1 steps of acc"):
+        translate("TRL", {"num_generations": 8, "per_device_train_batch_size": 2})
+
+
+@pytest.mark.parametrize("given", [{"num_generations": 8}, {"response_length": 8}, {"response_length": 8, "seed": 3}])
+def test_passes_are_not_taken_for_updates(given: dict[str, Any]) -> None:
+    settings, lines = translate("TRL", given)
+    assert "ppo.num_updates" not in settings
+    assert "ppo.num_updates: not set; 3 passes over the prompts: --num-prompts N computes it" in lines
+
+
+@pytest.mark.parametrize(
+    ("given", "schedule"),
+    [
+        ({"lr_scheduler_type": "constant_with_warmup"}, "constant"),
+        ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 10}, "constant"),
+        ({"lr_scheduler_type": "constant_with_warmup", "warmup_ratio": 0.1}, {"constant": 0.1}),
+        ({"lr_scheduler_type": "cosine", "warmup_ratio": 0.1}, {"cosine": 0.1}),
+        ({}, "linear"),
+    ],
+)
+def test_schedules_of_trl(given: dict[str, Any], schedule: Any) -> None:
+    settings, lines = translate("TRL", {"num_generations": 8, **given})
+    assert settings["ppo.schedule"] == schedule
+    assert any("warmup_steps=10" in line for line in lines) == ("warmup_steps" in given)
+
+
 @pytest.mark.parametrize(
     ("given", "prompts", "minibatches", "updates"),
     [
@@ -294,6 +414,8 @@ def test_trls_ppo_before_0_12() -> None:
         ({"gradient_accumulation_steps": 2, "steps_per_generation": 8}, 8, 4, 37),
         ({"generation_batch_size": 32, "gradient_accumulation_steps": 2}, 4, 2, 75),
         ({"gradient_accumulation_steps": 2, "steps_per_generation": 8, "max_steps": 40}, 8, 4, 10),
+        ({"gradient_accumulation_steps": 16, "steps_per_generation": 4}, 16, 1, 18),  # several before an optimizer step
+        ({"gradient_accumulation_steps": 16, "steps_per_generation": 4, "max_steps": 40}, 16, 1, 40),
     ],
 )
 def test_trls_grpo(given: dict[str, Any], prompts: int, minibatches: int, updates: int) -> None:

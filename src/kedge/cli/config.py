@@ -89,7 +89,10 @@ def presets(
 
 
 Source = Annotated[
-    Path, typer.Argument(metavar="FILE", help="YAML; of verl also overrides, or a script that starts it.")
+    Path,
+    typer.Argument(
+        metavar="FILE", help="YAML; of verl also overrides, or a script that starts it; of TRL also a script."
+    ),
 ]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting by the library's name. Repeatable.")
@@ -111,7 +114,8 @@ def from_trl(file: Source, changes: Changes = None, num_prompts: NumPrompts = No
 
 
 def _translate(library: str, file: Path, changes: list[str] | None, num_prompts: int | None, out: Path | None) -> None:
-    settings, lines = translate(library, read_settings(file, changes or []), num_prompts)
+    read = read_settings(file, changes or [])
+    settings, lines = translate(library, read.settings, num_prompts, read.trainer)
     text = as_yaml(settings, [f"Translated from {library}'s {printable(file.name)}.", *lines])
     if out is None:
         typer.echo(text, nl=False)

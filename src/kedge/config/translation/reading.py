@@ -1,4 +1,4 @@
-"""Reads the settings of other trainers: YAML, Hydra's overrides, and shell scripts that start verl."""
+"""Reads the settings of other trainers: YAML, Hydra's overrides, Python with TRL's trainers, and shell scripts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from kedge.config.loading.yaml_text import parse_value, text_of
+from kedge.config.translation.trl_scripts import python_settings, trainer_named
 from kedge_base.errors import ConfigError
 
-_COMMAND = re.compile(r"\bmain_(?:ppo|dapo)\w*(.*)")
+_VERL = re.compile(r"\b(main_(?:ppo|dapo)\w*)(.*)")
+_TRL = re.compile(r"(\S+\.py|\btrl\s+(?:ppo|grpo))(?=\s)(.*)")
+_END = re.compile(r"[&|;]+|\d?>.*")
 _OVERRIDE = re.compile(r"[+~]*(\w+(?:\.\w+)*)=(.*)", re.DOTALL)
 _ASSIGNMENT = re.compile(
     r"""^\s*(?:export\s+)?(\w+)(\+?)=(?:\(((?:[^()]|\$\(\(.*?\)\))*)\)|"([^"]*)"|'([^']*)'|((?:\$\{.*\}|\$\(\(.*?\)\)|\S)*))""",
@@ -27,21 +31,30 @@ _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,(.*))?\}")
 _OPERATORS = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv"}
 
 
-def read_settings(path: Path, overrides: list[str]) -> dict[str, Any]:
-    """The settings in a file, and in overrides of it, by dotted name.
+class Read(NamedTuple):
+    """The settings in a file, by dotted name, and the trainer that it names; empty if it names none."""
+
+    settings: dict[str, Any]
+    trainer: str = ""
+
+
+def read_settings(path: Path, overrides: list[str]) -> Read:
+    """Read the settings in a file, and in overrides of it.
 
     Args:
-        path: YAML (a mapping, or a list of overrides, as in `.hydra/overrides.yaml`), or a script that starts verl.
+        path: YAML (a mapping, or a list of overrides, as in `.hydra/overrides.yaml`); a script that starts verl or a
+            script of TRL; or Python with TRL's configuration.
         overrides: `a.b=c`, as Hydra takes them.
 
     Raises:
         ConfigError: The file cannot be read, or has no settings.
     """
     text = text_of(path)
-    content: Any = parse_value(text, str(path)) if path.suffix in (".yaml", ".yml") else _arguments(text)
+    content, trainer = _content(text, path)
     if not content or not isinstance(content, (dict, list)):
         raise ConfigError(
-            f"{path}: is neither YAML with settings nor a script with verl's main_ppo; of TRL, only YAML is read"
+            f"{path}: is neither YAML with settings, nor a script that starts verl's main_ppo or a script of TRL, nor "
+            "Python with TRL's PPOConfig or GRPOConfig"
         )
     listed = cast("list[Any]", content) if isinstance(content, list) else []
     found: dict[str, Any] = {} if listed else _flat(content, "")
@@ -50,7 +63,33 @@ def read_settings(path: Path, overrides: list[str]) -> dict[str, Any]:
             found[match[1]] = parse_value(match[2], match[0])
         elif override in overrides:
             raise ConfigError(f"--set {override}: must be NAME=VALUE")
-    return {name: _referred(found, name, value) for name, value in found.items()}
+    return Read({name: _referred(found, name, value) for name, value in found.items()}, trainer)
+
+
+def _content(text: str, path: Path) -> tuple[Any, str]:
+    """Settings, or overrides, and the trainer that is named."""
+    if path.suffix in (".yaml", ".yml"):
+        return parse_value(text, str(path)), ""
+    if path.suffix == ".py":
+        return python_settings(text, str(path))
+    if command := _command(text, _VERL):
+        return command[1], ""
+    if command := _command(text, _TRL):
+        return _options(command[1]), trainer_named(command[0])
+    return None, ""
+
+
+def _options(words: list[str]) -> dict[str, Any]:
+    """The options of a command by name: true for one without a value, a list of several values."""
+    given: dict[str, list[Any]] = {}
+    values: list[Any] = []
+    for word in words:
+        if word.startswith("--"):
+            name, sign, value = word.removeprefix("--").partition("=")
+            values = given[name.replace("-", "_")] = [parse_value(value, word)] if sign else []
+        else:
+            values.append(parse_value(word, word))
+    return {name: (values[0] if len(values) == 1 else values or True) for name, values in given.items()}
 
 
 def _flat(value: Any, name: str) -> dict[str, Any]:
@@ -71,21 +110,24 @@ def _referred(settings: Mapping[str, Any], name: str, value: Any) -> Any:
     return os.path.expanduser(value) if isinstance(value, str) else value
 
 
-def _arguments(script: str) -> list[str]:
-    """The arguments of the command of a script that starts verl, with the script's variables filled in.
+def _command(script: str, pattern: re.Pattern[str]) -> tuple[str, list[str]] | None:
+    """A command in a script, as what `pattern` finds and its arguments, with the script's variables filled in.
 
     Conditions are not evaluated: of several assignments before the command, the last one counts.
     """
     text = re.sub(r"^\s*#.*\n", "", script, flags=re.MULTILINE).replace("\\\n", " ")
-    command = _COMMAND.search(text)
+    command = pattern.search(text)
+    if command is None:
+        return None
     variables = dict(os.environ)
-    for name, adds, *values in _ASSIGNMENT.findall(text[: command.start()] if command else ""):
+    for name, adds, *values in _ASSIGNMENT.findall(text[: command.start()]):
         before = f"{variables.get(name, '')} " if adds else ""
         variables[name] = before + _filled(" ".join("".join(values).split()), variables)
     try:
-        return shlex.split(_filled(command[1], variables)) if command else []
+        words = shlex.split(_filled(command[2], variables))
     except ValueError as error:
-        raise ConfigError(f"the command of verl cannot be read: {error}") from None
+        raise ConfigError(f"the command with {command[1]} cannot be read: {error}") from None
+    return command[1], list(takewhile(lambda word: not _END.fullmatch(word), words))
 
 
 def _filled(text: str, variables: Mapping[str, str]) -> str:

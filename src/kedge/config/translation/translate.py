@@ -12,6 +12,7 @@ from kedge.config.libraries import foreign_names, lead_of, without_links
 from kedge.config.loading.load import nested, resolve
 from kedge.config.loading.yaml_text import parse_value
 from kedge.config.translation.reading import computed
+from kedge.config.translation.trl_scripts import Computed
 from kedge_base.errors import ConfigError
 from kedge_base.libraries import DEFAULTS, NUMBERS, OTHER_UNIT, RULES
 from kedge_base.texts import printable
@@ -28,14 +29,16 @@ _CONDITION = re.compile(r"(!?)([\w.]+)(?:(!?=|>|~)(.*))?")
 
 
 def translate(
-    library: str, given: Mapping[str, Any], num_prompts: int | None = None
+    library: str, given: Mapping[str, Any], num_prompts: int | None = None, trainer: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
     """Translate settings, with the library's defaults for those that are not given.
 
     Args:
-        library: As in the tables. Of its trainers, it is the one that knows most of the settings.
+        library: As in the tables.
         given: Settings by the library's names.
         num_prompts: Prompts in the data, which turn passes into updates.
+        trainer: The library's trainer; of several with this name, or without one, the one that knows most of the
+            settings.
 
     Returns:
         kedge's settings, and a line for each that was not just renamed: what is missing, what became something else
@@ -44,7 +47,9 @@ def translate(
     Raises:
         ConfigError: The advantage has no counterpart, or the settings do not fit together in kedge.
     """
-    trainers = [trainer for owner, trainer in DEFAULTS if owner == library]
+    trainers = [name for owner, name in DEFAULTS if owner == library and name.startswith(trainer)]
+    unread = {name: value for name, value in given.items() if isinstance(value, Computed) and name != "output_dir"}
+    given = {name: value for name, value in given.items() if not isinstance(value, Computed)}
     trainer = max(trainers, key=lambda name: len(given.keys() & DEFAULTS[library, name]))
     defaults = {name: parse_value(text, name) for name, text in DEFAULTS[library, trainer].items()}
     values = {**defaults, **given, "num_prompts": num_prompts}
@@ -74,12 +79,14 @@ def translate(
     lines = [
         *(f"set {name}" for name in ("model", "data.prompts", "reward") if not made.get(name)),
         *lines,
+        *(f"{name}={value}: computed by the script; --set {name}=… gives a value" for name, value in unread.items()),
         *_others(rows, {name: value for name, value in given.items() if name not in read}),
     ]
     try:
         resolve([made])
     except ConfigError as error:
-        raise ConfigError(f"the settings do not fit together in kedge: {error}") from None
+        told = "".join(f" ({line})" for line in lines if (found := line.partition(":"))[1] and found[0] in str(error))
+        raise ConfigError(f"the settings do not fit together in kedge: {error}{told}") from None
     return made, list(map(printable, lines))
 
 
@@ -114,7 +121,7 @@ def _holds(condition: str, values: Mapping[str, Any]) -> bool:
     if not sign:
         return bool(value and value != -1) != bool(negated)
     if value is None or sign == ">":
-        return isinstance(value, (int, float)) and value > float(text)
+        return isinstance(value, (int, float)) and value > float(computed(text, values))
     word, wanted = str(value).lower(), _text(text, values).lower().split("|")
     return any(part in word for part in wanted) if sign == "~" else (word in wanted) == (sign == "=")
 
