@@ -378,6 +378,14 @@ def test_a_command_that_starts_a_script_of_trls(tmp_path: Path) -> None:
     assert translate("TRL", read.settings, None, read.trainer)[0]["ppo.advantage"] == "grpo"
 
 
+def test_a_clip_range_above_1_bounds_ratios_from_above() -> None:
+    settings, lines = translate("TRL", {"num_generations": 8, "epsilon": 10.0})
+    assert (settings["ppo.clip_range"], settings["ppo.clip_range_high"]) == (0.99, 10.0)
+    assert any(line.startswith("ppo.clip_range: an ε of 10.0 bounds ratios only from above") for line in lines)
+    settings, _ = translate("TRL", {"num_generations": 8, "epsilon": 0.2, "epsilon_high": 0.28})
+    assert (settings["ppo.clip_range"], settings["ppo.clip_range_high"]) == (0.2, 0.28)
+
+
 def test_a_batch_of_less_than_a_prompt_is_explained() -> None:
     with pytest.raises(ConfigError, match=r"num_prompts must .* is 0 \(rollout.num_prompts: 2 rows × 1 steps of acc"):
         translate("TRL", {"num_generations": 8, "per_device_train_batch_size": 2})
