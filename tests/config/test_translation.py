@@ -357,6 +357,21 @@ def test_a_python_script_of_trls_is_read_and_not_run(tmp_path: Path) -> None:
             read_settings(script, [])
 
 
+@pytest.mark.parametrize("funcs", ["accuracy_reward", "right", "[think_format_reward, right]"])
+def test_trls_own_reward_of_answers_is_a_verifier(funcs: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from trl.rewards import accuracy_reward, think_format_reward\n"
+        "from trl.rewards import accuracy_reward as right\n"
+        f"GRPOTrainer(model='org/small', reward_funcs={funcs}, train_dataset=rows)\n"
+    )
+    read = read_settings(script, [])
+    settings, lines = translate("TRL", read.settings, None, read.trainer)
+    assert (settings["reward"], settings["data.columns.answer"]) == ("kedge_tasks.verify:math", "solution")
+    [line] = [line for line in lines if line.startswith("reward: ")]
+    assert ("think_format_reward" in line) == ("think_format_reward" in funcs)
+
+
 def test_a_command_that_starts_a_script_of_trls(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(

@@ -39,6 +39,8 @@ def python_settings(script: str, place: str) -> tuple[dict[str, Any], str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             known[ast.unparse(node.targets[0])] = node.value
+        elif isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "trl":
+            known |= {each.asname or each.name: ast.Constant(each.name) for each in node.names}
     found: dict[str, Any] = {}
     trainer = ""
     for name, call in _calls(tree):
@@ -67,13 +69,18 @@ def _calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 
 
 def _value(node: ast.expr, known: Mapping[str, ast.expr]) -> Any:
-    """The value of a literal, of a name of one, or of a model that is loaded from one; else `Computed`."""
+    """The value of a literal, or of a name for one; the source of a loaded model; the name of what TRL has; else
+    `Computed`.
+    """
     for _ in range(9):  # a name may stand for another name
         if not isinstance(node, ast.Name) or node.id not in known:
             break
         node = known[node.id]
     if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("from_pretrained") and node.args:
         return _value(node.args[0], known)
+    if isinstance(node, ast.List):
+        values = [_value(each, known) for each in node.elts]
+        return values if not any(isinstance(each, Computed) for each in values) else Computed(ast.unparse(node))
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
