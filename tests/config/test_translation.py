@@ -344,6 +344,9 @@ def test_a_python_script_of_trls_is_read_and_not_run(tmp_path: Path) -> None:
         "dataset_train_split=['train', 'test']: computed by the script; --set dataset_train_split=… gives a value"
         in lines
     )
+    script.write_text("GRPOConfig()\nload_dataset('json', data_files='rows.jsonl', split='train')")
+    read = read_settings(script, ["num_generations=2"])
+    assert translate("TRL", read.settings, None, read.trainer)[0]["data.prompts"] == "rows.jsonl"
     script.write_text("args = PPOConfig(learning_rate=1e-6, num_train_epochs=1)")
     read = read_settings(script, [])
     assert translate("TRL", read.settings, None, read.trainer)[0]["ppo.advantage"] == "gae"
