@@ -61,37 +61,33 @@ def test_the_agent_of_the_page(adapter):
     assert (turn.rewards, turn.ending) == ([0.0, 1.0], "completed")
 
 
-VERIFIERS = """verifiers.ToolEnv(
-    dataset=__import__("datasets").Dataset.from_list([{"question": "2*3=", "answer": "6"}]),
-    tools=[multiply],
-    rubric=verifiers.Rubric(funcs=[right]),
-)"""
-PARTS = """
-
-def multiply(a: int, b: int) -> int:
-    return a * b
+TASKSET = """
+class Product(vf.TaskData):
+    answer: str
 
 
-async def right(completion, answer):
-    return float(completion[-1]["content"] == answer)
+class Multiply(vf.Task[Product]):
+    @vf.reward
+    async def right(self, trace: vf.Trace) -> float:
+        return float(trace.last_reply == self.data.answer)
 
 
-environment = """
+tasks = [Multiply(Product(idx=0, prompt="37*64=", answer="2368"))]
+"""
 
 
 def test_verifiers(adapter):
-    pytest.importorskip("verifiers", exc_type=ImportError)
+    pytest.importorskip("verifiers.v1", exc_type=ImportError)
     pytest.importorskip("aiohttp")
-    agent = adapter("rollout", ('environment = verifiers.load_environment("my-environment")', PARTS + VERIFIERS))
-    question = {"role": "user", "content": "37*64="}
-    opened = agent.open({1: ({"messages": [question], "answer": "2368"}, 0)})[1]
-    assert (opened.context, len(opened.tools)) == ([question], 1)
-    call = '<multiply>{"a": 37, "b": 64}</multiply>'
-    result = {"role": "tool", "content": "2368", "name": "multiply"}
-    context = [question, {"role": "assistant", "content": call, "answer": 0}, result]
-    assert agent.step({1: call})[1].context == context
-    turn = agent.step({1: "2368"})[1]
-    assert (turn.rewards, turn.ending) == ([0.0, 1.0], "completed")
+    loading = 'tasks = list(vf.load_taskset(taskset_config_type("my-taskset")(id="my-taskset")))\n'
+    agent = adapter("rollout", (loading, TASKSET))
+    opened = agent.open({number: ({"task": 0}, 0) for number in (1, 2)})
+    assert [turn.context for turn in opened.values()] == [[{"role": "user", "content": "37*64="}]] * 2
+    turns = agent.step({1: "2368", 2: "2367"})
+    assert {number: (turn.rewards, turn.ending) for number, turn in turns.items()} == {
+        1: ([1.0], "completed"),
+        2: ([0.0], "completed"),
+    }
 
 
 def test_gymnasium(adapter):
