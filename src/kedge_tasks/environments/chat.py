@@ -104,9 +104,10 @@ class Request:
         request = cls(_messages(messages), _checked("n", take("n", 1), LARGEST_NUMBER), tools, turn)
         for key, value in given.items():
             if key not in IGNORED.split() and (value != NEUTRAL[key] if key in NEUTRAL else value):
+                neutral = f", or set {NEUTRAL[key]!r}" if key in NEUTRAL else ""
                 raise Refusal(
-                    f"{key:.60}={value!r:.60} is not supported; leave it out: the policy is sampled as it is trained, "
-                    "at rollout.temperature alone, and the trainer keeps the log probabilities"
+                    f"{key:.60}={value!r:.60} is not supported; leave it out{neutral}: the policy is sampled as it is "
+                    "trained, at rollout.temperature alone, and the trainer keeps the log probabilities"
                 )
         return request
 

@@ -120,7 +120,7 @@ class Endpoint:
                 }
             }
         if asked not in ("POST /v1/chat/completions", "POST /v1/completions"):
-            raise Refusal(f"{asked:.60} is not supported", 404)
+            raise Refusal(f"{asked:.60} is not supported; there are chat completions and completions", 404)
         body = await request.json()
         parsed = Request.of(body, self._temperature)
         answers = await self._episode(request)(parsed)  # its episode may have ended meanwhile

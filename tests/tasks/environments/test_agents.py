@@ -302,7 +302,7 @@ def test_only_the_temperature_of_sampling_may_be_asked_for(local, temperature, a
         ({"temperature": 0}, "temperature=0 is not"),
         (
             {"top_p": 0.9},
-            r"^400 None: top_p=0.9 is not supported; leave it out: the policy is sampled as it is trained",
+            r"^400 None: top_p=0.9 is not supported; leave it out, or set 1: the policy is sampled as it is trained",
         ),
         ({"top_p": 0}, "top_p=0 is not"),
         ({"presence_penalty": 0.1}, "presence_penalty=0.1 is not"),
@@ -317,7 +317,10 @@ def test_only_the_temperature_of_sampling_may_be_asked_for(local, temperature, a
         ({"extra_body": {"min_p": 0.1}}, "min_p=0.1"),
         ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty=1.1"),
         ({"extra_body": {"guided_regex": "a*"}}, "guided_regex"),
-        ({"tool_choice": "required", "tools": [ADD]}, "tool_choice='required' is not supported"),
+        (
+            {"tool_choice": "required", "tools": [ADD]},
+            "tool_choice='required' is not supported; leave it out, or set 'auto'",
+        ),
         ({"parallel_tool_calls": False, "tools": [ADD]}, "parallel_tool_calls=False is not supported"),
         ({"tools": [{"type": "function", "function": {"parameters": 3}}]}, "^400 None: the request is not valid"),
         ({"n": 129}, "n=129 is not an integer from 1 to 128"),
@@ -366,10 +369,22 @@ DEEP = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "
         ({"body": '{"model": "\\ud800"}'}, "^400: the request holds a lone surrogate"),
         ({"body": "{}", "key": "sk-foreign"}, "^401: the API key is not that of an episode; pass client.api_key$"),
         ({"body": "{}", "key": ""}, "^401: "),
-        ({"body": "{}", "path": "/embeddings"}, "^404: POST /v1/embeddings is not supported$"),
-        ({"body": "{}", "path": "/responses"}, "^404: POST /v1/responses is not supported$"),
-        ({"path": "/chat/completions", "method": "GET"}, "^404: GET /v1/chat/completions is not supported$"),
-        ({"path": "/models", "method": "DELETE"}, "^404: DELETE /v1/models is not supported$"),
+        (
+            {"body": "{}", "path": "/embeddings"},
+            "^404: POST /v1/embeddings is not supported; there are chat completions and completions$",
+        ),
+        (
+            {"body": "{}", "path": "/responses"},
+            "^404: POST /v1/responses is not supported; there are chat completions and completions$",
+        ),
+        (
+            {"path": "/chat/completions", "method": "GET"},
+            "^404: GET /v1/chat/completions is not supported; there are chat completions and completions$",
+        ),
+        (
+            {"path": "/models", "method": "DELETE"},
+            "^404: DELETE /v1/models is not supported; there are chat completions and completions$",
+        ),
         ({"path": "/models", "method": "GET"}, "^200: $"),
     ],
 )
