@@ -11,9 +11,12 @@ from typing import Any, TypeAlias
 
 from kedge_base.errors import EnvError, install_line
 from kedge_base.texts import typed_error_text
+from kedge_tasks.environments import responses_api
 from kedge_tasks.environments.chat import MODEL, Answer, Refusal, Request
 
 HOST = "127.0.0.1"
+KINDS = ("chat/completions", "completions", "responses")
+"""The requests for answers."""
 LARGEST_REQUEST = 2**24
 """Maximum bytes of a request."""
 
@@ -119,17 +122,20 @@ class Endpoint:
                     "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "kedge"}],
                 }
             }
-        if asked not in ("POST /v1/chat/completions", "POST /v1/completions"):
-            raise Refusal(f"{asked:.60} is not supported; there are chat completions and completions", 404)
+        kind = next((kind for kind in KINDS if asked == f"POST /v1/{kind}"), None)
+        if kind is None:
+            raise Refusal(f"{asked:.60} is not supported; there are {', '.join(KINDS)}", 404)
         body = await request.json()
-        parsed = Request.of(body, self._temperature)
+        parsed = Request.of(responses_api.as_chat(body) if kind == "responses" else body, self._temperature)
         answers = await self._episode(request)(parsed)  # its episode may have ended meanwhile
         is_streamed = bool(body.get("stream"))
-        written = parsed.written(answers, is_chat="chat" in asked, is_streamed=is_streamed)
-        if not is_streamed:
-            return {"data": written}
-        events = f"data: {json.dumps(written)}\n\ndata: [DONE]\n\n"
-        return {"text": events, "content_type": "text/event-stream"}
+        if kind == "responses":
+            written = responses_api.written(answers[0])
+            events = responses_api.events(written)
+        else:
+            written = parsed.written(answers, is_chat=kind != "completions", is_streamed=is_streamed)
+            events = f"data: {json.dumps(written)}\n\ndata: [DONE]\n\n"
+        return {"text": events, "content_type": "text/event-stream"} if is_streamed else {"data": written}
 
 
 async def _in_order(lock: asyncio.Lock, send: Callable[..., Any], *given: Any, **named: Any) -> Any:

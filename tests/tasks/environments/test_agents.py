@@ -145,23 +145,23 @@ ADD = {
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "content", "calls"),
-    [
-        ('Well. <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>', "Well.", 1),
-        ('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>\n', None, 1),
-        ('<add>{"a": 1, "b": 2}</add><add>{"a": 1, "b": 2}</add>', None, 2),
-        ('[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": 2}}]', None, 1),
-        ('{"name": "add", "parameters": {"a": 1, "b": 2}}', None, 1),
-        (
-            '<think>Is it <add>?</think>Yes. <add>{"a": 1, "b": 2}</add>',
-            "<think>Is it <add>?</think>Yes.",
-            1,
-        ),
-        ("<add>{oops}</add>", "<add>{oops}</add>", 0),
-        ("I add.", "I add.", 0),
-    ],
-)
+CALLS = [
+    ('Well. <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>', "Well.", 1),
+    ('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>\n', None, 1),
+    ('<add>{"a": 1, "b": 2}</add><add>{"a": 1, "b": 2}</add>', None, 2),
+    ('[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": 2}}]', None, 1),
+    ('{"name": "add", "parameters": {"a": 1, "b": 2}}', None, 1),
+    (
+        '<think>Is it <add>?</think>Yes. <add>{"a": 1, "b": 2}</add>',
+        "<think>Is it <add>?</think>Yes.",
+        1,
+    ),
+    ("<add>{oops}</add>", "<add>{oops}</add>", 0),
+    ("I add.", "I add.", 0),
+]
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), CALLS)
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_tool_calls_are_parsed_and_found_again(local, text, content, calls, is_streamed):
     async def run(row, client):
@@ -198,6 +198,77 @@ def test_tool_calls_are_parsed_and_found_again(local, text, content, calls, is_s
     assert (paid(last), last["num_changed"]) == (1, 0)
     unread = int("oops" in text)
     assert (second["num_calls"], second["num_errors"]) == (calls + unread, unread)
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), CALLS)
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_responses_are_answers_in_another_form(local, text, content, calls, is_streamed):
+    tool = {"type": "function", **ADD["function"], "strict": True}
+
+    async def run(row, client):
+        named = {"model": "policy", "input": "hi", "instructions": "Add.", "tools": [tool], "max_output_tokens": 9}
+        if is_streamed:
+            async with client.responses.stream(**named) as stream:
+                deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+                answer = await stream.get_final_response()
+            assert "".join(deltas) == (content or "")
+        else:
+            answer = await client.responses.create(**named)
+        assert (answer.status, answer.output_text) == ("completed", content or "")
+        assert (answer.usage.input_tokens, answer.usage.output_tokens) == (7, 2)
+        called = [item for item in answer.output if item.type == "function_call"]
+        assert [json.loads(call.arguments) for call in called] == [{"a": 1, "b": 2}] * calls
+        results = [{"type": "function_call_output", "call_id": call.call_id, "output": "3"} for call in called]
+        asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+        await client.responses.create(
+            model="policy", input=[asked, *answer.output, *results], text={"verbosity": "low"}
+        )
+        return 1
+
+    first, second, last = scripted(local(run), [text, "3"])
+    assert (first["context"], first["max_tokens"]) == ([{"role": "system", "content": "Add."}, USER], 9)
+    assert first["tools"] == [ADD]
+    result = {"role": "tool", "content": "3", "name": "add"}
+    assert second["context"] == [USER, {"role": "assistant", "content": text, "answer": 0}, *[result] * calls]
+    assert (paid(last), last["num_changed"]) == (1, 0)
+
+
+def test_a_response_that_was_cut_is_incomplete(local):
+    async def run(row, client):
+        answer = await client.responses.create(model="policy", input="hi")
+        return float(answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens")
+
+    assert paid(scripted(local(run), ["x"], is_complete=False)[-1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "line"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id is not supported; send all items of the conv"),
+        ({"conversation": "conv_1"}, "conversation is not supported"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt is not supported"),
+        ({"tools": [{"type": "web_search"}]}, "a tool of type 'web_search' is not supported; expected function"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "an item of type 'item_reference' is not supported"),
+        ({"temperature": 0}, "temperature=0 is not rollout.temperature"),
+        ({"text": {"format": {"type": "json_object"}}}, "response_format={'type': 'json_object'} is not supported"),
+        ({"input": []}, "the list of messages is empty"),
+        ({"input": 3}, "the request is not valid"),
+        ({"input": [3]}, "the request is not valid"),
+    ],
+)
+def test_a_response_that_cannot_be_sampled_is_refused_in_one_line(local, named, line):
+    async def run(row, client):
+        import openai
+
+        try:
+            await client.responses.create(**{"model": "policy", "input": "hi", **named})
+        except openai.BadRequestError as error:
+            await agents.ask(client, messages=[{"role": "user", "content": error.body["message"]}])
+        return 0
+
+    message = scripted(local(run), ["x"])[0]["context"][0]["content"]
+    assert line in message
+    assert "\n" not in message
 
 
 def test_completions_read_a_message_of_a_user(local):
@@ -371,19 +442,15 @@ DEEP = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "
         ({"body": "{}", "key": ""}, "^401: "),
         (
             {"body": "{}", "path": "/embeddings"},
-            "^404: POST /v1/embeddings is not supported; there are chat completions and completions$",
-        ),
-        (
-            {"body": "{}", "path": "/responses"},
-            "^404: POST /v1/responses is not supported; there are chat completions and completions$",
+            "^404: POST /v1/embeddings is not supported; there are chat/completions, completions, responses$",
         ),
         (
             {"path": "/chat/completions", "method": "GET"},
-            "^404: GET /v1/chat/completions is not supported; there are chat completions and completions$",
+            "^404: GET /v1/chat/completions is not supported; there are chat/completions, completions, responses$",
         ),
         (
             {"path": "/models", "method": "DELETE"},
-            "^404: DELETE /v1/models is not supported; there are chat completions and completions$",
+            "^404: DELETE /v1/models is not supported; there are chat/completions, completions, responses$",
         ),
         ({"path": "/models", "method": "GET"}, "^200: $"),
     ],
