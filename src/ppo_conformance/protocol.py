@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
+from importlib.metadata import version
 from inspect import signature
 from typing import Any
 
@@ -43,16 +44,9 @@ class Deviation(Exception):
     def __init__(
         self, message: str, where: str = "", expected: Any = None, got: Any = None, error: float | None = None
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.where = where
-        self.expected = expected
-        self.got = got
+        place = f" at {where}: expected {expected}, got {got}" if where else ""
+        super().__init__(message + place)
         self.error = error
-
-    def __str__(self) -> str:
-        place = f" at {self.where}: expected {self.expected}, got {self.got}" if self.where else ""
-        return self.message + place
 
 
 @dataclass(frozen=True)
@@ -184,16 +178,18 @@ class Adapter:
 
     Attributes:
         name: of the library.
+        distribution: the installed package whose version is the library's.
         profile: a value for each choice of `CHOICES`; several that the library offers are separated by spaces, its
             default first. A choice that is not named has its first value.
     """
 
     name: str = "unnamed"
+    distribution: str = ""
     profile: Mapping[str, str] = {}
 
     def version(self) -> str:
         """Return the version of the library."""
-        return "unknown"
+        return version(self.distribution) if self.distribution else "unknown"
 
     @method("BTV BT", {"values": "BT", "gradient": "BTV"})
     def log_probs(self, logits, tokens, settings):

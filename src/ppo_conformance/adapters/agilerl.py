@@ -7,7 +7,6 @@ Stand-ins replace the imports for environments and loggers.
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,8 +15,9 @@ import torch
 from ppo_conformance import protocol
 from ppo_conformance.adapters.stand_ins import stand_in
 from ppo_conformance.adapters.torch_tools import (
+    UNBOUNDED,
+    by_group,
     micro_batches,
-    num_ranks,
     sum_over_batches,
     tensors,
     value_and_gradient,
@@ -33,14 +33,12 @@ from agilerl.algorithms.grpo import GRPO  # noqa: E402
 from agilerl.algorithms.ppo_llm import PPO  # noqa: E402
 from agilerl.utils import llm_utils  # noqa: E402
 
-UNBOUNDED = 1e9
-"""Replaces a clip that cannot be turned off."""
-
 
 class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "AgileRL"
+    distribution = "agilerl"
     profile = {
         "precision": "float32",
         "kl": "k3 k1",
@@ -53,10 +51,6 @@ class Adapter(protocol.Adapter):
         "off_policy": "token_truncate",
         **dict.fromkeys(("tools", "left_padding", "micro_batches"), "yes"),
     }
-
-    def version(self):
-        """See `protocol.Adapter`."""
-        return version("agilerl")
 
     def kl(self, log_probs, reference, settings):
         """See `protocol.Adapter`; k1 is claimed for rewards without KL, where the kind does not matter."""
@@ -134,19 +128,14 @@ class Adapter(protocol.Adapter):
 
     def _over_batches(self, array, settings, term):
         """The mean of the losses of micro-batches, each of which is divided by their number."""
-        if num_ranks(settings) > 1:
-            raise NotOffered("ranks need processes")
         count = len(micro_batches(settings, len(array)))
         return sum_over_batches(lambda x, rows: term(x, rows) / count, array, settings)
 
     def group_advantages(self, scores, groups, valid, settings):
         """See `protocol.Adapter`; groups are of one size, and in order."""
-        sizes = set(np.unique(groups, return_counts=True)[1].tolist())
-        if len(sizes) > 1 or sizes == {1}:
-            raise NotOffered("groups have one size, above 1")
+        order, size = by_group(groups)
         names = {"grpo": "mean_std", "dr_grpo": "mean_only"}
-        grpo = SimpleNamespace(group_size=sizes.pop(), adv_norm=names[settings["baseline"]])
-        order = np.argsort(groups, kind="stable")
+        grpo = SimpleNamespace(group_size=size, adv_norm=names[settings["baseline"]])
         found = np.empty_like(scores)
         found[order] = GRPO._calculate_advantage(grpo, torch.tensor(scores[order]))[:, 0].numpy()
         return found

@@ -14,7 +14,7 @@ from kedge.algorithm.policy_losses import named_surrogate
 from kedge.training.objective import Objective
 from kedge.training.optimizer import BETAS, build_optimizer
 from ppo_conformance import protocol
-from ppo_conformance.adapters.torch_tools import micro_batches, tensors, value_and_gradient
+from ppo_conformance.adapters.torch_tools import sum_over_batches, tensors, value_and_gradient
 from ppo_conformance.protocol import NotOffered
 
 AGGREGATIONS: Any = {"token": "token", "response": "sequence", "response_sum": "constant", "fixed_length": "constant"}
@@ -161,5 +161,4 @@ def objective(array, mask, settings, frozen, **options):
             return total.critic_terms(CriticOutputs(values=x), batch, divisors).loss
         return total(PolicyOutputs(logprobs=x, entropy=torch.zeros_like(x), values=None), batch, divisors).loss
 
-    parts = micro_batches(settings, len(array))
-    return value_and_gradient(lambda x: torch.stack([term(x[rows], rows) for rows in parts]).sum(), array)
+    return sum_over_batches(term, array, settings)

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 import numpy as np
 import torch
 from miniverl.algorithms import advantages as estimators
@@ -13,7 +11,7 @@ from miniverl.algorithms import kl, policy, value
 from miniverl.losses import reduction
 
 from ppo_conformance import protocol
-from ppo_conformance.adapters.torch_tools import num_ranks, sum_over_batches, tensors, value_and_gradient
+from ppo_conformance.adapters.torch_tools import UNBOUNDED, sum_over_batches, tensors, value_and_gradient
 from ppo_conformance.protocol import NotOffered
 
 AGGREGATIONS = {
@@ -23,14 +21,13 @@ AGGREGATIONS = {
     "fixed_length": "seq-mean-token-sum-norm",
 }
 KLS = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
-UNBOUNDED = 1e9
-"""Replaces a clip that cannot be turned off."""
 
 
 class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "miniverl"
+    distribution = "miniverl"
     profile = {
         "precision": "float32",
         "kl": "k1 k2 k3",
@@ -39,10 +36,6 @@ class Adapter(protocol.Adapter):
         "baseline": "grpo dr_grpo rloo reinforce++",
         **dict.fromkeys(("tools", "left_padding", "micro_batches"), "yes"),
     }
-
-    def version(self):
-        """See `protocol.Adapter`."""
-        return version("miniverl")
 
     def kl(self, log_probs, reference, settings):
         """See `protocol.Adapter`."""
@@ -89,8 +82,6 @@ class Adapter(protocol.Adapter):
 
     def _over_batches(self, array, mask, settings, losses):
         """The sum over micro-batches, with the weights of the minibatch."""
-        if num_ranks(settings) > 1:
-            raise NotOffered("one GPU")
         weights, total = reduction.rl_reduction_weights(
             tensors(*mask.astype(float)),
             AGGREGATIONS[settings["aggregation"]],

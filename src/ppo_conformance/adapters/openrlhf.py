@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,13 +17,7 @@ import torch
 
 from ppo_conformance import protocol
 from ppo_conformance.adapters.stand_ins import stand_in
-from ppo_conformance.adapters.torch_tools import (
-    micro_batches,
-    num_ranks,
-    sum_over_batches,
-    tensors,
-    value_and_gradient,
-)
+from ppo_conformance.adapters.torch_tools import by_group, micro_batches, sum_over_batches, tensors, value_and_gradient
 from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -46,6 +39,7 @@ class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "OpenRLHF"
+    distribution = "openrlhf"
     profile = {
         "precision": "float32",
         "kl": "k1 k2 k3",
@@ -58,10 +52,6 @@ class Adapter(protocol.Adapter):
         "off_policy": "token_truncate token_mask",
         **dict.fromkeys(("tools", "left_padding", "micro_batches"), "yes"),
     }
-
-    def version(self):
-        """See `protocol.Adapter`."""
-        return version("openrlhf")
 
     def log_probs(self, logits, tokens, settings):
         """See `protocol.Adapter`; of a copy of the logits, which are divided in place."""
@@ -136,14 +126,12 @@ class Adapter(protocol.Adapter):
 
     def group_advantages(self, scores, groups, valid, settings):
         """See `protocol.Adapter`; groups are of one size, and rows know their place among all."""
-        kind, sizes = settings["baseline"], set(np.unique(groups, return_counts=True)[1].tolist())
+        kind = settings["baseline"]
         if (settings["group_bessel"] == "yes") == (kind == "reinforce++"):
             raise NotOffered("Bessel's correction belongs to the groups' deviation")
-        if len(sizes) > 1 or (kind != "reinforce++" and sizes == {1}):
-            raise NotOffered("groups have one size, above 1")
-        places = np.argsort(np.argsort(groups, kind="stable"))
+        order, size = by_group(groups, least=1 if kind == "reinforce++" else 2)
         one = np.ones((len(scores), 1), bool)
-        return _advantages(BASELINES[kind], scores, places, one, size=sizes.pop())[:, 0].numpy()
+        return _advantages(BASELINES[kind], scores, np.argsort(order), one, size=size)[:, 0].numpy()
 
     def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
         """See `protocol.Adapter`; the weights are the derivatives of the loss by advantages, where the ratio is 1."""
@@ -202,8 +190,6 @@ def _advantages(kind: str, scores: Array, places: Any, mask: Mask, *, kl: Any = 
 
 def _over_batches(array: Array, mask: Mask, settings: Settings, term: Any) -> tuple[float, Array]:
     """The sum over micro-batches divided by their number, as DeepSpeed has it."""
-    if num_ranks(settings) > 1:
-        raise NotOffered("ranks need processes")
     counts, parts = torch.tensor(mask), micro_batches(settings, len(array))
     strategy = SimpleNamespace(ds_device_mesh=None)
     [(_, batch), *_] = iter_grad_accum_global_norm(parts, strategy, len(parts), lambda rows: counts[rows])

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 import numpy as np
 import torch
 from gymnasium.spaces import Box
@@ -19,11 +17,8 @@ class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "Stable-Baselines3"
+    distribution = "stable-baselines3"
     profile = {"precision": "float32", "truncation": "yes"}
-
-    def version(self):
-        """See `protocol.Adapter`."""
-        return version("stable-baselines3")
 
     def gae(self, rewards, values, mask, last_values, settings):
         """See `protocol.Adapter`; each row alone, without its padding."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import typing
-from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +59,7 @@ class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "SkyRL"
+    distribution = "skyrl"
     profile = {
         "kl": "k3 k1 k2",
         "gae_whitening": "bessel",
@@ -72,10 +72,6 @@ class Adapter(protocol.Adapter):
         "precision": "float32",
         **dict.fromkeys(("tools", "left_padding", "micro_batches", "ranks"), "yes"),
     }
-
-    def version(self):
-        """See `protocol.Adapter`."""
-        return version("skyrl")
 
     def log_probs(self, logits, tokens, settings):
         """See `protocol.Adapter`."""

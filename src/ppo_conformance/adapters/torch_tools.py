@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ppo_conformance.protocol import Array
+from ppo_conformance.protocol import Array, NotOffered
+
+UNBOUNDED = 1e9
+"""Replaces a clip that a library cannot turn off."""
 
 
 def tensors(*arrays: Any) -> list[torch.Tensor]:
@@ -46,3 +49,15 @@ def sum_over_batches(
 def num_ranks(settings: Any) -> int:
     """The number of ranks that share the micro-batches."""
     return len({*settings.get("ranks", [0])})
+
+
+def by_group(groups: Any, least: int = 2) -> tuple[Any, int]:
+    """The order in which the rows of each group follow each other, and the size of all groups.
+
+    Raises:
+        NotOffered: The sizes differ, or are below the least that the library can compare.
+    """
+    first, *others = np.unique(groups, return_counts=True)[1].tolist()
+    if first < least or any(size != first for size in others):
+        raise NotOffered(f"groups have one size, above {least - 1}")
+    return np.argsort(groups, kind="stable"), first

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
 from ppo_conformance import protocol
-from ppo_conformance.adapters.torch_tools import micro_batches, num_ranks, sum_over_batches, value_and_gradient
+from ppo_conformance.adapters.torch_tools import by_group, micro_batches, sum_over_batches, value_and_gradient
 from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
 
 GRPOTrainer, RLOOTrainer, RewardTrainer = library.GRPOTrainer, library.RLOOTrainer, library.RewardTrainer
@@ -28,6 +27,7 @@ class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "TRL"
+    distribution = "trl"
     profile = {
         "precision": "float32",
         "kl": "k3",
@@ -40,10 +40,6 @@ class Adapter(protocol.Adapter):
         "off_policy": "token_truncate sequence_truncate token_mask",
         **dict.fromkeys(("tools", "left_padding", "rejection", "micro_batches"), "yes"),
     }
-
-    def version(self):
-        """See `protocol.Adapter`."""
-        return version("trl")
 
     def log_probs(self, logits, tokens, settings):
         """See `protocol.Adapter`."""
@@ -76,8 +72,8 @@ class Adapter(protocol.Adapter):
     def _loss(self, log_probs, old, gains, mask, settings, *, beta=0.0, **more):
         parts = micro_batches(settings, len(mask))
         kind = settings["aggregation"]
-        if num_ranks(settings) > 1 or (kind != "token" and len({*map(len, parts)}) > 1):
-            raise NotOffered("ranks need processes, and other micro-batches than of tokens have one size")
+        if kind != "token" and len({*map(len, parts)}) > 1:
+            raise NotOffered("other micro-batches than of tokens have one size")
         trainer = _trainer(
             loss_type=LOSSES[kind], beta=beta, importance_sampling_level=settings["ratio"],
             epsilon_low=settings["clip_low"], epsilon_high=settings["clip_high"],
@@ -98,14 +94,11 @@ class Adapter(protocol.Adapter):
 
     def group_advantages(self, scores, groups, valid, settings):
         """See `protocol.Adapter`; groups are of one size, and in order. A score that is NaN is left out."""
-        sizes = set(np.unique(groups, return_counts=True)[1].tolist())
-        if len(sizes) > 1 or sizes == {1}:
-            raise NotOffered("groups have one size, above 1")
-        order = np.argsort(groups, kind="stable")
+        order, size = by_group(groups)
         given = np.where(valid, scores, np.nan)[order]
         kind = RLOOTrainer if settings["baseline"] == "rloo" else GRPOTrainer
         found = np.empty_like(scores)
-        trainer = _trainer(kind, scale_rewards=SCALES[settings["baseline"]], num_generations=sizes.pop())
+        trainer = _trainer(kind, scale_rewards=SCALES[settings["baseline"]], num_generations=size)
         found[order] = _experience(trainer, np.ones((len(scores), 1), bool), given)["advantages"].numpy()
         return found
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
 
 from ppo_conformance import protocol
 from ppo_conformance.adapters.torch_tools import tensors
@@ -20,15 +19,12 @@ class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "TRL PPO"
+    distribution = "trl"
     profile = {
         "whitening": "mean_and_std std_only",
         "whitening_bessel": "yes",
         **dict.fromkeys(("tools", "left_padding"), "yes"),
     }
-
-    def version(self):
-        """See `protocol.Adapter`."""
-        return version("trl")
 
     def whiten(self, values, mask, settings):
         """See `protocol.Adapter`."""

@@ -7,7 +7,6 @@ Functions that only some versions have are imported where they are used.
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import verl.utils.torch_functional as functional
 from verl.trainer.ppo import core_algos
 
 from ppo_conformance import protocol
-from ppo_conformance.adapters.torch_tools import num_ranks, sum_over_batches, tensors, value_and_gradient
+from ppo_conformance.adapters.torch_tools import UNBOUNDED, num_ranks, sum_over_batches, tensors, value_and_gradient
 from ppo_conformance.protocol import NotOffered
 
 AGGREGATIONS = {
@@ -26,14 +25,13 @@ AGGREGATIONS = {
 }
 KLS = {"k3_with_kl_gradient": "k3+"}
 BASELINES = {"dr_grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
-UNBOUNDED = 1e9
-"""Replaces a clip that cannot be turned off."""
 
 
 class Adapter(protocol.Adapter):
     """See `protocol.Adapter`."""
 
     name = "verl"
+    distribution = "verl"
     profile = {
         "kl": "k1 k2 k3 k3_with_kl_gradient",
         "kl_loss": "k3 k2 k1 k3_with_kl_gradient",
@@ -48,10 +46,6 @@ class Adapter(protocol.Adapter):
         "off_policy": "token_truncate sequence_truncate token_mask",
         **dict.fromkeys(("tools", "left_padding", "micro_batches", "ranks"), "yes"),
     }
-
-    def version(self):
-        """See `protocol.Adapter`."""
-        return version("verl")
 
     def log_probs(self, logits, tokens, settings):
         """See `protocol.Adapter`; the engine divides the logits by the temperature."""
