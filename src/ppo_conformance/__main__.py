@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import os
 import sys
 from pathlib import Path
 
+from ppo_conformance import bugs, page
 from ppo_conformance.protocol import CHOICES
 from ppo_conformance.results import UserError, adapter_names, as_table, load_adapter, run, select
-
-MORE = {
-    "bugs": "re-made bugs of trainers, and the checks that find them",
-    "page": "a page of results from several reports",
-}
-"""Commands that a separate module implements; the page parses its arguments itself."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,9 +25,10 @@ def parser() -> argparse.ArgumentParser:
     )
     running.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     commands.add_parser("list", help="list adapters, choices of profiles, and checks")
-    for name, text in MORE.items():
-        if importlib.util.find_spec(f"ppo_conformance.{name}"):
-            commands.add_parser(name, help=text, description=text, add_help=name != "page")
+    text = "re-made bugs of trainers, and the checks that find them"
+    commands.add_parser("bugs", help=text, description=text)
+    text = "a page of results from several reports"
+    page.add_arguments(commands.add_parser("page", help=text, description=page.__doc__))
     return whole
 
 
@@ -42,13 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, 1 if something deviates, 2 for a mistake of the user."""
     options, rest = parser().parse_known_args(arguments)
     try:
-        if options.command == "page":
-            return importlib.import_module("ppo_conformance.page").main(rest)
         if rest:
             raise UserError(f"unknown arguments: {' '.join(rest)}")
-        if options.command == "bugs":
-            return importlib.import_module("ppo_conformance.bugs").main()
-        return listing() if options.command == "list" else running(options)
+        return {"run": running, "list": listing, "bugs": bugs.main, "page": page.main}[options.command](options)
     except UserError as mistake:
         print(f"ppo-conformance: {mistake}", file=sys.stderr)
         return 2
@@ -69,7 +59,7 @@ def running(options: argparse.Namespace) -> int:
     return int(not report.conforms)
 
 
-def listing() -> int:
+def listing(_: argparse.Namespace) -> int:
     """Print adapters, choices and checks."""
     print("adapters:", *adapter_names())
     print("\nchoices of profiles (the first value is assumed):")

@@ -16,13 +16,15 @@ MOST = 4
 """Cases to name for a note."""
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run `ppo-conformance page`."""
-    parser = argparse.ArgumentParser(prog="ppo-conformance page", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ppo-conformance page`."""
     parser.add_argument("reports", nargs="+", type=Path, help="reports of `run --json`, one for each library")
     parser.add_argument("--notes", type=Path, help="JSON: what differs, by library and pattern of checks")
     parser.add_argument("--into", type=Path, metavar="FILE", help=f"replace what stands between {BEGIN} and {END}")
-    options = parser.parse_args(arguments)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run `ppo-conformance page`."""
     reports = [_read(path) for path in options.reports]
     text = page(reports, _read(options.notes) if options.notes else {})
     if not options.into:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any
 from ppo_conformance.adapters.reference import Adapter
 from ppo_conformance.checks import Check, all_checks
 from ppo_conformance.protocol import Deviation, NotOffered
-from ppo_conformance.results import UserError
 
 NOT_REMADE = Path(__file__).parent / "not_remade.tsv"
 PARTS = ("averages", "advantages", "probabilities", "updates", "conversations")
@@ -94,10 +93,8 @@ def all_bugs() -> list[Bug]:
     return sorted(BUGS, key=lambda each: each.number)
 
 
-def main(arguments: Sequence[str] = ()) -> int:
+def main(_: object) -> int:
     """Print each bug with the checks that find it, and the first deviation; 1 if one is not found by those meant."""
-    if arguments:
-        raise UserError(f"unknown arguments: {' '.join(arguments)}")
     checks, missed = all_checks(), 0
     findings: dict[Any, list[tuple[Check, Deviation]]] = {}
     for each in all_bugs():
