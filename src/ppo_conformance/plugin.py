@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from ppo_conformance.checks import Check
-from ppo_conformance.results import UserError, load_adapter, run_check, select
+from ppo_conformance.results import UserError, load_adapter, select
 
 ADAPTER = pytest.StashKey[Any]()
 
@@ -39,12 +38,3 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "conformance_check" in metafunc.fixturenames:
         checks = select([])
         metafunc.parametrize("conformance_check", checks, ids=[check.name for check in checks])
-
-
-def assert_conforms(check: Check, adapter: Any, place: str) -> None:
-    """Fail with what deviates and the line that repeats it; skip what is not offered."""
-    result = run_check(check, adapter, place)
-    if result.status == "not offered":
-        pytest.skip(result.message or "not offered")
-    if result.status != "passed":
-        pytest.fail(f"{result.message}\n{result.reproduce}", pytrace=False)

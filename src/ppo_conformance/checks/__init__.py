@@ -35,5 +35,5 @@ class Check:
 def all_checks() -> list[Check]:
     """Collect the checks of every module, in the order of the modules' names."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names if not name.startswith("_")]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     return [check for module in modules for check in module.checks()]

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,8 @@ def cases() -> Iterator[tuple[str, str, int]]:
 
 
 @cache
-def _library(name: str) -> Any:
+def library(name: str) -> Any:
+    """Import a package that only these checks need."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -74,7 +75,7 @@ def _library(name: str) -> Any:
 
 @cache
 def _compiled(template: str) -> Any:
-    environment = _library("jinja2.sandbox").ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = library("jinja2.sandbox").ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = _refuse
     return environment.from_string(template)
 
@@ -83,11 +84,19 @@ def _refuse(message: str) -> None:
     raise ValueError(message)
 
 
+def render(case: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> str:
+    """The text that a case's template gives, with its special tokens, up to the policy's next turn."""
+    names = {"bos_token": case["bos"], "eos_token": case["eos"], "add_generation_prompt": True}
+    return _compiled(case["chat_template"]).render(messages=messages, **names)
+
+
 def tokenizer_json(form: dict[str, Any], *, adds_bos: bool) -> str:
     """Make a tokenizer: byte-level like GPT-2's, or of words that begin with a space like Llama's."""
-    library = _library("tokenizers")
+    tokenizers = library("tokenizers")
     space, bytewise = ("Ġ", True) if form["pieces"] == "bytes" else ("▁", False)
-    alphabet = sorted(library.pre_tokenizers.ByteLevel.alphabet()) if bytewise else [space, *map(chr, range(33, 127))]
+    alphabet = (
+        sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()) if bytewise else [space, *map(chr, range(33, 127))]
+    )
     vocab = {piece: index for index, piece in enumerate([*form["specials"], *alphabet])}
     if not bytewise:
         vocab |= {f"<0x{value:02X}>": len(vocab) + value for value in range(256)}
@@ -97,15 +106,15 @@ def tokenizer_json(form: dict[str, Any], *, adds_bos: bool) -> str:
             if pair not in merges:
                 merges.append(pair)
                 vocab.setdefault("".join(pair), len(vocab))
-    model = library.models.BPE(
+    model = tokenizers.models.BPE(
         vocab=vocab, merges=merges, byte_fallback=not bytewise, unk_token=None if bytewise else "<unk>"
     )
-    made = library.Tokenizer(model)
+    made = tokenizers.Tokenizer(model)
     if bytewise:
-        made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.decoder = library.decoders.ByteLevel()
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = tokenizers.decoders.ByteLevel()
     else:
-        normalizers, decoders = library.normalizers, library.decoders
+        normalizers, decoders = tokenizers.normalizers, tokenizers.decoders
         made.normalizer = normalizers.Sequence([normalizers.Prepend(space), normalizers.Replace(" ", space)])
         made.decoder = decoders.Sequence(
             [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -113,7 +122,7 @@ def tokenizer_json(form: dict[str, Any], *, adds_bos: bool) -> str:
     made.add_special_tokens(form["specials"])
     if adds_bos:
         bos = form["bos"]
-        made.post_processor = library.processors.TemplateProcessing(
+        made.post_processor = tokenizers.processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, vocab[bos])]
         )
     return made.to_str()
@@ -151,7 +160,7 @@ class Conversation:
         form = templates()[name]
         self._form = form
         written = tokenizer_json(form, adds_bos=trap == "bos_twice")
-        self._tokenizer = _library("tokenizers").Tokenizer.from_str(written)
+        self._tokenizer = library("tokenizers").Tokenizer.from_str(written)
         self._specials = [self._tokenizer.token_to_id(each) for each in form["specials"]]
         self._end = self._tokenizer.token_to_id(form["end"])
         said = [ANSWER, SECOND][:turns]
@@ -195,23 +204,17 @@ class Conversation:
         """A token as its single characters, which decode to the same text."""
         return [self._tokenizer.token_to_id(each) for each in self._tokenizer.id_to_token(token)]
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
-        """The text that the template gives, up to the policy's next turn."""
-        form = self._form
-        known = {"bos_token": form["bos"], "eos_token": self.case["eos"], "add_generation_prompt": True}
-        return _compiled(form["template"]).render(messages=messages, **known)
-
     def continuations(self) -> Iterator[tuple[str, list[int]]]:
         """Yield the contexts allowed before the second turn, each as text and its special tokens."""
         [read, *_], [said, *_] = self.policy.read, self.policy.turns
         asked, [reply, *_] = self.messages, self.replies
-        rest = self.render([*asked, {"role": "assistant", "content": SENTINEL}, *reply]).rpartition(SENTINEL)[2]
+        rest = render(self.case, [*asked, {"role": "assistant", "content": SENTINEL}, *reply]).rpartition(SENTINEL)[2]
         if said[-1] == self._end:
             rest = rest.partition(self._form["end"])[2]
         whole = self.decode([*read, *said]) + rest
         yield whole, [each for each in [*read, *said, *self.encode(rest)] if each in self._specials]
         answer = self.decode(said[:-1] if said[-1] == self._end else said)
-        again = self.render([*asked, {"role": "assistant", "content": answer}, *reply])
+        again = render(self.case, [*asked, {"role": "assistant", "content": answer}, *reply])
         yield again, [each for each in self.encode(again) if each in self._specials]
 
     def check_read(self) -> None:
@@ -219,7 +222,7 @@ class Conversation:
         read, said = self.policy.read, self.policy.turns
         if len(read) < len(said):
             raise Deviation(f"the policy was asked for {len(read)} turns of {len(said)}")
-        first = self.encode(self.render(self.messages))
+        first = self.encode(render(self.case, self.messages))
         if read[0] != first:
             message = "the first turn does not follow the tokens of the rendered prompt"
             raise Deviation(message, "context", self.decode(first), self.decode(read[0]))

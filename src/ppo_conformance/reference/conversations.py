@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppo_conformance.protocol import Adapter, NotOffered
+from ppo_conformance.checks import tokens
+from ppo_conformance.protocol import Adapter
 
 
 class Conversations(Adapter):
@@ -13,11 +14,8 @@ class Conversations(Adapter):
 
     def trained_tokens(self, case: Mapping[str, Any]) -> dict[str, Any]:
         """Play a case of `checks/tokens.py`. Before a later turn, the whole conversation is rendered again."""
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as missing:
-            raise NotOffered(str(missing)) from missing
-        tokenizer, messages, rows = Tokenizer.from_str(case["tokenizer"]), [*case["messages"]], list[Any]()
+        tokenizer = tokens.library("tokenizers").Tokenizer.from_str(case["tokenizer"])
+        messages, rows = [*case["messages"]], list[Any]()
         for reply in [*case["replies"], []]:
             read = self.encode(tokenizer, self.render(case, messages))
             sampled = case["policy"](read)
@@ -31,15 +29,7 @@ class Conversations(Adapter):
 
     def render(self, case: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> str:
         """The text that the policy reads before its next turn, in which the template writes the special tokens."""
-        try:
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as missing:
-            raise NotOffered(str(missing)) from missing
-        template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
-            case["chat_template"]
-        )
-        names = {"bos_token": case["bos"], "eos_token": case["eos"], "add_generation_prompt": True}
-        return template.render(messages=messages, **names)
+        return tokens.render(case, messages)
 
     def encode(self, tokenizer: Any, text: str) -> list[int]:
         """Encode a text that has its special tokens."""

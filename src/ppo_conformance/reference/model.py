@@ -89,7 +89,7 @@ class Llama:
 
     weights: Weights
     heads: int
-    gradients: Weights = field(default_factory=dict)
+    gradients: Weights = field(init=False)
 
     def __post_init__(self) -> None:
         self.gradients = {name: np.zeros_like(weight) for name, weight in self.weights.items()}
