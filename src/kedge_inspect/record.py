@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from kedge_base.errors import DataError, KedgeError
 from kedge_base.machine.progress import say
@@ -219,11 +219,14 @@ def is_own(folder: Path) -> bool:
 
 def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
     """Keep only the finite numbers and nulls of a row of `metrics.jsonl`."""
-    return {name: value for name, value in row.items() if value is None or _is_number(value)}
+    return {
+        name: value for name, value in row.items() if value is None or (is_number(value) and -LARGEST < value < LARGEST)
+    }
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -LARGEST < value < LARGEST
+def is_number(value: object) -> TypeGuard[int | float]:
+    """True for an integer or a float, also NaN and infinity; false for a boolean."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @contextmanager

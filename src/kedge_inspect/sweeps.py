@@ -14,6 +14,7 @@ from kedge_base.errors import DataError
 from kedge_base.intervals import Interval, mean_interval
 from kedge_base.run_folder.output import SWEEP_FILE
 from kedge_inspect.page.looks import look_of
+from kedge_inspect.page.numbers import numbers_of
 
 MOST_ERROR = 300
 """Maximum characters of a failed run's error."""
@@ -188,8 +189,7 @@ def metrics_in(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def final_value(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:
     """The mean of a metric over the last tenth of the rows with a finite value of it; None if none has one."""
-    numbers = [float(row[metric]) for row in rows if isinstance(row.get(metric), (int, float))]
-    values = [number for number in numbers if math.isfinite(number)]
+    values = numbers_of(rows, metric)
     return mean(values[-math.ceil(LAST_SHARE * len(values)) :]) if values else None
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from kedge_base.libraries import LIBRARIES, NUMBERS, OTHER_UNIT
 from kedge_inspect.abroad.trainers import Trainer
+from kedge_inspect.record import RunRecord, is_number
 
 if TYPE_CHECKING:
     from kedge_inspect.doctor.rule import Change
-    from kedge_inspect.record import RunRecord
 
 SECTIONS = {"sft": "sft", "reward": "reward_model"}
 KEDGE_ONLY = re.compile(
@@ -97,7 +97,7 @@ def translate_settings(
     for each in counterparts(trainer):
         value = settings.get(each.argument)
         section, _, name = each.field.partition(".")
-        if each.is_carried and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if each.is_carried and is_number(value):
             config.setdefault(section, {}).setdefault(name, value)
     if trainer.stage == "ppo":
         config["ppo"] |= {name: value for name, value in _of_algorithm(trainer, settings) if value is not None}

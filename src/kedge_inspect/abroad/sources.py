@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ import yaml
 from kedge_base.errors import DataError
 from kedge_base.run_folder.record_format import UNLIKE_ANY_RUN
 from kedge_inspect.abroad.wire import Row, read_events, read_training_args, read_wandb
+from kedge_inspect.record import is_number
 
 STATE = "trainer_state.json"
 ARGS = "training_args.bin"
@@ -132,7 +132,7 @@ def merge_rows(rows: Sequence[Row]) -> list[Row]:
     for number, row in enumerate(rows, start=1):
         given: Any = row.get(column) if column else number
         last = int(given) if _is_step(given) else last
-        values = {name: value for name, value in row.items() if value is None or _is_number(value)}
+        values = {name: value for name, value in row.items() if value is None or is_number(value)}
         values.pop(column, None)
         if values:
             joined.setdefault(last, {}).update(values)
@@ -140,11 +140,7 @@ def merge_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _is_step(value: object) -> bool:
-    return _is_number(value) and math.isfinite(value) and 0 <= value < 1 << 53  # type: ignore[operator]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number(value) and 0 <= value < 1 << 53
 
 
 def _read_state(files: Sequence[Path]) -> Log:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kedge_inspect.doctor.rule import SMALLER_STEPS, Direction, Remedy, Symptom, rule, scale, set_to
 from kedge_inspect.doctor.series import MIN_TREND, WINDOW, Series, fmt, read, rose
-from kedge_inspect.record import RunRecord
+from kedge_inspect.record import RunRecord, is_number
 from kedge_inspect.resolved import baseline_of, critic_of, is_detached, is_frozen, num_readout_batches
 
 BIASED = 1.0
@@ -269,7 +269,7 @@ def _rely_on_it_less(run: RunRecord) -> Iterator[Remedy]:
     (bench/study/RESULTS.md).
     """
     gae_lambda = run.setting("ppo.gae_lambda")
-    if isinstance(gae_lambda, (int, float)) and gae_lambda < 1 and run.setting("ppo.advantage") in (None, "gae"):
+    if is_number(gae_lambda) and gae_lambda < 1 and run.setting("ppo.advantage") in (None, "gae"):
         yield set_to("ppo.gae_lambda", 1.0, "too_low", why="as long as the critic explains so little")
 
 

@@ -19,7 +19,7 @@ from kedge_inspect.doctor.series import (
     span,
 )
 from kedge_inspect.doctor.steps import clips_sequences, larger_steps, smaller_rate
-from kedge_inspect.record import RunRecord
+from kedge_inspect.record import RunRecord, is_number
 from kedge_inspect.resolved import charges_kl, has_kl_in_loss, learns_from_teacher, weighs_scores
 
 FAR_PER_TOKEN = 0.5
@@ -347,7 +347,7 @@ def no_exploration(run: RunRecord) -> Symptom | None:
 
 def _explore_more(run: RunRecord) -> Iterator[Remedy]:
     temperature = run.setting("rollout.temperature")
-    if isinstance(temperature, (int, float)) and temperature < 1:
+    if is_number(temperature) and temperature < 1:
         yield set_to("rollout.temperature", 1.0, "too_low")
     else:
         yield scale("rollout.temperature", 1.3)

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from kedge_base.run_folder.record_format import OF_SCORES
 from kedge_base.texts import printable
 from kedge_inspect.doctor.series import read
-from kedge_inspect.record import RunRecord
+from kedge_inspect.record import RunRecord, is_number
 from kedge_inspect.resolved import learns_from_teacher
 
 Severity = Literal["serious", "warning", "note"]
@@ -214,7 +214,7 @@ class Rule:
 def _figure(run: RunRecord, name: str) -> float | Mapping[str, Any] | None:
     """Read a figure of a run's summary; None if it is missing, or an interval without bounds (of a single prompt)."""
     value = run.summary.get(name)
-    is_known = isinstance(value, (int, float)) or (isinstance(value, Mapping) and value.get("low", 0) is not None)
+    is_known = is_number(value) or (isinstance(value, Mapping) and value.get("low", 0) is not None)
     return value if is_known else None
 
 
@@ -255,7 +255,7 @@ def scale(field: str, factor: float) -> Remedy:
         if points := _schedule(run, field):
             return _rescheduled(run, field, points, factor, direction)
         present = run.setting(field)
-        value = _allowed(run, field, _scaled(present, factor)) if _is_number(present) and present != 0 else present
+        value = _allowed(run, field, _scaled(present, factor)) if is_number(present) and present != 0 else present
         return (adjust(field, direction) if value == present else set_to(field, value, direction))(run)
 
     return change
@@ -312,7 +312,7 @@ def set_to(field: str, value: Any, direction: Direction = "switch", why: str = "
             text = f"set {SCHEDULES}{field}={{1: {_written(value)}}} {why}".rstrip()
             return Change(f"{SCHEDULES}{field}", direction, text, {1: value})
         present = run.setting(field)
-        if direction != "switch" and _is_number(present) and (value < present) == (direction == "too_high"):
+        if direction != "switch" and is_number(present) and (value < present) == (direction == "too_high"):
             text = f"{VERBS[direction]} {field} from {_written(present)} to {_written(value)}"
         else:
             text = f"set {field}={_written(value)}"
@@ -333,10 +333,6 @@ def adjust(field: str, direction: Direction) -> Remedy:
 
 
 SMALLER_STEPS = scale("ppo.learning_rate", 1 / 3)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _scaled(present: float, factor: float) -> float:

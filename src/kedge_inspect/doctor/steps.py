@@ -11,7 +11,7 @@ from kedge_inspect.doctor.critic import HARMFUL, relies_on_critic, train_critic_
 from kedge_inspect.doctor.responses import scores_are_constant
 from kedge_inspect.doctor.rule import SMALLER_STEPS, TRAINED, WHY_MISSING, Change, Remedy, Symptom, rule, scale, set_to
 from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, combine, fell, fmt, read, rose, span
-from kedge_inspect.record import RunRecord
+from kedge_inspect.record import RunRecord, is_number
 from kedge_inspect.resolved import compares_groups
 
 OFTEN = 0.1
@@ -244,7 +244,7 @@ def smaller_rate(*, moved: float, clipped: float = 0.0, most: float = 1 / 3) -> 
             wanted.append(math.sqrt(USUAL_MOVED / moved))
         factor = max(LEAST_FACTOR, min(wanted))
         present = run.setting("ppo.learning_rate")
-        if moved > EXTREME_MOVED and isinstance(present, (int, float)) and factor * present > HIGHEST_RATE:
+        if moved > EXTREME_MOVED and is_number(present) and factor * present > HIGHEST_RATE:
             return set_to("ppo.learning_rate", HIGHEST_RATE, "too_high")(run)
         return scale("ppo.learning_rate", factor)(run)
 
@@ -349,7 +349,7 @@ def _fewer_epochs(run: RunRecord) -> list[Remedy]:
 def _num_epochs(run: RunRecord) -> float:
     """The passes over an update's responses, below 1 for a share of them; 2 if the settings do not say."""
     value = run.setting("ppo.num_epochs")
-    return value if isinstance(value, (int, float)) else 2
+    return value if is_number(value) else 2
 
 
 def _by_epoch(run: RunRecord) -> str:

@@ -10,14 +10,14 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from kedge_inspect.record import is_number
+
 Reduce = Callable[[Sequence[float]], float]
 
 
 def as_number(value: Any) -> float | None:
     """A finite number; None for null, booleans, text, NaN and infinity."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
+    return float(value) if is_number(value) and math.isfinite(value) else None
 
 
 def numbers_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
