@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kedge_inspect.doctor.responses import TRUNCATED, has_episodes
-from kedge_inspect.doctor.rule import Change, Symptom, rule, scale
+from kedge_inspect.doctor.rule import Symptom, instruct, rule, scale
 from kedge_inspect.doctor.series import MIN_LEVEL, Series, combine, fell, fmt, read, rose
 from kedge_inspect.record import RunRecord
 
@@ -19,20 +19,15 @@ SOME_CHANGED = 0.1
 MOST_CHANGED = 0.5
 """Thresholds of a note and of a warning: changed answers per turn of the policy."""
 
+SHOW_CALLS = (
+    instruct("data.prompts", "show a call in the prompts (data.prompts)"),
+    instruct("model", "fine-tune the model on a few episodes with calls first (kedge sft)"),
+)
+
 
 def has_tools(run: RunRecord) -> bool:
     """True if the policy can call tools, also if it never did."""
     return bool(run.series("tools/calls")[0])
-
-
-def show_calls(run: RunRecord) -> Change:
-    """Show the policy how to call."""
-    return Change("data.prompts", "switch", "show a call in the prompts (data.prompts)")
-
-
-def start_with_calls(run: RunRecord) -> Change:
-    """Start from a model that calls."""
-    return Change("model", "switch", "fine-tune the model on a few episodes with calls first (kedge sft)")
 
 
 @rule(
@@ -54,11 +49,10 @@ def tools_fail(run: RunRecord, failed: Series) -> Symptom | None:
     """
     if failed.late <= MOSTLY_FAIL or (fell(failed) and failed.late <= NEARLY_ALL_FAIL):
         return None
-    mend = Change("environment.source", "switch", "mend the tools or their docstrings (environment.source)")
     return Symptom(
         "serious" if failed.late > NEARLY_ALL_FAIL else "warning",
         f"{failed.late:.0%} of the calls of tools fail ({failed.late_span}), {failed.first:.0%} at first",
-        (lambda run: mend, show_calls, start_with_calls),
+        (instruct("environment.source", "mend the tools or their docstrings (environment.source)"), *SHOW_CALLS),
         "read the errors among the samples",
     )
 
@@ -84,7 +78,7 @@ def tools_unused(run: RunRecord, calls: Series) -> Symptom | None:
     return Symptom(
         "note" if rose(read(run, "reward/score_mean")) else "warning",
         f"{fmt(calls.late)} calls of tools per episode ({calls.late_span}), {fmt(calls.first)} at first",
-        (show_calls, start_with_calls),
+        SHOW_CALLS,
         "check that the reward pays for what the tools find" if calls.early >= RARELY else "",
     )
 
@@ -135,13 +129,12 @@ def answers_changed(run: RunRecord, changed: Series) -> Symptom | None:
     share = turns and combine(lambda count, of: count / of, changed, turns)
     if share is None or share.late < SOME_CHANGED:
         return None
-    keep = Change(
-        "environment.source",
-        "switch",
-        "send answers back as they came, unless a change is meant (environment.source)",
-    )
     return Symptom(
         "warning" if share.late >= MOST_CHANGED else "note",
         f"an answer is changed in {share.late:.0%} of the turns ({share.late_span})",
-        (lambda run: keep,),
+        (
+            instruct(
+                "environment.source", "send answers back as they came, unless a change is meant (environment.source)"
+            ),
+        ),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kedge_base.texts import names_function
-from kedge_inspect.doctor.rule import SMALLER_STEPS, TRAINED, Change, Remedy, Symptom, adjust, rule, scale, set_to
+from kedge_inspect.doctor.rule import SMALLER_STEPS, TRAINED, Remedy, Symptom, adjust, instruct, rule, scale, set_to
 from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, combine, fmt, read, rose, span
 from kedge_inspect.record import RunRecord
 
@@ -32,11 +32,7 @@ prompts than an update needs repeats them."""
 
 
 MORE_TOKENS = scale("rollout.max_new_tokens", 2.0)
-
-
-def more_prompts(run: RunRecord) -> Change:
-    """Add prompts: no number of them can be suggested."""
-    return Change("data.prompts", "switch", "add prompts to data.prompts and remove duplicates")
+MORE_PROMPTS = instruct("data.prompts", "add prompts to data.prompts and remove duplicates")
 
 
 def eos_is_scored(run: RunRecord) -> bool:
@@ -275,7 +271,7 @@ def duplicated_prompts(run: RunRecord, distinct: Series) -> Symptom | None:
     return Symptom(
         "serious" if distinct.late < MOSTLY_REPEATED else "warning",
         f"only {distinct.late:.0%} of an update's prompts are distinct ({distinct.late_span})",
-        (more_prompts, scale("rollout.num_prompts", 0.5)),
+        (MORE_PROMPTS, scale("rollout.num_prompts", 0.5)),
     )
 
 

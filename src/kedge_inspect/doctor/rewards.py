@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from kedge_base.texts import names_function
 from kedge_inspect.doctor.responses import (
+    MORE_PROMPTS,
     has_episodes,
-    more_prompts,
     nearly_all_truncated,
     num_responses,
     num_sampled,
@@ -423,7 +423,7 @@ def prompts_memorized(run: RunRecord, score: Series, held_out: Series) -> Sympto
         "warning" if held_out.rise > 0 else "serious",
         f"the mean score goes from {fmt(trained.early)} to {fmt(trained.late)} on the training prompts, and from "
         f"{fmt(held_out.early)} to {fmt(held_out.late)} on held-out ones ({held_out.late_span})",
-        (more_prompts, scale("ppo.num_updates", 0.5)),
+        (MORE_PROMPTS, scale("ppo.num_updates", 0.5)),
         "check that the held-out prompts are of the same kind",
     )
 

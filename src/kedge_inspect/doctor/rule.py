@@ -177,7 +177,7 @@ class Rule:
 
     def find(self, run: RunRecord) -> Symptom | None:
         """Look for the problem in a run; None without a sign of it, with too little data, or if it does not apply."""
-        if not self.fits(run) or self._lacks_reward(run):
+        if not self._applies(run):
             return None
         metrics = (name for name in self.needs if "|" not in name)
         series = [read(run, name, at_least=self.updates, of_policy=self.of_policy) for name in metrics]
@@ -186,11 +186,11 @@ class Rule:
 
     def concerns(self, run: RunRecord) -> bool:
         """True if the rule applies to the run's stage and settings; a run without a stage can belong to any."""
-        return (not run.stage or run.stage in self.stages) and self.fits(run) and not self._lacks_reward(run)
+        return (not run.stage or run.stage in self.stages) and self._applies(run)
 
-    def _lacks_reward(self, run: RunRecord) -> bool:
-        scored = any(name.startswith(OF_SCORES) for name in self.needs)
-        return (self.of_reward or scored) and learns_from_teacher(run)
+    def _applies(self, run: RunRecord) -> bool:
+        needs_reward = self.of_reward or any(name.startswith(OF_SCORES) for name in self.needs)
+        return self.fits(run) and not (needs_reward and learns_from_teacher(run))
 
     def gap(self, run: RunRecord) -> Gap | None:
         """The reason why the rule cannot judge the run; None if it can."""
@@ -330,6 +330,11 @@ def adjust(field: str, direction: Direction) -> Remedy:
         return Change(field, direction, f"{VERBS[direction]} {field}{now}")
 
     return change
+
+
+def instruct(field: str, text: str) -> Remedy:
+    """Change what a field names, in words: no value can be suggested."""
+    return lambda run: Change(field, "switch", text)
 
 
 SMALLER_STEPS = scale("ppo.learning_rate", 1 / 3)
