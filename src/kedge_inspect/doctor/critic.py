@@ -315,7 +315,7 @@ def idle_critic(run: RunRecord, saved: Series) -> Symptom | None:
     "The value clip is narrower than the critic's errors and cuts off their gradient, so the values lag behind the "
     "returns.",
     needs=("value/clip_fraction", *NEEDED),
-    also=(*CRITIC_METRICS,),
+    also=CRITIC_METRICS,
     updates=MIN_TREND,
     fits=lambda run: trains_critic(run) and (not run.config or run.setting("ppo.value_clip_range") is not None),
 )
@@ -470,10 +470,9 @@ METRICS = (
 )
 
 
-def _last_check(run: RunRecord) -> Mapping[str, Any] | None:
-    """Return the last check of a critic that has been trained for some updates, or of a finished one."""
-    checks = [row for row in run.critic_checks if run.stage == "evaluate" or row["update"] >= MIN_TREND]
-    return checks[-1] if checks else None
+def _checks(run: RunRecord) -> list[dict[str, Any]]:
+    """The checks of a critic that has been trained for some updates, or of a finished one."""
+    return [row for row in run.critic_checks if run.stage == "evaluate" or row["update"] >= MIN_TREND]
 
 
 def _is_checked(run: RunRecord) -> bool:
@@ -481,7 +480,7 @@ def _is_checked(run: RunRecord) -> bool:
 
 
 def _too_early(run: RunRecord) -> str:
-    return "" if _last_check(run) else f"the critic was not checked after update {MIN_TREND} or later"
+    return "" if _checks(run) else f"the critic was not checked after update {MIN_TREND} or later"
 
 
 @rule(
@@ -505,9 +504,9 @@ def critic_worse_than_prompt_mean(run: RunRecord) -> Symptom | None:
     or later. A note; a warning if the interval of `critic/explained_variance` reaches down to 0, serious if that of
     `critic/pairs_across` reaches down to chance. Not with `rloo_critic`, whose baseline is that mean.
     """
-    check = _last_check(run)
-    gain = check and check.get("gain")
-    if check is None or gain is None or gain["high"] is None or gain["high"] >= 0:
+    check = _checks(run)[-1]
+    gain = check.get("gain")
+    if gain is None or gain["high"] is None or gain["high"] >= 0:
         return None
     explained, prompt, across = (
         check[name] for name in ("explained_variance", "prompt_explained_variance", "pairs_across")
@@ -543,9 +542,9 @@ def critic_blind_within_prompts(run: RunRecord) -> Symptom | None:
     Threshold: The 95% interval includes ½ in the last check after update 8 or later, and a perfect critic would reach
     0.6 or more despite the noise of the continuations. A note.
     """
-    check = _last_check(run)
-    within = check and check.get("pairs_within")
-    if check is None or within is None or within["low"] > CHANCE or (check.get("ceiling_within") or 0.0) < TELLING:
+    check = _checks(run)[-1]
+    within = check.get("pairs_within")
+    if within is None or within["low"] > CHANCE or (check.get("ceiling_within") or 0.0) < TELLING:
         return None
     return Symptom(
         "note",

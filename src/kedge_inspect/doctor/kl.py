@@ -101,7 +101,7 @@ def kl_exploding(run: RunRecord, kl: Series, length: Series) -> Symptom | None:
     per_token = kl.late / max(length.late, 1.0)
     if run.setting("ppo.reference") is not None and kl.late <= kl.first:
         return None  # it does not start at the reference, and has not moved away from it
-    target = run.setting("ppo.kl_controller.target") if _is_controlled(run) else None
+    target = _target(run)
     far = kl.late > FAR and per_token > FAR_PER_TOKEN
     off_target = target is not None and len(kl) >= MIN_TREND and kl.late > max(OFF_TARGET * target, FAR)
     if not (far or off_target):
@@ -173,7 +173,7 @@ def _net_loss(run: RunRecord) -> str:
 
 def _hold_back(run: RunRecord, kl: Series, per_token: float) -> tuple[Remedy, ...]:
     """Suggest smaller steps if the KL jumped, or a larger β if it crept up."""
-    target = run.setting("ppo.kl_controller.target") if _is_controlled(run) else None
+    target = _target(run)
     # Far from its target, a controller needs a different initial β; near it, it would undo the change.
     stronger = stronger_kl(run) if target is None or kl.late > OFF_TARGET * target else (LOWER_TARGET,)
     if kl.values[min(len(kl) - 1, 3)] <= kl.late / 2:
@@ -224,7 +224,7 @@ def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series)
 
 
 def _charge_for_drift(run: RunRecord, gain: float) -> Iterable[Remedy]:
-    if _is_controlled(run):
+    if _target(run) is not None:
         return (LOWER_TARGET,)
     if gain <= 0:  # of constant scores
         return stronger_kl(run)
@@ -234,8 +234,10 @@ def _charge_for_drift(run: RunRecord, gain: float) -> Iterable[Remedy]:
     return stronger_kl(run, set_to("ppo.kl_coef", float(f"{worth / DRIFTED / 4:.2g}"), "too_low"))
 
 
-def _is_controlled(run: RunRecord) -> bool:
-    return run.setting("ppo.kl_controller") not in (None, "fixed")
+def _target(run: RunRecord) -> float | None:
+    """The KL to which a controller holds the policy; None without one."""
+    is_controlled = run.setting("ppo.kl_controller") not in (None, "fixed")
+    return run.setting("ppo.kl_controller.target") if is_controlled else None
 
 
 @rule(
@@ -272,7 +274,7 @@ def beta_too_large(run: RunRecord, score: Series, score_std: Series) -> Symptom 
         f"{fmt(score.late)} ({score.late_span})",
         (
             scale("ppo.kl_controller.target", 3.0)
-            if _is_controlled(run)
+            if _target(run) is not None
             # As in the demo, whose scores have a standard deviation of 1.
             else set_to("ppo.kl_coef", float(f"{weighed / 10:.2g}"), "too_high"),
         ),

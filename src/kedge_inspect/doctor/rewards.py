@@ -181,15 +181,15 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class _Reasons:
-    """A description of the reasons for the scores, and remedies."""
+    """A description of the reasons for the scores, and remedies; empty if no reward gives reasons."""
 
-    seen: str
-    remedies: tuple[Remedy, ...]
-    advice: str
+    seen: str = ""
+    remedies: tuple[Remedy, ...] = ()
+    advice: str = ""
 
 
-def _reasons(run: RunRecord) -> _Reasons | None:
-    """The verdicts of the last quarter of the run; None if no reward gives reasons."""
+def _reasons(run: RunRecord) -> _Reasons:
+    """The verdicts of the last quarter of the run."""
     rows = [row for row in run.metrics if any(name.startswith("verdict/") for name in row)]
     rows = rows[-max(1, len(rows) // 4) :]
     judges = {name.removeprefix("score/") for name in run.judges}
@@ -198,8 +198,6 @@ def _reasons(run: RunRecord) -> _Reasons | None:
         _, name, reason = metric.split("/", 2)
         if name not in judges:
             shares[name][reason] = sum(row.get(metric) or 0.0 for row in rows) / len(rows)
-    if not shares:
-        return None
     seen = []
     advice: dict[str, None] = {}
     for name, found in sorted(shares.items()):
@@ -242,11 +240,11 @@ def _all_alike(run: RunRecord) -> Symptom | None:
     return Symptom(
         "serious" if len(score) >= patience else "note" if by_chance else "warning",
         f"all scores are {fmt(score.late)}: "
-        + (f"{reasons.seen}; " if reasons else "")
+        + (f"{reasons.seen}; " if reasons.seen else "")
         + f"their standard deviation is {fmt(score_std.late)} ({score_std.late_span})",
-        reasons.remedies if reasons else (),
-        (reasons and reasons.advice)
-        or "check the reward: it gives every response the same score" + TEXTS * (are_functions and not reasons),
+        reasons.remedies,
+        reasons.advice
+        or "check the reward: it gives every response the same score" + TEXTS * (are_functions and not reasons.seen),
     )
 
 
@@ -296,10 +294,10 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
     return Symptom(
         "warning",
         f"the mean score is {fmt(score.first)} in update {score.updates[0]} and {fmt(score.late)} in {score.late_span}"
-        + (f" (verdicts: {reasons.seen})" if reasons else "")
+        + (f" (verdicts: {reasons.seen})" if reasons.seen else "")
         + f", with a standard deviation of {fmt(score_std.late)} between responses",
-        (*(reasons.remedies if reasons else ()), *larger_steps(run), scale("rollout.num_prompts", 2.0)),
-        reasons.advice if reasons else "",
+        (*reasons.remedies, *larger_steps(run), scale("rollout.num_prompts", 2.0)),
+        reasons.advice,
     )
 
 
@@ -507,7 +505,7 @@ def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
     return Symptom(
         "serious" if has_none else "warning" if constant.late >= MOST_CONSTANT else "note",
         f"the responses of {constant.late:.0%} of the prompts all score the same ({constant.late_span}"
-        + (f"; verdicts: {reasons.seen}" if reasons else "")
+        + (f"; verdicts: {reasons.seen}" if reasons.seen else "")
         + f"); at the start it was {constant.early:.0%}",
         _find_spread(run),
         "prompts that are neither solved nor out of reach, or a reward that reads the completions and tells them apart",

@@ -60,10 +60,6 @@ class Series:
         """The updates with a value that satisfies a condition."""
         return Series.of(item for item in self.items if keep(item[1]))
 
-    def within(self, first: float, last: float = math.inf) -> Series:
-        """Select the updates from the first to the last, inclusive."""
-        return Series.of(item for item in self.items if first <= item[0] <= last)
-
     @property
     def window(self) -> int:
         """Number of late updates: a quarter of the run."""
@@ -156,7 +152,8 @@ def read(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL, of_policy: boo
     """
     found = Series(*run.series(name)).where(math.isfinite)
     if of_policy:
-        found = found.within(value_warmup_of(run) + 1)
+        warm_up = value_warmup_of(run)
+        found = Series.of(item for item in found.items if item[0] > warm_up)
     return found if len(found) >= max(at_least, 1) else None
 
 
@@ -189,6 +186,5 @@ def span(updates: Sequence[int]) -> str:
     return f"updates {updates[0]} to {updates[-1]}" if len(updates) > 1 else f"update {updates[0]}"
 
 
-def fmt(value: float) -> str:
-    """Format a number as in findings."""
-    return format_figure(value)
+fmt = format_figure
+"""Formats the numbers of findings."""

@@ -137,13 +137,13 @@ def gradient_spikes(run: RunRecord) -> Symptom | None:
 def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
     """A norm's spikes or climb, and True if they are more than norm clipping handles; None without either."""
     # With a shared critic, this is the value head's norm during the critic's warm-up, before the policy is trained.
-    norm = read(run, name, at_least=MIN_TREND, of_policy=name == "policy/grad_norm")
-    constant = read(run, "group/constant", at_least=1)
-    if name == "policy/grad_norm" and norm and constant and compares_groups(run):
-        norm = combine(lambda each, share: each if share < 1 else None, norm, constant)
-    within = read(run, "group/score_std", at_least=1)
-    if name == "policy/grad_norm" and norm and within and compares_groups(run):
-        norm = combine(lambda each, std: each if std > 0 else None, norm, within)
+    of_policy = name == "policy/grad_norm"
+    norm = read(run, name, at_least=MIN_TREND, of_policy=of_policy)
+    if of_policy and compares_groups(run):
+        if norm and (constant := read(run, "group/constant", at_least=1)):
+            norm = combine(lambda each, share: each if share < 1 else None, norm, constant)
+        if norm and (within := read(run, "group/score_std", at_least=1)):
+            norm = combine(lambda each, std: each if std > 0 else None, norm, within)
     if norm is None or len(norm) < MIN_TREND:
         return None
     usual = [_usual(norm.values, index) for index in range(len(norm))]
