@@ -90,14 +90,14 @@ def doctor(
     from kedge_inspect.doctor import merge, print_examinations
 
     examined = examine_run(run, advice=field_advice(), origin=Origin(library, settings))
-    findings = merge(examined.values()).findings
+    merged = merge(examined.values())
     if as_json:
-        typer.echo(json.dumps(merge(examined.values()).as_json(), ensure_ascii=False, indent=2))
+        typer.echo(json.dumps(merged.as_json(), ensure_ascii=False, indent=2))
     else:
         print_examinations(examined, Console(highlight=False))
         if labels := waiting_for(run):
             typer.echo(printable(f"Waiting for labels: kedge label {labels}, then resume the run"))
-    raise typer.Exit(any(finding.severity == "serious" for finding in findings))
+    raise typer.Exit(any(finding.severity == "serious" for finding in merged.findings))
 
 
 def report(

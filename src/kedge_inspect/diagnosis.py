@@ -26,7 +26,6 @@ from kedge_inspect.doctor import (
     merge,
     no_advice,
     one_line,
-    severity_rank,
 )
 from kedge_inspect.doctor.rewards import groups_of_one, reward_flat
 from kedge_inspect.doctor.steps import NUM_FIRST, first_update_too_large
@@ -58,8 +57,7 @@ def diagnose_run(folder: Path, *, advice: Advice = no_advice, origin: Origin = H
     Raises:
         DataError: The folder is not a run, or a file is damaged.
     """
-    examined = examine_run(folder, advice=advice, origin=origin).values()
-    return sorted((finding for examination in examined for finding in examination.findings), key=severity_rank)
+    return list(merge(examine_run(folder, advice=advice, origin=origin).values()).findings)
 
 
 def examine_run(folder: Path, *, advice: Advice = no_advice, origin: Origin = HERE) -> dict[str, Examination]:

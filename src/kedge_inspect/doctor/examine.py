@@ -173,19 +173,12 @@ class Examination:
         """
         if not self.num_checks:
             return f"nothing was checked: {self.unjudged or 'there are no rules for this stage'}"
-        missed = f"; {len(self.gaps)} could not be made: {self.unjudged}" if self.gaps else ""
-        return f"{self._summary} in {self._checks}{self.until}{missed}"
-
-    @property
-    def _checks(self) -> str:
-        return f"{self.num_checks} check{'' if self.num_checks == 1 else 's'}"
-
-    @property
-    def _summary(self) -> str:
         counts = Counter(finding.severity for finding in self.findings)
         parts = [f"{count} {severity if count == 1 or severity == 'serious' else severity + 's'}"
                  for severity, count in counts.items()]  # fmt: skip
-        return ", ".join(parts) or "nothing wrong"
+        checks = f"{self.num_checks} check{'' if self.num_checks == 1 else 's'}"
+        missed = f"; {len(self.gaps)} could not be made: {self.unjudged}" if self.gaps else ""
+        return f"{', '.join(parts) or 'nothing wrong'} in {checks}{self.until}{missed}"
 
     def as_json(self) -> dict[str, Any]:
         """The content of `kedge doctor --json`."""
@@ -352,7 +345,7 @@ def print_examinations(examined: Mapping[str, Examination], console: Console) ->
         console.print(Text(printable(f"{'✓ ' if examination.is_clean else ''}{name}: {examination.verdict}")))
         if examination.ended_early:
             console.print(Text(printable(f"ended early: {examination.ended_early}")))
-    for finding in sorted((each for one in examined.values() for each in one.findings), key=severity_rank):
+    for finding in merge(examined.values()).findings:
         console.print()
         console.print(Text.assemble((finding.severity, STYLES[finding.severity]), "  ", (finding.rule, "bold")))
         console.print(Padding(_table(finding), (0, 0, 0, 2)))
