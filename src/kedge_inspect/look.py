@@ -61,8 +61,7 @@ class Panel:
             for name in sorted(names)
             if matches(pattern, name)
         ]
-        shown = ("group", "title", "unit", "note", "level", "floor", "logarithmic", "stacked", "key")
-        return {**{name: getattr(self, name) for name in shown}, "lines": lines}
+        return {**vars(self), "lines": lines}
 
 
 @dataclass(frozen=True)

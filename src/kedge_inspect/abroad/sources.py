@@ -44,18 +44,18 @@ class Log:
     """The content of a library's log.
 
     Attributes:
-        files: The log's files; several of TensorBoard's are one run that was resumed.
         rows: Its rows, each with `step`; the values are numbers, or null.
         settings: The run's settings under the library's names, dotted; empty if unknown.
         trainer: What the model card calls the trainer: `GRPO`; empty without one.
         total: The planned number of steps; None if unknown.
+        files: The log's files; several of TensorBoard's are one run that was resumed.
     """
 
-    files: tuple[Path, ...]
     rows: Sequence[Row]
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     trainer: str = ""
     total: int | None = None
+    files: tuple[Path, ...] = ()
 
 
 def log_files(path: Path) -> tuple[Path, ...]:
@@ -115,7 +115,8 @@ def read_log(path: Path, settings: Path | None = None) -> Log:
     rows = merge_rows([row for row in log.rows if isinstance(row, dict)])
     if not rows:
         raise DataError(f"{str(files[0])!r} has no rows with numbers")
-    return replace(log, rows=rows, settings={**log.settings, **(_read_settings(settings) if settings else {})})
+    known = {**log.settings, **(_read_settings(settings) if settings else {})}
+    return replace(log, rows=rows, settings=known, files=files)
 
 
 def merge_rows(rows: Sequence[Row]) -> list[Row]:
@@ -143,12 +144,12 @@ def _is_step(value: object) -> bool:
     return is_number(value) and 0 <= value < 1 << 53
 
 
-def _read_state(files: Sequence[Path]) -> Log:
+def _read_state(files: tuple[Path, ...]) -> Log:
     """`trainer_state.json`, with the settings in the same folder."""
     state = json.loads(files[0].read_bytes())
     rows = state["log_history"]
     settings, trainer = _beside(files[0].parent)
-    return Log(tuple(files), rows, settings, trainer, total=state.get("max_steps") or None)
+    return Log(rows, settings, trainer, total=state.get("max_steps") or None)
 
 
 def _beside(folder: Path) -> tuple[dict[str, Any], str]:
@@ -160,7 +161,7 @@ def _beside(folder: Path) -> tuple[dict[str, Any], str]:
     return read_training_args(saved) if saved else {}, next((match[1] for match in named if match), "")
 
 
-def _read_tensorboard(files: Sequence[Path]) -> Log:
+def _read_tensorboard(files: tuple[Path, ...]) -> Log:
     rows: list[Row] = []
     texts: dict[str, str] = {}
     for file in files:
@@ -169,15 +170,15 @@ def _read_tensorboard(files: Sequence[Path]) -> Log:
         texts |= said
     settings, trainer = _beside(files[0].parent)
     written = texts.get("args/text_summary")  # by transformers
-    return Log(tuple(files), rows, settings or (_flat(json.loads(written)) if written else {}), trainer)
+    return Log(rows, settings or (_flat(json.loads(written)) if written else {}), trainer)
 
 
-def _read_offline(files: Sequence[Path]) -> Log:
+def _read_offline(files: tuple[Path, ...]) -> Log:
     rows, config = read_wandb(files[0].read_bytes())
-    return Log(tuple(files), rows, _flat({name: value for name, value in config.items() if name != "_wandb"}))
+    return Log(rows, _flat({name: value for name, value in config.items() if name != "_wandb"}))
 
 
-def _read_rows(files: Sequence[Path]) -> Log:
+def _read_rows(files: tuple[Path, ...]) -> Log:
     """JSON lines: flat, or with the values in `data`, as verl writes them. The last line may be incomplete."""
     lines = files[0].read_text("utf-8").splitlines()
     rows: list[Row] = []
@@ -190,10 +191,10 @@ def _read_rows(files: Sequence[Path]) -> Log:
             raise
         inner = row.get("data")
         rows.append({**row, **(inner if isinstance(inner, dict) else {})})
-    return Log(tuple(files), rows)
+    return Log(rows)
 
 
-def _read_csv(files: Sequence[Path]) -> Log:
+def _read_csv(files: tuple[Path, ...]) -> Log:
     """A table: Stable-Baselines3's, or one that W&B has exported, in which a column may begin with the run's name."""
     with files[0].open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file, restkey=""))
@@ -203,7 +204,7 @@ def _read_csv(files: Sequence[Path]) -> Log:
     if len(runs) > 1:
         raise DataError(f"{str(files[0])!r} holds {len(runs)} runs; export one of them")
     cells = [{parts[2]: row[name] for name, parts in used.items() if row.get(name)} for row in found]
-    return Log(tuple(files), [{name: _number(text) for name, text in row.items()} for row in cells])
+    return Log([{name: _number(text) for name, text in row.items()} for row in cells])
 
 
 def _number(text: Any) -> float | None:
@@ -233,7 +234,7 @@ def _flat(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-READERS: dict[str, Callable[[Sequence[Path]], Log]] = {
+READERS: dict[str, Callable[[tuple[Path, ...]], Log]] = {
     "trainer_state": _read_state,
     "tfevents": _read_tensorboard,
     ".wandb": _read_offline,

@@ -10,6 +10,7 @@ from typing import Any
 
 from kedge_inspect.doctor.rule import SMALLER_STEPS, Direction, Remedy, Symptom, rule, scale, set_to
 from kedge_inspect.doctor.series import MIN_TREND, WINDOW, Series, fmt, read, rose
+from kedge_inspect.page.changes import percent
 from kedge_inspect.record import RunRecord, is_number
 from kedge_inspect.resolved import baseline_of, critic_of, is_detached, is_frozen, num_readout_batches
 
@@ -512,12 +513,12 @@ def critic_worse_than_prompt_mean(run: RunRecord) -> Symptom | None:
         check[name] for name in ("explained_variance", "prompt_explained_variance", "pairs_across")
     )
     seen = (
-        f"of the mean returns of continuations the critic explains {_share(explained)}, the mean return of "
-        f"{check['num_continuations']:.3g} other responses to the prompt {_share(prompt)}"
+        f"of the mean returns of continuations the critic explains {percent(explained)}, the mean return of "
+        f"{check['num_continuations']:.3g} other responses to the prompt {percent(prompt)}"
         f"{_place(check)}"
     )
     if across is not None:
-        seen += f"; its values order {_share(across)} of the pairs of different prompts right, where chance is 50%"
+        seen += f"; its values order {percent(across)} of the pairs of different prompts right, where chance is 50%"
     is_chance = across is not None and across["low"] <= CHANCE
     severity = "serious" if is_chance else "warning" if explained["low"] <= 0 else "note"
     remedies = () if run.stage == "evaluate" else _train_critic_more(run)
@@ -548,7 +549,7 @@ def critic_blind_within_prompts(run: RunRecord) -> Symptom | None:
         return None
     return Symptom(
         "note",
-        f"its values order {_share(within)} of the pairs of prefixes of one prompt right, where chance is 50% and a "
+        f"its values order {percent(within)} of the pairs of prefixes of one prompt right, where chance is 50% and a "
         f"perfect critic would reach about {check['ceiling_within']:.0%}{_place(check)}",
         (),
         "train the critic for longer, or compare with an advantage from groups of responses (--preset rloo)",
@@ -558,7 +559,3 @@ def critic_blind_within_prompts(run: RunRecord) -> Symptom | None:
 def _place(check: Mapping[str, Any]) -> str:
     """Return when the critic was checked; one trained by `kedge critic` has no update."""
     return f" (after update {check['update']})" if check["update"] else ""
-
-
-def _share(interval: Mapping[str, float]) -> str:
-    return f"{interval['value']:.0%} ({interval['low']:.0%} to {interval['high']:.0%})"

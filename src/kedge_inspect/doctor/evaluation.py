@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kedge_inspect.doctor.rule import Symptom, adjust, rule, scale
+from kedge_inspect.page.changes import percent
 from kedge_inspect.record import RunRecord
 
 MOSTLY = 0.5
@@ -77,7 +78,7 @@ def win_rate_undecided(run: RunRecord, rate: Mapping[str, Any], judged: float) -
     needed = f"about {judged * (reach / distance) ** 2:,.0f} prompts" if distance > 0.01 else "many more prompts"
     return Symptom(
         "note",
-        f"the win rate is {rate['value']:.0%} ({rate['low']:.0%} to {rate['high']:.0%}) on {judged:,.0f} prompts",
+        f"the win rate is {percent(rate)} on {judged:,.0f} prompts",
         () if run.setting("evaluate.num_prompts") is None else (scale("evaluate.num_prompts", 4.0),),
         f"judge {needed} to tell a difference of this size, or report that none was found",
     )
@@ -156,8 +157,7 @@ def judge_prefers_length(run: RunRecord, longer: Mapping[str, Any], pairs: float
     means = f"; mean lengths are {lengths[0]:.3g} and {lengths[1]:.3g} tokens" if None not in lengths else ""
     return Symptom(
         "note",
-        f"the longer response wins {longer['value']:.0%} ({longer['low']:.0%} to {longer['high']:.0%}) of the "
-        f"{pairs:,.0f} pairs whose lengths differ{means}",
+        f"the longer response wins {percent(longer)} of the {pairs:,.0f} pairs whose lengths differ{means}",
         (),
         "look at the win rate controlled for length, compare responses of similar length, or use a second judge that "
         "ignores it",

@@ -183,9 +183,9 @@ MOST_NAMED = 4
 class _Reasons:
     """A description of the reasons for the scores, and remedies; empty if no reward gives reasons."""
 
-    seen: str = ""
-    remedies: tuple[Remedy, ...] = ()
-    advice: str = ""
+    seen: str
+    remedies: tuple[Remedy, ...]
+    advice: str
 
 
 def _reasons(run: RunRecord) -> _Reasons:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -88,6 +88,11 @@ def joined(parts: Sequence[str]) -> str:
 def figure(value: float) -> str:
     """Format a number with three significant digits."""
     return f"{value:.3g}".replace("-", MINUS)
+
+
+def percent(interval: Mapping[str, float]) -> str:
+    """A share with its interval: `57% (50% to 64%)`."""
+    return f"{interval['value']:.0%} ({interval['low']:.0%} to {interval['high']:.0%})"
 
 
 def typographic(text: str) -> str:

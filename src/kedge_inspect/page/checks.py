@@ -18,6 +18,7 @@ from kedge_inspect.page.numbers import (
     rounded,
     shortened,
 )
+from kedge_inspect.page.responses import reasons
 from kedge_inspect.page.sentences import before_and_after, paired_responses
 from kedge_inspect.record import RunRecord
 from kedge_inspect.resolved import critic_of, learns_from_teacher, privileged_of
@@ -172,8 +173,7 @@ def _pairs(record: RunRecord) -> list[dict[str, Any]]:
 
 def _side(response: Mapping[str, Any]) -> dict[str, Any]:
     figures = rounded({name: as_number(response[name]) for name in ("score", "length")})
-    reason = {"reason": shortened(response["reason"])} if isinstance(response.get("reason"), str) else {}
-    return {"text": shortened(str(response["completion"])), **figures, **reason}
+    return {"text": shortened(str(response["completion"])), **figures, **reasons(response)}
 
 
 def _best(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -99,7 +99,11 @@ def page_data(
         "sweep": overlaid,
         "judge_agreement": judge_agreement({run.name: run.record for run in runs}),
         "findings": _grouped_findings([run.findings for run in runs]),
-        "panels": {stage: _panels(shown, stage) for stage in stages if look_of(stage).panels},
+        "panels": {
+            stage: look.panels_of(name for run in shown if run["stage"] == stage for name in run["curves"]["columns"])
+            for stage in stages
+            if (look := look_of(stage)).panels
+        },
     }
 
 
@@ -129,10 +133,6 @@ def _run(run: ReportedRun, most_points: int, most_bytes: int) -> dict[str, Any]:
         "policy_scores": policy_scores(record),
         "video": video(record),
     }
-
-
-def _panels(runs: Sequence[Mapping[str, Any]], stage: str) -> list[dict[str, Any]]:
-    return look_of(stage).panels_of(name for run in runs if run["stage"] == stage for name in run["curves"]["columns"])
 
 
 OPPOSITE = {"too_high": "too_low", "too_low": "too_high"}

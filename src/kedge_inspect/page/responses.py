@@ -76,7 +76,7 @@ def _response(row: Mapping[str, Any], *, with_prompt: bool) -> dict[str, Any]:
         "length": len(tokens),
         "tokens": tokens[:MOST_TOKENS],
         **_turns(row, len(tokens)),
-        **_reasons(row),
+        **reasons(row),
         **values,
         **({"prompt": shortened(str(row["prompt"]))} if with_prompt else {}),
     }
@@ -137,7 +137,7 @@ def _tree(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     return shown
 
 
-def _reasons(row: Mapping[str, Any]) -> dict[str, str]:
+def reasons(row: Mapping[str, Any]) -> dict[str, str]:
     """The reasons for a row's scores, where it has them."""
     return {name: shortened(row[name]) for name in ("reason", "reason_against") if isinstance(row.get(name), str)}
 
@@ -201,7 +201,7 @@ def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
     figures = {name: rounded(as_number(row[name])) for name in named if name in row}
     orders = [OUTCOMES.get(str(row.get(f"winner_shown_{place}")), "") for place in ("first", "second")]
     shown = {"orders": orders} if "winner_shown_first" in row else {}
-    return {"outcome": OUTCOMES.get(str(row.get("winner")), "undecided"), **texts, **figures, **_reasons(row), **shown}
+    return {"outcome": OUTCOMES.get(str(row.get("winner")), "undecided"), **texts, **figures, **reasons(row), **shown}
 
 
 def _orders(rows: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
@@ -295,7 +295,7 @@ def _generation_response(row: Mapping[str, Any]) -> dict[str, Any]:
     texts = {name: shortened(str(row[name])) for name in ("prompt", "completion", "model", "answer") if row.get(name)}
     texts = {"prompt": "", "completion": "", **texts}
     scored = {"score": rounded(as_number(row["score"]))} if "score" in row else {}
-    return {**texts, "stopped": bool(row.get("stopped")), **scored, **_reasons(row)}
+    return {**texts, "stopped": bool(row.get("stopped")), **scored, **reasons(row)}
 
 
 def judge_agreement(records: Mapping[str, RunRecord]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kedge_inspect.page.changes import figure
+from kedge_inspect.page.changes import figure, percent
 from kedge_inspect.page.numbers import as_number
 from kedge_inspect.record import RunRecord
 
@@ -25,7 +25,7 @@ def of_evaluation(record: RunRecord, progress: str) -> list[str]:
     first = (
         f"{summary['model']} won {summary['won']:,}, tied {summary['tied']:,} and lost {summary['lost']:,} of "
         f"{summary['num_judged']:,} prompts against {against}, judged by {summary['judge']}: a win rate of "
-        f"{rate['value']:.0%} ({rate['low']:.0%} to {rate['high']:.0%}), ties counting half."
+        f"{percent(rate)}, ties counting half."
     )
     if rate["low"] <= 0.5 <= rate["high"]:
         return [first, "The interval includes 50%: this evaluation does not tell the two apart."]
@@ -35,9 +35,8 @@ def of_evaluation(record: RunRecord, progress: str) -> list[str]:
 def _solved_sentences(summary: Mapping[str, Any]) -> list[str]:
     """Two sentences: the share of prompts that a policy solves at the first try, and with all responses."""
     most = summary["num_samples"]
-    first, last, majority = (
-        _share((summary.get(name) or {}).get(str(k))) for name, k in (("pass@k", 1), ("pass@k", most), ("maj@k", most))
-    )
+    known = [(summary.get(name) or {}).get(str(k)) for name, k in (("pass@k", 1), ("pass@k", most), ("maj@k", most))]
+    first, last, majority = (percent(interval) if interval else "" for interval in known)
     voted = f", and the most frequent answer for {majority}" if majority else ""
     return [
         f"At the first try {summary['model']} solves {first or 'none'} of {summary['num_prompts']:,} prompts, "
@@ -58,10 +57,6 @@ def no_verdicts(scores: Collection[float], judge: str) -> list[str]:
         f"Right is a score of 1 or more, and {judge} gives {figure(low)} to {figure(high)}: unless these are verdicts "
         "of right or wrong, pass@k means little."
     ]
-
-
-def _share(interval: Mapping[str, float] | None) -> str:
-    return f"{interval['value']:.0%} ({interval['low']:.0%} to {interval['high']:.0%})" if interval else ""
 
 
 def of_generation(record: RunRecord, progress: str) -> list[str]:
