@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
-from kedge_inspect.page.numbers import mean_of, numbers_of
+from kedge_inspect.page.numbers import numbers_of
 from kedge_inspect.record import RunRecord
 
 WINDOW = 20
@@ -50,7 +51,7 @@ def ends_of(record: RunRecord, metric: str) -> Ends | None:
     width = max(1, len(numbers) // WINDOW)
     if not numbers:
         return None
-    first, last = _snapped(mean_of(numbers[:width]), mean_of(numbers[-width:]))
+    first, last = _snapped(fmean(numbers[:width]), fmean(numbers[-width:]))
     return Ends(first, last, math.sqrt(2 / width) * noise(numbers) if len(record.metrics) >= FEWEST else math.inf)
 
 
@@ -67,7 +68,7 @@ def noise(values: Sequence[float]) -> float:
     """
     steps = [after - before for before, after in pairwise(values)]
     second = [after - before for before, after in pairwise(steps)]
-    return math.sqrt(mean_of([each**2 for each in second]) / 6) if second else 0.0
+    return math.sqrt(fmean(each**2 for each in second) / 6) if second else 0.0
 
 
 def change_of(ends: Ends, slack: float = 0.0) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from kedge_inspect.page.changes import figure
@@ -14,7 +15,6 @@ from kedge_inspect.page.numbers import (
     blocks,
     evenly_spaced,
     fitting,
-    mean_of,
     rounded,
     shortened,
 )
@@ -77,7 +77,6 @@ def _points_of_updates(record: RunRecord) -> list[FrontierPoint]:
     judged = record.judges
     wanted = ("objective/kl", "reward/score_mean", *judged)
     rows = [row for row in record.metrics if all(as_number(row.get(name)) is not None for name in wanted)]
-    parts = [[rows[index] for index in block] for block in blocks(len(rows), MOST_POINTS)]
     return [
         FrontierPoint(
             update=int(part[-1]["update"]),
@@ -87,19 +86,19 @@ def _points_of_updates(record: RunRecord) -> list[FrontierPoint]:
             low={},
             high={},
         )
-        for part in parts
+        for part in blocks(rows, MOST_POINTS)
     ]
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    return mean_of([float(row[name]) for row in rows])
+    return fmean(row[name] for row in rows)
 
 
 def _judge(name: str, found: Sequence[FrontierPoint], *, smooth: bool) -> dict[str, Any]:
     values = [each.judges[name] for each in found]
     # An update has few responses, so its neighbors are averaged in; the demo's points have many responses each.
     reach = len(values) // (2 * SMOOTHED_OVER) if smooth else 0
-    means = [mean_of(values[max(0, index - reach) : index + reach + 1]) for index in range(len(values))]
+    means = [fmean(values[max(0, index - reach) : index + reach + 1]) for index in range(len(values))]
     best = max(range(len(means)), key=lambda index: means[index])
     limits = {
         side: rounded([getattr(each, side)[name] for each in found])
@@ -143,7 +142,7 @@ def held_out(record: RunRecord) -> dict[str, Any]:
     decisive = str(best.get("metric", ""))
     if decisive.startswith("eval/") and decisive not in COLUMNS:
         metrics[decisive] = decisive.removeprefix("eval/")
-    spaced = set(evenly_spaced(len(rows), MOST_ROWS))
+    spaced = set(evenly_spaced(range(len(rows)), MOST_ROWS))
     shown = [row for at, row in enumerate(rows) if at in spaced or row["update"] == best.get("update")]
     pairs = _pairs(record)
     return {
@@ -220,7 +219,7 @@ def critic(record: RunRecord) -> dict[str, Any]:
         is_possible = has_part(record, "critic") and critic_of(record) != "none"
         return {"empty": "Set ppo.critic_check to check the critic." if is_possible else ""}
     last = checks[-1]
-    points = [last["prefixes"][at] for at in evenly_spaced(len(last["prefixes"]), CRITIC_MOST_POINTS)]
+    points = evenly_spaced(last["prefixes"], CRITIC_MOST_POINTS)
     return {
         "sentence": _critic_sentence(last, _place(record, last))
         + (f" The critic also reads {read}, which the policy does not." if (read := privileged_of(record)) else ""),
@@ -237,8 +236,8 @@ def critic(record: RunRecord) -> dict[str, Any]:
         "bins": rounded([{**each["returns"], "at": each["value"], "count": each["count"]} for each in last["bins"]]),
         "points": rounded([[each["value"], each["returns"]] for each in points], 4),
         "rows": [
-            {"update": checks[at]["update"], "values": [_interval(checks[at], own) for _, own, *_ in FIGURES[:3]]}
-            for at in evenly_spaced(len(checks), CRITIC_MOST_ROWS)
+            {"update": check["update"], "values": [_interval(check, own) for _, own, *_ in FIGURES[:3]]}
+            for check in evenly_spaced(checks, CRITIC_MOST_ROWS)
         ]
         if len(checks) > 1
         else [],

@@ -24,31 +24,34 @@ def clipping(record: RunRecord) -> dict[str, Any]:
         `low` and `high`, the bounds of ρ in the last update; `whole`, the epochs over all updates; `updates`, the
         epochs of some of the updates and their bounds; `of`, the number of all updates.
     """
-    rows = [row for row in record.details if _epochs(row)]
-    if not rows:
-        return {"empty": NO_DETAILS if has_part(record, "clipping") else ""}
     metrics = {row["update"]: row for row in record.metrics}
-    bounds = [_bounds(record, metrics.get(row["update"], {})) for row in rows]
-    num_epochs = max(len(_epochs(row)) for row in rows)
+    updates = [
+        (row["update"], epochs, _bounds(record, metrics.get(row["update"], {})))
+        for row in record.details
+        if (epochs := _epochs(row))
+    ]
+    if not updates:
+        return {"empty": NO_DETAILS if has_part(record, "clipping") else ""}
+    low, high = updates[-1][2]
     return {
-        "low": bounds[-1][0],
-        "high": bounds[-1][1],
+        "low": low,
+        "high": high,
         "loss": _loss(record),
         "span": WIDEST,
         "whole": [
-            _merged([(_epochs(row)[at], its) for row, its in zip(rows, bounds, strict=True) if at < len(_epochs(row))])
-            for at in range(num_epochs)
+            _merged([(epochs[at], bounds) for _, epochs, bounds in updates if at < len(epochs)])
+            for at in range(max(len(epochs) for _, epochs, _ in updates))
         ],
         "updates": [
             {
-                "update": rows[index]["update"],
-                "low": bounds[index][0],
-                "high": bounds[index][1],
-                "epochs": [_merged([(epoch, bounds[index])]) for epoch in _epochs(rows[index])],
+                "update": update,
+                "low": bounds[0],
+                "high": bounds[1],
+                "epochs": [_merged([(epoch, bounds)]) for epoch in epochs],
             }
-            for index in evenly_spaced(len(rows), MOST_UPDATES)
+            for update, epochs, bounds in evenly_spaced(updates, MOST_UPDATES)
         ],
-        "of": len(rows),
+        "of": len(updates),
     }
 
 

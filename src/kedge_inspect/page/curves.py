@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from kedge_base.intervals import mean_interval
 from kedge_inspect.look import matches
 from kedge_inspect.page.looks import look_of
-from kedge_inspect.page.numbers import Reduce, as_number, blocks, mean_of, rounded
+from kedge_inspect.page.numbers import Reduce, as_number, blocks, rounded
 from kedge_inspect.record import RunRecord
 from kedge_inspect.resolved import KL_COSTS, charges_kl
 
@@ -31,7 +32,7 @@ def reduction(name: str) -> Reduce:
     """The reduction of several updates to one value: the maximum, the minimum, or the mean."""
     if name.endswith("_max"):
         return max
-    return min if name.endswith("_min") else mean_of
+    return min if name.endswith("_min") else fmean
 
 
 Rows = Mapping[int, Mapping[str, Any]]
@@ -56,7 +57,7 @@ def mean_curves(records: Sequence[RunRecord], *, most_points: int) -> dict[str, 
     """
     seeds = [{int(row["update"]): row for row in record.metrics} for record in records]
     updates = sorted({update for rows in seeds for update in rows})
-    parts = [[updates[i] for i in block] for block in blocks(len(updates), most_points)]
+    parts = blocks(updates, most_points)
     each = look_of(records[0].stage).items_per_update(records[0])
     names = dict.fromkeys(name for record in records for name in drawn_metrics(record))
     found = {name: _over_seeds(name, seeds, parts) for name in names}
@@ -103,6 +104,6 @@ def _seconds(seeds: Sequence[Rows], parts: Sequence[Sequence[int]]) -> list[floa
     found = []
     for part in parts:
         for update in part:
-            total += mean_of([as_number(rows[update].get("time/update")) or 0.0 for rows in seeds if update in rows])
+            total += fmean(as_number(rows[update].get("time/update")) or 0.0 for rows in seeds if update in rows)
         found.append(total)
     return found

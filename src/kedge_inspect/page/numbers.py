@@ -8,10 +8,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from kedge_inspect.record import is_number
 
+Item = TypeVar("Item")
 Reduce = Callable[[Sequence[float]], float]
 
 
@@ -35,24 +36,20 @@ def rounded(value: Any, digits: int = 5) -> Any:
     return [rounded(entry, digits) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
-def evenly_spaced(count: int, most: int) -> list[int]:
-    """At most `most` of `count` indices, evenly spaced, including the first and the last."""
-    if count <= most:
-        return list(range(count))
+def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` of the items, evenly spaced, including the first and the last."""
+    last = len(items) - 1
+    if last < most:
+        return list(items)
     if most == 1:
-        return [count - 1]
-    return sorted({round(index * (count - 1) / (most - 1)) for index in range(most)})
+        return [items[last]]
+    return [items[at] for at in sorted({round(place * last / (most - 1)) for place in range(most)})]
 
 
-def blocks(count: int, most: int) -> list[range]:
-    """`count` indices in at most `most` consecutive blocks, all but the last of equal length."""
-    length = max(1, math.ceil(count / most))
-    return [range(start, min(count, start + length)) for start in range(0, count, length)]
-
-
-def mean_of(numbers: Sequence[float]) -> float:
-    """The mean."""
-    return sum(numbers) / len(numbers)
+def blocks(items: Sequence[Item], most: int) -> list[Sequence[Item]]:
+    """The items in at most `most` consecutive blocks, all but the last of equal length."""
+    length = max(1, math.ceil(len(items) / most))
+    return [items[start : start + length] for start in range(0, len(items), length)]
 
 
 def histogram(quantiles: Sequence[float], edges: Sequence[float]) -> list[float]:
@@ -92,7 +89,7 @@ def fitting(rows: Sequence[dict[str, Any]], most_bytes: int) -> list[dict[str, A
     """
     size = sum(len(json.dumps(row)) for row in rows)
     most = len(rows) if size <= most_bytes else max(1, len(rows) * most_bytes // size)
-    return [rows[index] for index in evenly_spaced(len(rows), most)]
+    return evenly_spaced(rows, most)
 
 
 def shortened(text: str) -> str:

@@ -7,10 +7,11 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from kedge_inspect.page.looks import has_part
-from kedge_inspect.page.numbers import as_number, distributions, evenly_spaced, fitting, mean_of, rounded, shortened
+from kedge_inspect.page.numbers import as_number, distributions, evenly_spaced, fitting, rounded, shortened
 from kedge_inspect.page.result_sentences import why_no_result
 from kedge_inspect.record import RunRecord
 
@@ -60,7 +61,7 @@ def _fewer(most: int) -> list[int]:
 def _prompt(title: str, rows: Sequence[Mapping[str, Any]], most_updates: int) -> dict[str, Any]:
     """The responses to one prompt over time; without a title, responses that have their own prompt each."""
     updates = sorted({int(row["update"]) for row in rows})
-    kept = {updates[index] for index in evenly_spaced(len(updates), most_updates)}
+    kept = evenly_spaced(updates, most_updates)
     responses = [_response(row, with_prompt=not title) for row in rows if row["update"] in kept]
     responses.sort(key=lambda response: response["update"])
     return {"title": title, "prompt": shortened(str(rows[0]["prompt"])) if title else "", "responses": responses}
@@ -129,7 +130,7 @@ def _tree(row: Mapping[str, Any]) -> list[dict[str, Any]]:
             "left_out": at - last + before["left_out"],
             "reward": math.fsum(rewards),
             "value": values[0] if values else None,
-            "advantage": mean_of(advantages) if advantages else None,
+            "advantage": fmean(advantages) if advantages else None,
             **({"after": after, "kept": last - before["at"]} if last < at else {}),
         }
         shown.append(rounded(turn, 4))

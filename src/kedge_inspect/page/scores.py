@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from kedge_inspect.page.clipping import NO_DETAILS
 from kedge_inspect.page.looks import has_part
-from kedge_inspect.page.numbers import as_number, distributions, histogram, mean_of, numbers_of, rounded
+from kedge_inspect.page.numbers import as_number, distributions, histogram, numbers_of, rounded
 from kedge_inspect.record import RunRecord
 
 
@@ -95,7 +96,7 @@ def cost(record: RunRecord) -> dict[str, Any]:
         "background": list(background),
         "seconds": rounded(total),
         "updates": len(values["time/update"]),
-        "sft_steps": rounded(mean_of(steps)) if steps else None,
+        "sft_steps": rounded(fmean(steps)) if steps else None,
         "roles": [_role(name, role) for name, role in record.roles.items() if isinstance(role, Mapping)],
         "peak": {
             place: rounded(max(found)) for place in ("process", "device") if (found := values.get(f"memory/{place}"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from kedge_inspect.look import Row
 from kedge_inspect.page.changes import Ends, ends_of, typographic
 from kedge_inspect.page.looks import look_of
-from kedge_inspect.page.numbers import mean_of, numbers_of, rounded
+from kedge_inspect.page.numbers import numbers_of, rounded
 from kedge_inspect.record import RESULTS, RunRecord
 from kedge_inspect.resolved import KL_COSTS, charges_kl
 
@@ -76,7 +77,7 @@ def _progress(record: RunRecord) -> str:
     if each and (passes := given.get("steps_per_generation")):  # TRL's backward passes, made num_iterations times
         each *= given.get("gradient_accumulation_steps", 1) / passes / given.get("num_iterations", 1)
     times = numbers_of(record.metrics, "time/update")
-    done = [_duration(mean_of(times) * count)] if times else []
+    done = [_duration(fmean(times) * count)] if times else []
     done += [f"{count * each:,.0f} {look.items}"] if each and look.items else []
     steps = f"{of} {look.unit}s" if record.ended_early and of else f" {look.unit}" if count == 1 else f" {look.unit}s"
     return f"{title} ran {count:,}{steps}" + (f" ({', '.join(done)})" if done else "")

@@ -26,13 +26,13 @@ def test_rounding_keeps_digits_and_makes_nonfinite_values_null():
     ("count", "most", "places"),
     [(3, 5, [0, 1, 2]), (5, 3, [0, 2, 4]), (10, 4, [0, 3, 6, 9]), (7, 1, [6]), (0, 4, [])],
 )
-def test_evenly_spaced_indices_include_both_ends(count, most, places):
-    assert evenly_spaced(count, most) == places
+def test_evenly_spaced_items_include_both_ends(count, most, places):
+    assert evenly_spaced(range(count), most) == places
 
 
 @given(st.integers(0, 500), st.integers(1, 60))
 def test_blocks_cover_everything_once(count, most):
-    found = blocks(count, most)
+    found = blocks(range(count), most)
     assert [place for block in found for place in block] == list(range(count))
     assert len(found) <= most
 
