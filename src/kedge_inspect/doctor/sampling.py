@@ -22,19 +22,18 @@ RATIOS = {
 def _beyond_rounding(run: RunRecord) -> tuple[str, Series] | None:
     """Describe the two sides with the largest ratio, and return their ratios that rounding does not explain."""
     bound = MAX_RATIO.get(run.facts.get("precision", ""), MAX_RATIO["bf16"])
-    measured = {between: read(run, name, at_least=1) for name, between in RATIOS.items()}
+    measured = {name: read(run, name, at_least=1) for name in RATIOS}
     if ages := read(run, "policy/staleness", at_least=1):
         # Different weights assign different probabilities, so only compare updates whose responses were sampled with
         # the weights being trained.
         names = ["policy/sampler_ratio_max"]
         if run.setting("ppo.old_logprobs") == "sampler":
             names.append("policy/first_ratio_max")
-        for between in (RATIOS[name] for name in names):
-            if ratios := measured[between]:
-                measured[between] = combine(lambda ratio, age: None if age else ratio, ratios, ages)
-    beyond = {between: ratios.where(lambda ratio: ratio > bound) for between, ratios in measured.items() if ratios}
-    apart = {between: ratios for between, ratios in beyond.items() if len(ratios)}
-    return max(apart.items(), key=lambda item: max(item[1].values)) if apart else None
+        for name in names:
+            if ratios := measured[name]:
+                measured[name] = combine(lambda ratio, age: None if age else ratio, ratios, ages)
+    beyond = [(RATIOS[name], ratios.where(lambda ratio: ratio > bound)) for name, ratios in measured.items() if ratios]
+    return max((each for each in beyond if each[1]), key=lambda each: max(each[1].values), default=None)
 
 
 @rule(

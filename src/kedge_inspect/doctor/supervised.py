@@ -92,16 +92,14 @@ def loss_rising(run: RunRecord, loss: Series) -> Symptom | None:
     by less. Or twice the first batch's in three consecutive steps, even if it falls again. Serious.
     """
     if loss.peak > DIVERGED * max(loss.first, LEAST_LOSS):
-        return Symptom(
-            "serious",
-            f"the training loss rises from {fmt(loss.first)} to {fmt(loss.peak)} ({span(loss.peak_updates)})",
-            (scale(f"{_section(run)}.learning_rate", 0.1), _longer_rise(run)),
-        )
-    if all(move <= max(RISEN * loss.first, SIGNIFICANT * error) for move, error in map(loss.since, (1, WINDOW))):
+        to = f"{fmt(loss.peak)} ({span(loss.peak_updates)})"
+    elif any(move > max(RISEN * loss.first, SIGNIFICANT * error) for move, error in map(loss.since, (1, WINDOW))):
+        to = f"{fmt(loss.late)} ({loss.late_span})"
+    else:
         return None
     return Symptom(
         "serious",
-        f"the training loss rises from {fmt(loss.first)} to {fmt(loss.late)} ({loss.late_span})",
+        f"the training loss rises from {fmt(loss.first)} to {to}",
         (scale(f"{_section(run)}.learning_rate", 0.1), _longer_rise(run)),
     )
 

@@ -17,8 +17,7 @@ MOST_TIED = 4
 LOG_RATIO = 10
 """Ratio of a field's largest and smallest value from which its axis is logarithmic."""
 
-STATES = {"finished": "finished", "running": "running", "stopped": "stopped", "failed": "failed",
-          "waiting": "not started"}  # fmt: skip
+STATES = ("finished", "running", "stopped", "failed", "not started")
 
 
 def sweep_part(sweep: Sweep, records: Mapping[str, RunRecord], *, most_points: int) -> dict[str, Any]:
@@ -102,14 +101,14 @@ def _setting(row: Row, color: int | None, records: Mapping[str, RunRecord], most
 
 
 def _trial(run: SweptRun, setting: int, record: RunRecord | None, goal: Goal | None) -> dict[str, Any]:
-    state = "failed" if run.error is not None else record.state if record else "waiting"
+    state = "failed" if run.error is not None else record.state if record else "not started"
     value = final_value(record.metrics, goal.metric) if record and goal else None
     kl = final_value(record.metrics, "objective/kl") if record else None
     return {
         "name": run.name,
         "setting": setting,
         "seed": run.seed,
-        "state": STATES[state],
+        "state": state,
         "update": record.metrics[-1]["update"] if record and record.metrics else 0,
         "value": rounded(value),
         "kl": rounded(kl),
@@ -119,7 +118,7 @@ def _trial(run: SweptRun, setting: int, record: RunRecord | None, goal: Goal | N
 
 def _sentences(trials: Sequence[Mapping[str, Any]], rows: Sequence[Row], goal: Goal | None) -> list[str]:
     """Sentences on the finished runs, the best setting and its certainty."""
-    counts = [(state, sum(trial["state"] == state for trial in trials)) for state in STATES.values()]
+    counts = [(state, sum(trial["state"] == state for trial in trials)) for state in STATES]
     others = [f"{count} {state}" for state, count in counts[1:] if count]
     first = ", ".join([f"{counts[0][1]} of {len(trials)} runs have finished", *others]) + "."
     compared = [row for row in rows if row.interval is not None]
