@@ -473,14 +473,6 @@ APART = 1.15
 """Growth of the low-scored responses' length over the high-scored ones', relative to the start."""
 
 
-def _divides_by_std(run: RunRecord) -> bool:
-    return run.setting("ppo.advantage") == "grpo"
-
-
-def _averages_responses(run: RunRecord) -> bool:
-    return compares_groups(run) and run.setting("ppo.aggregation") == "sequence"
-
-
 @rule(
     "The responses to most prompts score alike. The advantages of these prompts are 0, apart from a KL in the reward: "
     "they are sampled, scored and evaluated, and teach nothing about the score.",
@@ -524,7 +516,7 @@ def _find_spread(run: RunRecord) -> Iterator[Remedy]:
     "it makes differences that mean little as large as those that mean much.",
     needs=("group/small_spread",),
     updates=MIN_TREND,
-    fits=_divides_by_std,
+    fits=lambda run: run.setting("ppo.advantage") == "grpo",
 )
 def group_std_blows_up(run: RunRecord, small: Series) -> Symptom | None:
     """Seen: `group/small_spread` is high: many groups have a tenth of the usual spread.
@@ -549,7 +541,7 @@ def group_std_blows_up(run: RunRecord, small: Series) -> Symptom | None:
     "less per token the longer it is. The policy learns to make bad responses longer.",
     needs=("group/length_below", "group/length_above"),
     updates=MIN_TREND,
-    fits=_averages_responses,
+    fits=lambda run: compares_groups(run) and run.setting("ppo.aggregation") == "sequence",
 )
 def length_bias(run: RunRecord, below: Series, above: Series) -> Symptom | None:
     """Seen: `group/length_below`, the length of the responses that score below their group's mean, grows, and

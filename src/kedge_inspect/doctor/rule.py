@@ -198,10 +198,11 @@ class Rule:
             return Gap(self.name, reason.partition(" (ppo.")[0] if run.trainer else reason)
         counts = {name: self._count(run, name.split("|")) for name in self.needs}
         missing = next((name for name, count in counts.items() if count == 0), None)
-        if missing is not None and run.metrics and run.trainer:
-            return Gap(self.name, "", needs=missing.replace("|", " or "))
         if missing is not None and run.metrics:
-            return Gap(self.name, WHY_MISSING.get(missing, f"{missing.replace('|', ' or ')} was not recorded"))
+            named = missing.replace("|", " or ")
+            if run.trainer:
+                return Gap(self.name, "", needs=named)
+            return Gap(self.name, WHY_MISSING.get(missing, f"{named} was not recorded"))
         if min([len(run.metrics), *counts.values()]) < self.updates:
             return Gap(self.name, "", self.updates)
         return None
