@@ -1,10 +1,13 @@
 """The reference trainer: its model against finite differences and transformers, its updates against committed ones."""
 
+import json
+
 import numpy as np
 import pytest
 
 from ppo_conformance.adapters.reference import Adapter
 from ppo_conformance.checks import update
+from ppo_conformance.oracle.__main__ import rewrite
 from ppo_conformance.reference.model import Llama, Weights, initial_weights
 from ppo_conformance.reference.trainer import Trainer
 from tests.float64 import in_float64
@@ -55,8 +58,19 @@ def test_the_logits_are_those_of_transformers(tied, monkeypatch):
 
 
 def test_the_committed_weights_are_those_of_the_reference_trainer(capsys):
-    assert update.main(["--check"]) == 0
+    made = {update.FOLDER / f"{name}.json": update.filled(name) for name in update.CASES}
+    assert rewrite("", made, ["--check"]) == 0
     assert capsys.readouterr().out == "differ: none\n"
+
+
+def test_a_file_that_differs_is_named_or_written(tmp_path, capsys):
+    path = tmp_path / "case.json"
+    path.write_text('{"expected": 1.0}')
+    assert rewrite("", {path: {"expected": 2.0}}, ["--check"]) == 1
+    assert json.loads(path.read_text()) == {"expected": 1.0}
+    assert rewrite("", {path: {"expected": 2.0}}, []) == 0
+    assert json.loads(path.read_text()) == {"expected": 2.0}
+    assert capsys.readouterr().out == "differ: case\nwritten: case\n"
 
 
 def test_whole_updates_move_every_tensor():

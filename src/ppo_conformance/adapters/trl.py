@@ -146,6 +146,7 @@ OFF = (
     "log_multimodal reward_clip_range normalize_advantages off_policy_mask_threshold environment_factories "
     "environments tools pad_to_multiple_of chat_template"
 )
+ABSENT = "use_bias_correction_kl delta gradient_checkpointing_kwargs center_rewards_coefficient report_to"
 ZERO = "beta _last_loaded_step _total_train_tokens"
 ONE = "top_entropy_quantile num_iterations num_generations _tp_size vllm_importance_sampling_correction"
 
@@ -158,14 +159,7 @@ def _trainer(kind: Any = GRPOTrainer, **settings: Any) -> Any:
     vars(made.accelerator).update(process_index=0, is_main_process=False, device=torch.device("cpu"))
     made.model = SimpleNamespace(training=True, is_gradient_checkpointing=False)
     made.args = SimpleNamespace(steps_per_generation=1, gradient_accumulation_steps=1, per_device_train_batch_size=1)
-    absent = (
-        "use_bias_correction_kl",
-        "delta",
-        "gradient_checkpointing_kwargs",
-        "center_rewards_coefficient",
-        "report_to",
-    )
-    vars(made.args).update(dict.fromkeys(absent))
+    vars(made.args).update(dict.fromkeys(ABSENT.split()))
     made.state = SimpleNamespace(num_input_tokens_seen=0, global_step=0)
     made.reward_weights, made.reward_funcs, made.reward_func_names = torch.ones(1), [0], ["score"]
     made.eos_token_ids, made.chat_template_kwargs = [1], {}

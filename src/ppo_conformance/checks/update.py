@@ -31,7 +31,7 @@ import numpy as np
 
 from ppo_conformance.adapters import reference
 from ppo_conformance.checks import Check
-from ppo_conformance.oracle.__main__ import same, text_of
+from ppo_conformance.oracle.__main__ import rewrite
 from ppo_conformance.protocol import CHOICES, Adapter, Deviation, NotOffered, offered
 from ppo_conformance.reference.model import Weights, initial_weights
 from ppo_conformance.reference.trainer import Trainer
@@ -189,18 +189,11 @@ def sampled(weights: Weights) -> dict[str, dict[str, float]]:
     }
 
 
-def main(arguments: list[str]) -> int:
-    """Write the expected weights where they differ; with `--check` name these cases instead, and return 1."""
-    behind: list[str] = []
-    for name in CASES:
-        found = {**load(name), "expected": sampled(Trainer().update(chosen(load(name), reference.Adapter())))}
-        if not same(found, load(name)):
-            behind.append(name)
-            if "--check" not in arguments:
-                (FOLDER / f"{name}.json").write_text(text_of(found) + "\n", "utf-8")
-    print(f"differ: {', '.join(behind) or 'none'}")
-    return int("--check" in arguments and bool(behind))
+def filled(name: str) -> Case:
+    """A case with the reference trainer's weights."""
+    case = load(name)
+    return {**case, "expected": sampled(Trainer().update(chosen(case, reference.Adapter())))}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(rewrite(__doc__, {FOLDER / f"{name}.json": filled(name) for name in CASES}))

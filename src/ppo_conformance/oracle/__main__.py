@@ -7,6 +7,8 @@ import itertools
 import json
 import math
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ppo_conformance import vectors
@@ -48,18 +50,17 @@ def text_of(value: Any, indent: str = "") -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def main() -> int:
-    """Write the vectors, or with `--check` return 1 and name the files that differ."""
-    parser = argparse.ArgumentParser(prog="python -m ppo_conformance.oracle", description=__doc__)
+def rewrite(about: str | None, made: Mapping[Path, Any], arguments: Sequence[str] | None = None) -> int:
+    """Write the files that differ from what they should hold; with `--check` name them instead, and return 1."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file differs")
-    check = parser.parse_args().check
-    behind = {topic: new for topic in vectors.topics() if not same(new := filled(topic), vectors.read(topic))}
-    for topic, new in behind.items():
-        if not check:
-            (vectors.FOLDER / f"{topic}.json").write_text(text_of(new) + "\n", "utf-8")
-    print(f"{'differ' if check else 'written'}: {', '.join(behind) or 'none'}")
+    check = parser.parse_args(arguments).check
+    behind = [path for path, new in made.items() if not same(new, json.loads(path.read_text("utf-8")))]
+    for path in () if check else behind:
+        path.write_text(text_of(made[path]) + "\n", "utf-8")
+    print(f"{'differ' if check else 'written'}: {', '.join(path.stem for path in behind) or 'none'}")
     return int(check and bool(behind))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(rewrite(__doc__, {vectors.FOLDER / f"{topic}.json": filled(topic) for topic in vectors.topics()}))
