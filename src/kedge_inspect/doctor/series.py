@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from kedge_base.machine.progress import format_figure
@@ -114,7 +115,7 @@ class Series:
     @property
     def steps(self) -> list[float]:
         """Differences between consecutive values."""
-        return [after - before for before, after in zip(self.values, self.values[1:], strict=False)]
+        return [after - before for before, after in pairwise(self.values)]
 
     @property
     def rise(self) -> float:

@@ -152,9 +152,9 @@ def _why_empty(record: RunRecord) -> str:
 
 
 FIGURES = (
-    "model", "against", "judge", "judge_mode", "num_prompts", "num_judged", "num_equal", "won", "tied", "lost",
+    "model", "against", "judge", "num_prompts", "num_judged", "num_equal", "won", "tied", "lost",
     "win_rate", "win_rate_controlled", "score", "score_against", "kl", "length", "length_against", "eos_rate",
-    "eos_rate_against", "longer_wins", "longer_wins_expected", "position_bias",
+    "eos_rate_against", "longer_wins", "longer_wins_expected",
 )  # fmt: skip
 
 OUTCOMES = {"model": "won", "tie": "tied", "against": "lost"}
@@ -249,7 +249,7 @@ def _both_sides(record: RunRecord, name: str) -> dict[str, Any] | None:
 
 
 GENERATION_FIGURES = (
-    "model", "num_prompts", "num_responses", "num_distinct", "num_scored", "length", "eos_rate", "reward", "score",
+    "model", "num_prompts", "num_responses", "num_distinct", "length", "eos_rate", "score",
 )  # fmt: skip
 
 

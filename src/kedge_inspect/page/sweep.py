@@ -107,7 +107,6 @@ def _trial(run: SweptRun, setting: int, record: RunRecord | None, goal: Goal | N
     return {
         "name": run.name,
         "setting": setting,
-        "seed": run.seed,
         "state": state,
         "update": record.metrics[-1]["update"] if record and record.metrics else 0,
         "value": rounded(value),
