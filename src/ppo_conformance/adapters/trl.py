@@ -142,11 +142,11 @@ class Adapter(protocol.Adapter):
 
 
 OFF = (
-    "aux_loss_enabled _entropy_bonus_enabled use_vllm mask_truncated_completions _is_vlm _multi_environment "
-    "log_multimodal reward_clip_range normalize_advantages off_policy_mask_threshold environment_factories "
+    "aux_loss_enabled _entropy_bonus_enabled use_vllm mask_truncated_completions _is_vlm "
+    "reward_clip_range normalize_advantages off_policy_mask_threshold environment_factories "
     "environments tools pad_to_multiple_of chat_template"
 )
-ABSENT = "use_bias_correction_kl delta gradient_checkpointing_kwargs center_rewards_coefficient report_to"
+ABSENT = "use_bias_correction_kl gradient_checkpointing_kwargs center_rewards_coefficient"
 ZERO = "beta _last_loaded_step _total_train_tokens"
 ONE = "top_entropy_quantile num_iterations num_generations _tp_size vllm_importance_sampling_correction"
 
@@ -155,13 +155,14 @@ def _trainer(kind: Any = GRPOTrainer, **settings: Any) -> Any:
     """A trainer without a model: what its methods read, with TRL's defaults."""
     same = lambda x, **_: x  # noqa: E731
     made = object.__new__(kind)
-    made.accelerator = SimpleNamespace(gather=same, reduce=same, gather_for_metrics=same, num_processes=1)
-    vars(made.accelerator).update(process_index=0, is_main_process=False, device=torch.device("cpu"))
+    made.accelerator = SimpleNamespace(
+        gather=same, reduce=same, gather_for_metrics=same, num_processes=1, process_index=0, device=torch.device("cpu")
+    )
     made.model = SimpleNamespace(training=True, is_gradient_checkpointing=False)
     made.args = SimpleNamespace(steps_per_generation=1, gradient_accumulation_steps=1, per_device_train_batch_size=1)
     vars(made.args).update(dict.fromkeys(ABSENT.split()))
     made.state = SimpleNamespace(num_input_tokens_seen=0, global_step=0)
-    made.reward_weights, made.reward_funcs, made.reward_func_names = torch.ones(1), [0], ["score"]
+    made.reward_weights, made.reward_func_names = torch.ones(1), ["score"]
     made.eos_token_ids, made.chat_template_kwargs = [1], {}
     made.scale_rewards, made.multi_objective_aggregation = "group", "sum_then_normalize"
     made._pending_extra_logs, made._pending_metrics, made._metrics = {}, {}, {"train": defaultdict(list)}
