@@ -19,7 +19,7 @@ from ppo_conformance.checks import Check, all_checks
 from ppo_conformance.protocol import Deviation, NotOffered
 
 NOT_REMADE = Path(__file__).parent / "not_remade.tsv"
-PARTS = ("averages", "advantages", "probabilities", "updates", "conversations")
+PARTS = ("averages", "advantages", "probabilities", "updates")
 
 
 @dataclass(frozen=True)
