@@ -34,11 +34,11 @@ from kedge.stages.ppo import main as stage
 from kedge.training import update as training
 from kedge.training.supervised.loop import TrainingSettings, train_supervised
 from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
+from ppo_conformance.adapters.kedge import AGGREGATIONS
 from ppo_conformance.protocol import Array, NotOffered
 from ppo_conformance.reference.model import NORM_EPS, ROTARY_BASE, initial_weights, shapes_of
 
 Case = Mapping[str, Any]
-AGGREGATIONS = {"token": "token", "response": "sequence", "fixed_length": "constant"}
 STOP = 1
 """The token that ends a response in all cases."""
 
@@ -207,8 +207,6 @@ def own_parts(batch: Mapping[str, Any], row: int) -> Any:
 def config_of(case: Case) -> dict[str, Any]:
     """The settings of the run."""
     use, first = case["settings"], case["batches"][0]
-    if use["aggregation"] not in AGGREGATIONS:
-        raise NotOffered(f"no setting aggregates by {use['aggregation']}")
     place, kind = ("reward", "kl") if use["kl_in_reward"] else ("loss", "kl_loss")
     longest = max(len(response) for batch in case["batches"] for response in batch["responses"])
     return {
