@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 import traceback
@@ -148,9 +149,13 @@ class RunRecord:
         return value
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """The updates that have a metric, and its values; null is left out."""
-        rows = [(row["update"], row[name]) for row in self.metrics if isinstance(row.get(name), (int, float))]
-        return [update for update, _ in rows], [float(value) for _, value in rows]
+        """The updates that have a finite value of a metric, and these values."""
+        rows = [
+            (row["update"], float(value))
+            for row in self.metrics
+            if is_number(value := row.get(name)) and math.isfinite(value)
+        ]
+        return [update for update, _ in rows], [value for _, value in rows]
 
     @property
     def judges(self) -> list[str]:

@@ -151,7 +151,7 @@ def read(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL, of_policy: boo
         at_least: Updates required.
         of_policy: Leave out the critic's warm-up, in which the policy is frozen.
     """
-    found = Series(*run.series(name)).where(math.isfinite)
+    found = Series(*run.series(name))
     if of_policy:
         warm_up = value_warmup_of(run)
         found = Series.of(item for item in found.items if item[0] > warm_up)
