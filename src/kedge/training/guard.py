@@ -48,14 +48,6 @@ StepCheck = Callable[[int, Mapping[str, float], Callable[[], BadValue]], bool]
 that searches for the response that caused a bad value.
 """
 
-MAX_RATIO: Mapping[str, float] = {"fp32": 1.01, "bf16": 2.0}
-"""Largest ratio of two probabilities of the same token that rounding can explain, by number format.
-
-In fp32 they differ by at most 1e-4. In bf16, with 8 significant bits, it grows with the model: over some thousands of
-tokens at temperature 0.7 the largest was 1.3 in small models and 1.54 in SmolLM2-135M. There, a temperature of 0.75
-gives 2.9, a temperature of 0.8 gives 7, and positions off by one give 99.
-"""
-
 MAX_K3: Mapping[str, float] = {"fp32": 1e-6, "bf16": 1e-2}
 """Largest k3 of sampler and trainer, in nats per token, that rounding can explain, by number format.
 

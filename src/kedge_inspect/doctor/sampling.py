@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from statistics import median
 
+from kedge_base.run_folder.record_format import MAX_RATIO
 from kedge_inspect.doctor.rule import Symptom, adjust, rule, scale, set_to
 from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, combine, fmt, read
 from kedge_inspect.record import RunRecord
-
-MAX_RATIO = {"fp32": 1.01, "bf16": 2.0}
-"""Largest ratio of two probabilities of one token that rounding explains. A copy of `training.guard.MAX_RATIO`, because
-this layer may not import it; a test keeps the two equal."""
-
 
 RATIOS = {
     "policy/first_ratio_max": "the old logprobs and the first optimizer step, which has the same weights",

@@ -8,9 +8,7 @@ from pathlib import Path
 from handbook.doctor import with_rules
 from kedge.config import field_advice
 from kedge.config.explain.describe import find_field
-from kedge.training.guard import MAX_RATIO as GUARD_MAX_RATIO
 from kedge_inspect.doctor import diagnose
-from kedge_inspect.doctor.sampling import MAX_RATIO
 from tests.inspect.doctor.cases import CASES
 from tests.inspect.doctor.synthetic import ALL_RULES
 
@@ -46,7 +44,3 @@ def test_the_configuration_explains_every_field_that_is_too_high_or_too_low() ->
         for finding in diagnose(case.faulty):
             if finding.field and finding.direction != "switch":
                 assert field_advice(finding.field, finding.direction), (finding.rule, finding.field)
-
-
-def test_the_doctor_and_the_guard_share_the_rounding_bound() -> None:
-    assert MAX_RATIO == GUARD_MAX_RATIO

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kedge.training.guard import MAX_RATIO, BadValue, Guard, GuardOptions, SpikeDetector, refuse_nonfinite
+from kedge.training.guard import BadValue, Guard, GuardOptions, SpikeDetector, refuse_nonfinite
 from kedge_base.errors import NonfiniteScoreError, NumericsError
+from kedge_base.run_folder.record_format import MAX_RATIO
 from tests.training.test_update import make_experience, make_models
 
 OPTIONS = {

@@ -15,13 +15,13 @@ from kedge.stages.ppo.roles import Roles
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.guard import (
     MAX_K3,
-    MAX_RATIO,
     Guard,
     GuardOptions,
     Incident,
     SpikeDetector,
     find_bad_weight,
 )
+from kedge_base.run_folder.record_format import MAX_RATIO
 
 SPIKE_HISTORY = 40
 """Number of recent optimizer steps whose median spikes are compared with: ten updates of four steps."""
