@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from ppo_conformance.checks import Check, all_checks
@@ -118,11 +117,8 @@ def load_adapter(place: str) -> Adapter:
     if not is_file and place not in adapter_names():
         raise UserError(f"no adapter is named {place!r}; there are {', '.join(adapter_names())}, or give a file.py")
     try:
-        if is_file:
-            module: Any = SimpleNamespace(**runpy.run_path(place))
-        else:
-            module = importlib.import_module(f"ppo_conformance.adapters.{place}")
-        kind = getattr(module, "Adapter", None)
+        names = runpy.run_path(place) if is_file else vars(importlib.import_module(f"ppo_conformance.adapters.{place}"))
+        kind = names.get("Adapter")
         if not (isinstance(kind, type) and issubclass(kind, Adapter)) or kind is Adapter:
             raise UserError(f"{place} has no class Adapter(ppo_conformance.Adapter); see ppo_conformance.protocol")
         adapter = kind()

@@ -65,17 +65,21 @@ class Adapter(protocol.Adapter):
     def kl_loss(self, log_probs, reference, mask, settings):
         """The surrogate's part is 0, because the advantages are."""
         frozen = {"old_logprobs": log_probs, "advantages": 0 * log_probs, "ref_logprobs": reference}
-        options = {"kl_coef": settings["coef"], "kl_estimator": settings["kl_loss"]}
-        return objective(log_probs, mask, settings, frozen, **options)
+        return objective(log_probs, mask, settings, frozen, kl_coef=settings["coef"], kl_estimator=settings["kl_loss"])
 
     def shaped_rewards(self, scores, log_probs, reference, mask, settings):
-        options = {"kl_coef": settings["coef"], "kl_estimator": settings["kl"], "score_at": settings["score_at"]}
-        return algorithm.shape_rewards(*tensors(scores, log_probs, reference, mask), **options).rewards.numpy()
+        return algorithm.shape_rewards(
+            *tensors(scores, log_probs, reference, mask),
+            kl_coef=settings["coef"],
+            kl_estimator=settings["kl"],
+            score_at=settings["score_at"],
+        ).rewards.numpy()
 
     def gae(self, rewards, values, mask, last_values, settings):
         *inputs, after = tensors(rewards, values, mask, last_values)
-        numbers = {"gamma": settings["gamma"], "gae_lambda": settings["lam"], "bootstrap_values": after}
-        found = algorithm.generalized_advantages(*inputs, **numbers)
+        found = algorithm.generalized_advantages(
+            *inputs, gamma=settings["gamma"], gae_lambda=settings["lam"], bootstrap_values=after
+        )
         return found.advantages.numpy(), found.returns.numpy()
 
     def whiten(self, values, mask, settings):
@@ -119,9 +123,14 @@ class Adapter(protocol.Adapter):
         if tuple(settings["betas"]) != BETAS:
             raise NotOffered(f"the betas are {BETAS}")
         weight = nn.Parameter(torch.tensor(parameters[None]))
-        mode = {"after_debiasing": "torch", "before_debiasing": "tf1"}[settings["adam_eps"]]
-        options = {"adam_eps": settings["eps"], "adam_eps_mode": mode, "weight_decay": settings["weight_decay"]}
-        optimizer = build_optimizer([weight], learning_rate=settings["lr"], **options)
+        mode: Any = {"after_debiasing": "torch", "before_debiasing": "tf1"}[settings["adam_eps"]]
+        optimizer = build_optimizer(
+            [weight],
+            learning_rate=settings["lr"],
+            adam_eps=settings["eps"],
+            adam_eps_mode=mode,
+            weight_decay=settings["weight_decay"],
+        )
         for gradient in tensors(*gradients):
             weight.grad = gradient[None]
             optimizer.step()

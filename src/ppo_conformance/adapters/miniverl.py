@@ -53,8 +53,6 @@ class Adapter(protocol.Adapter):
     def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
         """See `protocol.Adapter`; the losses of tokens, reduced over the minibatch."""
         old, gains, counts = tensors(old_log_probs, advantages, mask)
-        clips = {"clip_ratio_low": settings["clip_low"], "clip_ratio_high": settings["clip_high"]}
-        clips["clip_ratio_c"] = settings["dual_clip"] or UNBOUNDED
 
         def losses(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
             return policy.clipped_policy_loss(
@@ -62,7 +60,9 @@ class Adapter(protocol.Adapter):
                 old_log_probs=old[rows],
                 advantages=gains[rows],
                 response_mask=counts[rows].double(),
-                **clips,
+                clip_ratio_low=settings["clip_low"],
+                clip_ratio_high=settings["clip_high"],
+                clip_ratio_c=settings["dual_clip"] or UNBOUNDED,
             ).per_token_loss
 
         return self._over_batches(log_probs, mask, settings, losses)

@@ -104,8 +104,12 @@ class Adapter(protocol.Adapter):
         kind = {"token": "ppo", "sequence": "gspo"}[settings["ratio"]]
         if (kind == "gspo") != (settings["aggregation"] == "response"):
             raise NotOffered("the aggregation belongs to the ratio")
-        clips = {"clip_eps_low": settings["clip_low"], "clip_eps_high": settings["clip_high"]}
-        made = loss.PolicyLoss(**clips, dual_clip=settings["dual_clip"], policy_loss_type=kind)
+        made = loss.PolicyLoss(
+            clip_eps_low=settings["clip_low"],
+            clip_eps_high=settings["clip_high"],
+            dual_clip=settings["dual_clip"],
+            policy_loss_type=kind,
+        )
 
         def term(x: torch.Tensor, rows: list[int], counts: torch.Tensor, batch: Any) -> torch.Tensor:
             return made(x, old[rows], gains[rows], counts, **batch)[0]
@@ -137,8 +141,11 @@ class Adapter(protocol.Adapter):
         """See `protocol.Adapter`; the weights are the derivatives of the loss by advantages, where the ratio is 1."""
         kind = settings["off_policy"]
         bounds = [0.0, settings["cap"]] if kind == "token_truncate" else [settings["low"], settings["high"]]
-        names = ("enable_vllm_is_correction", "vllm_is_truncated_threshold", "vllm_is_correction_type")
-        made = loss.PolicyLoss(**dict(zip(names, (True, bounds, CORRECTIONS[kind]), strict=True)))
+        made = loss.PolicyLoss(
+            enable_vllm_is_correction=True,
+            vllm_is_truncated_threshold=bounds,
+            vllm_is_correction_type=CORRECTIONS[kind],
+        )
         train, sample, counts = tensors(train_log_probs, sample_log_probs, mask)
         _, found = value_and_gradient(lambda x: made(train, train, x, counts, sample)[0], -np.ones_like(mask, float))
         return -found * mask.sum()

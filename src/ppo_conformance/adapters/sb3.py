@@ -29,8 +29,10 @@ class Adapter(protocol.Adapter):
                 raise NotOffered("every step of an environment counts")
             if not steps:
                 continue
-            space, options = Box(-1.0, 1.0, (1,)), {"gamma": settings["gamma"], "gae_lambda": settings["lam"]}
-            buffer = RolloutBuffer(steps, space, space, device="cpu", **options)
+            space = Box(-1.0, 1.0, (1,))
+            buffer = RolloutBuffer(
+                steps, space, space, device="cpu", gamma=settings["gamma"], gae_lambda=settings["lam"]
+            )
             for step in range(steps):
                 value = torch.tensor([values[row, step]])
                 buffer.add(np.zeros(1), np.zeros(1), rewards[row, step], np.zeros(1), value, torch.zeros(1))

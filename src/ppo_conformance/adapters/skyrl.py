@@ -109,8 +109,10 @@ class Adapter(protocol.Adapter):
         counts = torch.tensor(mask)
         batch = TrainingInputBatch({"advantages": torch.tensor(values * mask), "response_mask": counts})
         batch["loss_mask"] = counts
-        options = {"advantage_batch_normalize": True, "loss_reduction": AGGREGATIONS["fixed_length"], "max_seq_len": 1}
-        trainer = SimpleNamespace(algorithm=SimpleNamespace(**options), micro_train_batch_size_per_gpu=len(values))
+        algorithm = SimpleNamespace(
+            advantage_batch_normalize=True, loss_reduction=AGGREGATIONS["fixed_length"], max_seq_len=1
+        )
+        trainer = SimpleNamespace(algorithm=algorithm, micro_train_batch_size_per_gpu=len(values))
         stub = SimpleNamespace(cfg=SimpleNamespace(trainer=trainer))
         found = RayPPOTrainer._normalize_advantages(stub, batch, [(0, len(values))])
         return found["advantages"].numpy() * len(values)

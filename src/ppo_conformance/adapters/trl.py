@@ -104,10 +104,12 @@ class Adapter(protocol.Adapter):
 
     def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
         """See `protocol.Adapter`."""
-        caps = (None, settings["cap"]) if "truncate" in settings["off_policy"] else (settings["low"], settings["high"])
-        names = ("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max")
+        truncates = "truncate" in settings["off_policy"]
         trainer = _trainer(
-            use_vllm=True, vllm_importance_sampling_mode=settings["off_policy"], **dict(zip(names, caps, strict=True))
+            use_vllm=True,
+            vllm_importance_sampling_mode=settings["off_policy"],
+            vllm_importance_sampling_clip_min=None if truncates else settings["low"],
+            vllm_importance_sampling_clip_max=settings["cap" if truncates else "high"],
         )
         trainer.score = lambda *_, **__: (torch.tensor(train_log_probs), None, None)
         found = _experience(trainer, mask, np.zeros(len(mask)), sample_log_probs)["importance_sampling_ratio"]
