@@ -17,7 +17,7 @@ from ppo_conformance import vectors
 from ppo_conformance.__main__ import main
 from ppo_conformance.checks import all_checks
 from ppo_conformance.oracle.__main__ import filled, same
-from ppo_conformance.protocol import CHOICES, METHODS, Adapter
+from ppo_conformance.protocol import CHOICES, METHODS, Adapter, NotOffered
 from ppo_conformance.results import adapter_names
 
 SOURCE = Path(vectors.__file__).parents[2]
@@ -151,6 +151,7 @@ def test_an_exception_of_a_library_is_an_error_with_its_line(
         ([], "class Adapter:\n    name = 'other'\n", "has no class Adapter(ppo_conformance.Adapter)"),
         ([], "from ppo_conformance import Adapter\n", "has no class Adapter(ppo_conformance.Adapter)"),
         ([], RIGHT.replace('"1.2"', "__import__('importlib').metadata.version('no-such-library')"), "no-such-library"),
+        ([], RIGHT.replace('    def version(self):\n        return "1.2"', '    distribution = "no-such"'), "no-such"),
         ([], "import not_there_at_all\n", "No module named 'not_there_at_all'"),
         ([], RIGHT.replace('"yes"', '"maybe"'), "profile of small: whitening_bessel is 'maybe'; allowed: no, yes"),
         ([], RIGHT.replace('"tools"', '"toolz"'), "profile of small: no choice is named 'toolz'"),
@@ -165,6 +166,24 @@ def test_a_mistake_of_the_user_is_one_line(
     assert main(["run", *given]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+def test_the_version_of_a_library_is_that_of_its_distribution() -> None:
+    class Named(Adapter):
+        distribution = "numpy"
+
+    assert (Adapter().version(), Named().version()) == ("unknown", np.__version__)
+
+
+def test_rows_are_ordered_by_groups_of_one_size() -> None:
+    from ppo_conformance.adapters.torch_tools import by_group
+
+    order, size = by_group(np.array([7, 3, 7, 3]))
+    assert (order.tolist(), size) == ([1, 3, 0, 2], 2)
+    assert by_group(np.array([5, 4]), least=1)[1] == 1
+    for groups in ([1, 2], [1, 1, 2], [2, 1, 1]):
+        with pytest.raises(NotOffered, match="groups have one size, above 1"):
+            by_group(np.array(groups))
 
 
 def test_every_adapter_of_the_suite_is_listed() -> None:
