@@ -236,9 +236,11 @@ def _plain_values(data: bytes) -> Any:
                 stack[-1].extend(items)
             elif isinstance(stack[-1], dict):
                 stack[-1].update(zip(items[::2], items[1::2], strict=True))
-        elif isinstance(argument, (str, int, float)) and name not in ("PROTO", "FRAME"):
+        elif name in ("PROTO", "FRAME"):
+            continue
+        elif isinstance(argument, (str, int, float)):
             stack.append(argument)
-        elif name not in ("PROTO", "FRAME"):
+        else:
             raise ValueError(f"a pickle with {name}")
     return None
 
