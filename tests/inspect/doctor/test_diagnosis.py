@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -784,3 +785,12 @@ def test_gradients_may_grow_while_a_loss_falls(end: float, expected: bool) -> No
     norms = lambda done: 0.05 * 100**done  # noqa: E731
     run = run_with(40, {"loss": towards(0.69, end), "grad_norm": norms}, facts={"stage": "reward"})
     assert ("gradient_spikes" in {each.rule for each in diagnose(run)}) == expected
+
+
+def test_a_kl_that_is_never_finite_is_as_one_that_was_not_measured() -> None:
+    """In memory; a run's folder has null there."""
+    single = {"ppo.num_epochs": 1, "ppo.num_minibatches": 1}
+    for kl in (math.nan, None):
+        run = synthetic_run(metrics={"objective/kl": kl}, settings=single)
+        reasons = {gap.rule: gap.reason for gap in examine(run).gaps}
+        assert reasons["steps_too_small"] == "the KL was not measured (ppo.measure_kl=true measures it)"
