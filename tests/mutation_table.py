@@ -1111,8 +1111,8 @@ MUTATIONS = (
     Mutation(
         "gradients-added-in-any-order",
         "packed_states",
-        "layout).index_select(0, places)",
-        "layout)[places]",
+        "states.index_select(0, places)",
+        "states[places]",
         f"{SHARING}::test_the_gradients_are_the_same_to_the_bit_each_time",
     ),
     Mutation(

@@ -17,7 +17,7 @@ from kedge.config import Config, mean_epochs, with_values
 from kedge.data import EncodedExample
 from kedge.models import ActorCritic, LanguageModel, PolicyWeights, Precision, ScalarModel, TokenRows, autocast
 from kedge.models.live_bytes import Hollow, LiveBytes
-from kedge.models.packing.packed_decoder import PackedDecoder
+from kedge.models.packing.packed import PackedDecoder
 from kedge.models.pretrained import inner_matrices
 from kedge.ranks import ALONE
 from kedge.rewards.score import ScoredRollout

@@ -42,7 +42,7 @@ from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel, ScalarModel, TokenRows, load_scalar_model, load_tokenizer
 from kedge.models.live_bytes import LiveBytes
 from kedge.models.packing.decoders import GroupedDecoder
-from kedge.models.packing.packed_decoder import PackedDecoder
+from kedge.models.packing.packed import PackedDecoder
 from kedge.models.precision import autocast
 from kedge.models.scalar import find_batching
 from kedge.rollout import Sampler

@@ -10,7 +10,7 @@ from transformers import MistralConfig
 
 from kedge.algorithm.experience import join_rollouts
 from kedge.models import ActorCritic, response_logprobs
-from kedge.models.packing.packed_decoder import PackedDecoder
+from kedge.models.packing.packed import PackedDecoder
 from kedge.models.packing.trunk import Trunk
 from kedge.ranks import AdaptiveTokens
 from kedge.rollout import Sampler

@@ -6,7 +6,7 @@ from kedge.models.heads import HistogramHead, ValueHead, initialize_head, load_v
 from kedge.models.language import ActorCritic, LanguageModel, PolicyWeights, response_logprobs
 from kedge.models.loading import load_language_model, load_scalar_model
 from kedge.models.packing.decoders import Decoder
-from kedge.models.packing.packed_decoder import PackedDecoder
+from kedge.models.packing.packed import PackedDecoder
 from kedge.models.packing.rows import TokenRows
 from kedge.models.precision import Precision, autocast, prepacked, resolve_precision
 from kedge.models.pretrained import freeze_attention, model_width

@@ -9,8 +9,9 @@ import torch
 
 from kedge.models import LanguageModel, autocast, hold_frozen, precision
 from kedge.models.packing import packed
+from kedge.models.packing import rows as packing_rows
 from kedge.models.packing.decoders import Decoder, PaddedDecoder
-from kedge.models.packing.packed_decoder import MIN_GROWTH, PackedDecoder
+from kedge.models.packing.packed import MIN_GROWTH, PackedDecoder
 from kedge.models.packing.trunk import Trunk
 from kedge_base.errors import ModelError
 from tests.models.families import ARCHITECTURES, PACKED, language_model
@@ -63,7 +64,8 @@ def test_reading_token_by_token_is_reading_all_at_once(name, layout):
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
 @torch.no_grad()
 def test_what_all_prompts_begin_with_is_read_for_each_of_them(name, as_on_a_gpu, monkeypatch):
-    monkeypatch.setattr(packed, "on_accelerator", lambda device: as_on_a_gpu)
+    for module in (packing_rows, packed):
+        monkeypatch.setattr(module, "on_accelerator", lambda device: as_on_a_gpu)
     assert_reading(name, "as it can", BEGUN)
 
 
@@ -106,7 +108,8 @@ def test_dropping_rows_leaves_the_others_as_they_are(name, layout):
 @torch.no_grad()
 def test_rows_get_longer_each_by_itself(name, as_on_a_gpu, monkeypatch):
     """Rows are read on by texts of any length, some rows wait while others step, and rows are dropped between."""
-    monkeypatch.setattr(packed, "on_accelerator", lambda device: as_on_a_gpu)
+    for module in (packing_rows, packed):
+        monkeypatch.setattr(module, "on_accelerator", lambda device: as_on_a_gpu)
     model = language_model(name)
     rows = [list(prompt) for prompt in PROMPTS]
     decoder = start(model, name, "as it can", rows, 250)

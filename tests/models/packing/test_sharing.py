@@ -19,7 +19,7 @@ from kedge.algorithm.prefixes import LEAST_SHARED, common_start, prefix_tree
 from kedge.models import ActorCritic, LanguageModel, ScalarModel, TokenRows, response_logprobs, score_rows
 from kedge.models.live_bytes import LiveBytes
 from kedge.models.packing import packed
-from kedge.models.packing.packed import Packed
+from kedge.models.packing import rows as packing_rows
 from kedge.models.packing.trunk import Trunk
 from tests.float64 import in_float64
 from tests.models.families import ARCHITECTURES, PACKED, language_model
@@ -79,9 +79,10 @@ def assert_equal_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How the rests of rows are arranged: prompt by prompt, as on a GPU all at once, or there a few at once."""
     if request.param != "cpu":
-        monkeypatch.setattr(packed, "on_accelerator", lambda device: True)
+        for module in (packing_rows, packed):
+            monkeypatch.setattr(module, "on_accelerator", lambda device: True)
     if request.param == "gpu-long":
-        monkeypatch.setattr(packed, "MOST_SEEN", 4 * max(LENGTHS) * (max(LENGTHS) + max(map(len, PROMPTS))))
+        monkeypatch.setattr(packing_rows, "MOST_SEEN", 4 * max(LENGTHS) * (max(LENGTHS) + max(map(len, PROMPTS))))
     return request.param
 
 
@@ -117,16 +118,16 @@ def test_the_tokens_of_a_prompt_reach_the_layers_once(monkeypatch: pytest.Monkey
 
 def test_on_a_gpu_the_rests_of_all_prompts_are_one_group(place: str) -> None:
     rests = [((slice(3, 7),), (6, 5, 1)), ((slice(0, 3),), (2, 2)), ((slice(7, 9),), (4,))]
-    layout = Packed.of(TokenRows(torch.arange(9), (4, 3, 2)), rests)
+    groups = packing_rows.rectangles(TokenRows(torch.arange(9), (4, 3, 2)), rests)
     # Whole rows first: 4 and 3 share a rectangle. Then 6 and 5, 1, and those of the other prompts.
     sizes = {"cpu": [11, 1, 4, 4], "gpu": [20], "gpu-long": [14, 6]}
-    assert [group.num_tokens for group in layout.groups] == [7, 2, *sizes[place]]
+    assert [group.num_tokens for group in groups] == [7, 2, *sizes[place]]
 
 
 def test_the_mask_of_several_prompts_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "on_accelerator", lambda device: True)
+    monkeypatch.setattr(packing_rows, "on_accelerator", lambda device: True)
     rests = [((slice(2, 4),), (2,)), ((slice(4, 5),), (1,)), ((slice(4, 5),), (1,))]
-    *_, group = Packed.of(TokenRows(torch.arange(5), (2, 2, 1)), rests).groups
+    *_, group = packing_rows.rectangles(TokenRows(torch.arange(5), (2, 2, 1)), rests)
     assert group.prompt.tolist() == [[2, 3], [4, 4], [4, 4]]
     first, second = [[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 1, 0], [1, 0, 1, 1]]
     assert group.mask[:, 0].exp().tolist() == [first, second, second]

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from kedge.models import LanguageModel, TokenRows
 from kedge.models.packing.decoders import PaddedDecoder
-from kedge.models.packing.packed import group_by_length
-from kedge.models.packing.packed_decoder import PackedDecoder
+from kedge.models.packing.packed import PackedDecoder
+from kedge.models.packing.rows import group_by_length
 from kedge.models.packing.trunk import Trunk
 from tests.models.families import ARCHITECTURES, OTHERS, PACKED, WINDOW, language_model
 from tests.tiny import tiny_tokenizer

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel
 from kedge.models.packing.decoders import GroupedDecoder, PaddedDecoder
-from kedge.models.packing.packed_decoder import PackedDecoder
+from kedge.models.packing.packed import PackedDecoder
 from kedge.rollout import Sampler
 from kedge_base.errors import KedgeError
 from tests.models.registry.alone import logprobs_alone, taken

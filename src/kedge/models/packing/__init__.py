@@ -5,9 +5,9 @@
                                                              ▼ attention  │ gather
                                                       rectangles of rows of similar length
 
-`rows.py` has the rows. `packed.py` runs a model on real tokens only, and reads a prompt shared by several rows once;
-`packed_decoder.py` samples in the same way. `decoders.py` has the decoders of models that cannot be packed. `trunk.py`
-chooses how to run a model. `probe.py` verifies, when a model is loaded, that the results match those of transformers
-for each row alone. States are read at a row's last token (`TokenRows.last`) or per slot of a rollout (`_Reading`). Only
-the results, one number per token, are padded again.
+`rows.py` has the rows and their rectangles. `packed.py` runs a model on real tokens only, reads a prompt shared by
+several rows once, and samples in the same way. `decoders.py` has the decoders of models that cannot be packed.
+`trunk.py` chooses how to run a model. `probe.py` verifies, when a model is loaded, that the results match those of
+transformers for each row alone. States are read at a row's last token (`TokenRows.last`) or per slot of a rollout
+(`_Reading`). Only the results, one number per token, are padded again.
 """

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,14 +12,11 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from kedge.data.tokens import pad_left
-from kedge_base.errors import ModelError
+from kedge.models.packing.packed import cache_name_of
 
 DecoderKind = Literal["padded", "grouped"]
 DECODERS: tuple[DecoderKind, ...] = ("padded", "grouped")
 """Ways to sample from a model that cannot be packed, the faster one first."""
-
-CACHE_NAMES: Final = ("cache", "cache_params", "past_key_values")
-"""Names of a trunk's argument for its cache; the first is used from transformers 5.24 on."""
 
 
 class Decoder(Protocol):
@@ -159,18 +155,3 @@ class GroupedDecoder:
 def _has_columns(cache: Any) -> bool:
     """True if a cache has entries per token, unlike recurrent states and custom caches of a model."""
     return isinstance(cache, Cache) and any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
-
-
-def cache_name_of(model: PreTrainedModel) -> str:
-    """The name of a trunk's argument and output for the cache.
-
-    Raises:
-        ModelError: The trunk does not accept a cache.
-    """
-    inputs = inspect.signature(model.forward).parameters
-    name = next((name for name in CACHE_NAMES if name in inputs), None)
-    if name is None:
-        raise ModelError(
-            f"{type(model).__name__} has no key–value cache that kedge supports, so kedge cannot sample from it"
-        )
-    return name

@@ -1,4 +1,4 @@
-"""A pass over rows without padding: how they are packed, and their attention.
+"""Passes and decoding without padding, and their attention.
 
 Embeddings, projections and norms run on real tokens only. Inside the attention, where rows must not see each other,
 they are arranged in rectangles. This is registered as an attention implementation of transformers.
@@ -6,13 +6,13 @@ they are arranged in rectangles. This is registered as an attention implementati
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, groupby, pairwise
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from itertools import pairwise
+from typing import Any, Final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,25 +20,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from kedge.algorithm.prefixes import Pieces
-from kedge.models.packing.rows import TokenRows
+from kedge.algorithm.prefixes import prefix_tree
+from kedge.models.packing.rows import MASK_STEP, Group, Spans, TokenRows, lay_out, on_accelerator
+from kedge_base.errors import ModelError
 
 ATTENTION_NAME: Final = "kedge_layout"
 UNSUPPORTED: Final = ("softcap", "s_aux", "position_bias")
 """Arguments of transformers' attention that change its result and that no layout supports."""
-MIN_FILL: Final = 0.7
-"""Smallest share of its rectangle's width that a row may fill; below that, padding costs more than a second call."""
-MOST_SEEN: Final = 2**26
-"""Maximum elements of the mask of a rectangle for rows of several prompts, on an accelerator."""
-MASK_STEP: Final = 16
-"""Multiple of elements to which a mask's rows are padded, since CUDA's attention otherwise copies it at every call."""
-Spans: TypeAlias = tuple[slice, ...]
-"""The tokens of a pass that make up a prompt, piece by piece."""
-
-
-def on_accelerator(device: str) -> bool:
-    """True where few large operations are faster than many small ones: starting one takes longer than it runs."""
-    return device == "cuda"
+MIN_GROWTH: Final = 32
+"""Minimum number of columns by which a key–value cache grows, because growing copies it."""
+CACHE_NAMES: Final = ("cache", "cache_params", "past_key_values")
+"""Names of a trunk's argument for its cache; the first is used from transformers 5.24 on."""
 
 
 class UnsupportedAttention(Exception):
@@ -46,68 +38,16 @@ class UnsupportedAttention(Exception):
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Adjacent rows of similar length in a rectangle.
-
-    Attributes:
-        num_rows: Number of rows.
-        longest: Number of columns.
-        num_tokens: Number of tokens.
-        slots: Each token's position in the rectangle; None if the rectangle is full.
-        prompt: The prompt before the rows: its spans if all rows share one; otherwise, for each row, the indices of its
-            prompt's tokens in the pass. None if the rows contain their own prompts.
-        mask: For a shared prompt, the prompt tokens and columns that each column attends to; otherwise the additive
-            attention mask of each row.
-    """
-
-    num_rows: int
-    longest: int
-    num_tokens: int
-    slots: Int[Tensor, " tokens"] | None
-    prompt: Spans | Int[Tensor, "rows before"] | None = None
-    mask: Bool[Tensor, "longest read"] | Float[Tensor, "rows 1 longest read"] | None = None
-
-
-@dataclass(frozen=True)
 class Packed:
     """Rows end to end in one batch entry, with causal attention within each row.
 
-    Rows are sorted by length, longest first; adjacent rows of similar length share a rectangle. After them come the
-    rests of rows whose prompt is a separate row, prompt by prompt: they also attend to it.
-
     Attributes:
-        groups: The rectangles.
+        groups: The rectangles; see `rectangles`.
         device: The kind of device that they are arranged for.
     """
 
-    groups: tuple[_Group, ...]
+    groups: tuple[Group, ...]
     device: str
-
-    @classmethod
-    def of(
-        cls,
-        rows: TokenRows,
-        rests: Sequence[tuple[Spans, tuple[int, ...]]] = (),
-        dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
-    ) -> Packed:
-        """Lay out rows sorted by length.
-
-        Args:
-            rows: The rows.
-            rests: The pieces that rests continue, and the rests' lengths; see `Arranged`.
-            dtype: Number format of the attention.
-            device: The kind of device to arrange them for.
-        """
-        assert list(rows.lengths) == sorted(rows.lengths, reverse=True), "rows must be sorted by length, longest first"
-        place = rows.ids.device
-        groups = [_group(lengths, place) for lengths in group_by_length(rows.lengths)]
-        parts = [(part, prompt) for prompt, lengths in rests for part in group_by_length(lengths)]
-        if on_accelerator(device) and len(several := list(_by_size(rests))) < len(parts):
-            groups += [_group_of_several(each, place, dtype) for each in several]
-        else:
-            groups += [_group(part, place, prompt) for part, prompt in parts]
-        return cls(tuple(groups), device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """Softmax attention; `[1, heads, tokens, dim]` to `[1, tokens, heads, dim]`, as transformers expects."""
@@ -123,69 +63,8 @@ class Packed:
         return torch.cat([attended(*part) for part in parts])[None]
 
 
-def group_by_length(lengths: tuple[int, ...]) -> Iterator[list[int]]:
-    """Split descending lengths where a row would fill less than `MIN_FILL` of its rectangle's width."""
-    group: list[int] = []
-    for length in lengths:
-        if group and length < MIN_FILL * group[0]:
-            yield group
-            group = []
-        group.append(length)
-    yield group
-
-
-def _group(lengths: list[int], device: torch.device, prompt: Spans | None = None) -> _Group:
-    longest = max(lengths)
-    num_tokens = sum(lengths)
-    full = len(list(groupby(lengths))) == 1
-    mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
-    slots = None if full else mask.flatten().nonzero().squeeze(1).to(device)
-    seen = None
-    if prompt is not None:
-        before = _width(prompt)
-        seen = torch.ones(longest, before + longest, dtype=torch.bool, device=device).tril(before)
-    return _Group(len(lengths), longest, num_tokens, slots, prompt, seen)
-
-
-def _width(prompt: Spans) -> int:
-    return sum(span.stop - span.start for span in prompt)
-
-
-def _by_size(rests: Iterable[tuple[Spans, tuple[int, ...]]]) -> Iterator[list[tuple[Spans, int]]]:
-    """Batch the rests of successive prompts, each with its prompt and length, into rectangles of limited mask size."""
-    rows: list[tuple[Spans, int]] = []
-    longest = before = 0
-    for prompt, length in ((prompt, length) for prompt, lengths in rests for length in lengths):
-        longest, before = max(longest, length), max(before, _width(prompt))
-        if rows and (len(rows) + 1) * longest * (before + longest) > MOST_SEEN:
-            yield rows
-            rows, longest, before = [], length, _width(prompt)
-        rows.append((prompt, length))
-    if rows:
-        yield rows
-
-
-def _group_of_several(rows: list[tuple[Spans, int]], device: torch.device, dtype: torch.dtype) -> _Group:
-    """Make a rectangle of rows that continue different prompts."""
-    group = _group([length for _, length in rows], device)
-    before = max(_width(prompt) for prompt, _ in rows)
-    widths = torch.tensor([_width(prompt) for prompt, _ in rows])
-    is_there = torch.arange(before) < widths[:, None]
-    # Gaps point to a token that is masked.
-    places = torch.tensor([prompt[0].start for prompt, _ in rows])[:, None].expand(-1, before)
-    read_there = torch.cat([torch.arange(span.start, span.stop) for prompt, _ in rows for span in prompt])
-    chosen = places.masked_scatter(is_there, read_there).to(device)
-    read = before + group.longest
-    width = -(-read // MASK_STEP) * MASK_STEP
-    mask = torch.zeros(len(rows), 1, group.longest, width, dtype=dtype, device=device)
-    causal = torch.full((group.longest, group.longest), -torch.inf, dtype=dtype, device=device).triu(1)
-    mask[:, 0, :, before:read] = causal
-    mask[:, 0, :, :before].masked_fill_(~is_there.to(device)[:, None], -torch.inf)
-    return replace(group, prompt=chosen, mask=mask[..., :read])
-
-
 def _attend_group(
-    group: _Group,
+    group: Group,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -290,14 +169,6 @@ class Gather(torch.autograd.Function):
         return gradient.new_zeros(ctx.size, *gradient.shape[1:]).index_copy_(0, slots, gradient), None
 
 
-class Layout(Protocol):
-    """Finds the rows among the tokens of a pass, and lets each token attend to its own row."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        """Softmax attention; `[1, heads, tokens, dim]` to `[1, tokens, heads, dim]`, as transformers expects."""
-        ...
-
-
 def _by_layout(
     module: nn.Module,
     query: Tensor,
@@ -305,7 +176,7 @@ def _by_layout(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    layout: Layout | None = None,
+    layout: Packed | KeyValues | None = None,
     scaling: float | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
@@ -330,92 +201,6 @@ def layout_attention(config: PreTrainedConfig) -> Iterator[None]:
         config._attn_implementation = usual
 
 
-class Arranged(NamedTuple):
-    """A packed pass in which rows share the pieces of their prompts.
-
-        rows      start · prompt A · response 1   start · prompt A · response 2   start · prompt B · response 3
-        a pass    start | prompt B · response 3 | prompt A | response 1 | response 2
-
-    Embeddings, projections and norms run once on a shared piece; the rows that continue it attend to it and to
-    themselves, and their gradients add up there. Pieces are ordered by depth, whole rows and first pieces before those
-    that continue one piece, those before the ones that continue two; within a depth, the longest comes first.
-
-    Attributes:
-        read: The tokens to read, as indices into the concatenated rows.
-        places: For every token of the rows, its index among the tokens read.
-        lengths: Tokens of the whole rows and of the pieces that begin rows.
-        rests: The tokens in the pass of the pieces that rests continue, and the lengths of these rests.
-    """
-
-    read: list[int]
-    places: list[int]
-    lengths: tuple[int, ...]
-    rests: list[tuple[Spans, tuple[int, ...]]]
-
-
-def arrange(row_lengths: Sequence[int], prompts: Sequence[Pieces]) -> Arranged | None:
-    """Arrange rows so that each shared piece is read once; None if no rows share any.
-
-    Args:
-        row_lengths: Tokens of each row, longest first.
-        prompts: The pieces of each row's prompt; see `TokenRows`.
-    """
-    chains = _shared_pieces(prompts)
-    if not any(chains):
-        return None
-    starts = list(accumulate(row_lengths, initial=0))
-    # What follows the same pieces: shared pieces with their numbers, and the rests of rows. Whole rows and first pieces
-    # follow none.
-    parts: dict[tuple[int, ...], list[tuple[int | None, range]]] = {(): []}
-    known = set[int]()
-    for chain, place, end in zip(chains, starts, starts[1:], strict=False):
-        before: tuple[int, ...] = ()
-        for number, tokens in chain:
-            if number not in known:
-                parts.setdefault(before, []).append((number, range(place, place + tokens)))
-            known.add(number)
-            before, place = (*before, number), place + tokens
-        if place < end:
-            parts.setdefault(before, []).append((None, range(place, end)))
-    read: list[int] = []
-    places = [0] * starts[-1]
-    spans = dict[int, slice]()
-    lengths: dict[tuple[int, ...], tuple[int, ...]] = {}
-    for before in sorted(parts, key=len):
-        parts[before].sort(key=lambda part: -len(part[1]))
-        lengths[before] = tuple(len(tokens) for _, tokens in parts[before])
-        for number, tokens in parts[before]:
-            here = range(len(read), len(read) + len(tokens))
-            read.extend(tokens)
-            if number is None:
-                places[tokens.start : tokens.stop] = here
-            else:
-                spans[number] = slice(here.start, here.stop)
-    for chain, place in zip(chains, starts, strict=False):
-        for number, tokens in chain:
-            places[place : place + tokens] = range(spans[number].start, spans[number].stop)
-            place += tokens
-    rests = [(tuple(spans[number] for number in before), lengths[before]) for before in lengths if before]
-    return Arranged(read, places, lengths[()], rests)
-
-
-def _shared_pieces(prompts: Sequence[Pieces]) -> list[Pieces]:
-    """The pieces of each row that others share; those that the same rows share in a row are one."""
-    counts = Counter(number for pieces in prompts for number, tokens in pieces if tokens)
-    found: list[Pieces] = []
-    for pieces in prompts:
-        shared: list[tuple[int, int]] = []
-        for number, tokens in pieces:
-            if counts[number] < 2:
-                continue
-            if shared and counts[shared[-1][0]] == counts[number]:
-                shared[-1] = (shared[-1][0], shared[-1][1] + tokens)
-            else:
-                shared.append((number, tokens))
-        found.append(tuple(shared))
-    return found
-
-
 def packed_states(
     model: PreTrainedModel, rows: TokenRows, arranged_for: str | None = None
 ) -> Float[Tensor, "tokens dim"]:
@@ -427,32 +212,293 @@ def packed_states(
         arranged_for: The kind of device that the pass is arranged for, to plan its memory; None for that of the rows.
     """
     device = arranged_for or rows.ids.device.type
-    arranged = arrange(rows.lengths, rows.prompts) if rows.prompts else None
-    if arranged is None:
-        return _pass(model, rows.ids, rows.positions, Packed.of(rows, device=device))
-    read, places, layout = shared_layout(model, rows, arranged, device)
-    # Not [places]: threads would add the gradients of a shared token in any order, so runs would not be reproducible.
-    return _pass(model, rows.ids[read], rows.positions[read], layout).index_select(0, places)
-
-
-def shared_layout(
-    model: PreTrainedModel, rows: TokenRows, arranged: Arranged, device: str
-) -> tuple[Tensor, Tensor, Packed]:
-    """Arrange rows with shared prompts: the tokens that a pass reads, each token's index among them, and the layout."""
-    read, places = (torch.tensor(each, device=rows.ids.device) for each in (arranged.read, arranged.places))
-    dtype = attention_dtype(next(model.parameters()), device)
-    return read, places, Packed.of(TokenRows(rows.ids, arranged.lengths), arranged.rests, dtype, device)
-
-
-def _pass(
-    model: PreTrainedModel, ids: Int[Tensor, " tokens"], positions: Int[Tensor, " tokens"], layout: Packed
-) -> Float[Tensor, "tokens dim"]:
+    ids, positions, groups, places = lay_out(rows, attention_dtype(next(model.parameters()), device), device)
+    layout = Packed(groups, device)
     with layout_attention(model.config):
         outputs = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, layout=layout)
-    return outputs.last_hidden_state[0]
+    states = outputs.last_hidden_state[0]
+    # Not [places]: threads would add the gradients of a shared token in any order, so runs would not be reproducible.
+    return states if places is None else states.index_select(0, places)
 
 
 def recompute_attention(config: PreTrainedConfig) -> AbstractContextManager[None]:
     """A context that restores the current attention when activation checkpointing recomputes a layer later."""
     by_layout = config._attn_implementation == ATTENTION_NAME
     return layout_attention(config) if by_layout else nullcontext()
+
+
+@dataclass(frozen=True)
+class _Block:
+    """New tokens for the rows of a cache, packed, with any number per row.
+
+    Attributes:
+        rows: The row of each token.
+        places: Each token's index among the new tokens of its row.
+        columns: Each token's column in the cache.
+        seen: The columns that each new token attends to; entries without a token are never read.
+    """
+
+    rows: Int[Tensor, " tokens"]
+    places: Int[Tensor, " tokens"]
+    columns: Int[Tensor, " tokens"]
+    seen: Bool[Tensor, "rows 1 longest columns"]
+
+    @classmethod
+    def of(cls, starts: Int[Tensor, " rows"], ends: Int[Tensor, " rows"], counts: Int[Tensor, " rows"]) -> _Block:
+        """Make the block that adds `counts` tokens to rows with columns from `starts` up to `ends`."""
+        places = torch.arange(int(counts.max()), device=counts.device)
+        rows, slots = (places < counts[:, None]).nonzero(as_tuple=True)
+        columns = torch.arange(int((ends + counts).max()), device=counts.device)
+        last = ends[:, None, None] + places[:, None]
+        seen = (columns >= starts[:, None, None]) & (columns <= last)
+        return cls(rows, slots, ends[rows] + slots, seen[:, None])
+
+
+class KeyValues:
+    """Keys and values of every layer and row: right-aligned prompts, then the responses so far.
+
+    Rows may also grow by different amounts, from packed rows: see `advance_each`.
+
+    It replaces both transformers' cache and the attention mask in a model's forward call. Prompts are read from packed
+    rows; several rows may continue one prompt.
+
+    Args:
+        columns: For each row, the indices of its prompt's tokens among all tokens read, `[rows, width]`; −1 in the
+            padding of shorter prompts.
+        max_columns: Maximum width: the longest prompt plus its response.
+        device: The kind of device that the attention is computed for.
+    """
+
+    def __init__(self, columns: Int[Tensor, "rows width"], max_columns: int, device: str) -> None:
+        self.device = device
+        self.length = columns.shape[1]
+        self.max_columns = max_columns
+        self._columns: Tensor | None = columns.clamp(min=0)
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._spans: tuple[Tensor, Tensor] | None = None  # each row's first column, and its end
+        self._block: _Block | None = None
+        hidden = columns < 0
+        self._mask = None
+        if hidden.any():
+            width = -(-max_columns // MASK_STEP) * MASK_STEP
+            mask = torch.zeros(columns.shape[0], 1, 1, width, device=columns.device)
+            mask[:, 0, 0, : self.length] = mask[:, 0, 0, : self.length].masked_fill(hidden, -torch.inf)
+            self._mask = mask
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns in use; part of the interface of a transformers cache."""
+        return self.length
+
+    def advance(self) -> None:
+        """Add a column, which each layer's `update` then fills."""
+        self._columns = None
+        self.length += 1
+
+    def advance_each(self, counts: Int[Tensor, " rows"]) -> None:
+        """Add columns to the end of each row, which each layer's `update` then fills from packed rows.
+
+        Args:
+            counts: New tokens of each row, possibly 0. Afterwards, rows can only grow in this way.
+        """
+        starts, ends = self._row_spans(counts)
+        self._block = _Block.of(starts, ends, counts)
+        self._spans = starts, ends + counts
+        self.length = self._block.seen.shape[-1]
+
+    def cut(self, lengths: Int[Tensor, " rows"]) -> None:
+        """Discard the tokens of each row from a length on; afterwards, rows can only grow by `advance_each`."""
+        starts, _ = self._row_spans(lengths)
+        self._spans = starts, starts + lengths
+
+    def _row_spans(self, like: Int[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
+        """Each row's first column, and its end."""
+        self._columns = None
+        if self._spans is None:
+            hidden = like.new_zeros(1, 1) if self._mask is None else self._mask[:, 0, 0, : self.length]
+            self._spans = (hidden < 0).sum(dim=1).expand_as(like), torch.full_like(like, self.length)
+            self._mask = None
+        return self._spans
+
+    def keep(self, rows: Int[Tensor, " kept"]) -> None:
+        """Keep only these rows."""
+        for layer in self._layers:  # layer by layer, so that only one is in memory twice
+            keys, values = self._layers[layer]
+            self._layers[layer] = (keys.index_select(0, rows), values.index_select(0, rows))
+        if self._mask is not None:
+            self._mask = self._mask.index_select(0, rows)
+        if self._spans is not None:
+            self._spans = self._spans[0][rows], self._spans[1][rows]
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Store new keys and values; return those to attend to: the prompts' own at first, later all columns so far."""
+        if self._columns is not None:
+            self._layers[layer_idx] = (self._read_prompts(key), self._read_prompts(value))
+            return key, value
+        keys, values = (
+            self._append(buffer, states) for buffer, states in zip(self._layers[layer_idx], (key, value), strict=True)
+        )
+        self._layers[layer_idx] = (keys, values)
+        return keys[:, :, : self.length], values[:, :, : self.length]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """Attend from each row's new tokens to its row, with shapes as in `Packed.attend`."""
+        if (block := self._block) is None:
+            if self._mask is not None:
+                self._mask = self._mask.to(attention_dtype(query, self.device))
+            mask = None if self._mask is None else self._mask[..., : self.length]
+            return self._attend_one(query, key, value, mask, scaling)
+        _, heads, _, dim = query.shape
+        queries = query.new_zeros(len(key), block.seen.shape[2], heads, dim)
+        queries[block.rows, block.places] = query[0].transpose(0, 1)
+        queries = queries.transpose(1, 2)
+        if block.seen.shape[2] == 1:
+            outputs = self._attend_one(queries, key, value, block.seen, scaling)
+        else:
+            outputs = attend(queries, key, value, scaling=scaling, mask=block.seen, device=self.device).transpose(1, 2)
+        return outputs[block.rows, block.places][None]
+
+    def _attend_one(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+    ) -> Tensor:
+        """Attend from one token of each row.
+
+        Query heads that share a key head are passed as query tokens, so that no key has to be copied.
+        """
+        rows, heads, _, dim = query.shape
+        grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], dim)
+        attended = attend(grouped, key, value, scaling=scaling, mask=mask, device=self.device)
+        return attended.reshape(rows, 1, heads, value.shape[-1])
+
+    def _read_prompts(self, states: Tensor) -> Tensor:
+        """Arrange `[1, heads, tokens, dim]` as `[rows, heads, columns, dim]`, with room for the response's start."""
+        assert self._columns is not None
+        capacity = min(self.length + MIN_GROWTH, self.max_columns)
+        rows = self._columns.shape[0]
+        heads = states.shape[1]
+        dim = states.shape[-1]
+        buffer = states.new_zeros(rows, heads, capacity, dim, dtype=attention_dtype(states, self.device))
+        buffer[:, :, : self.length] = states[0][:, self._columns].transpose(0, 1)
+        return buffer
+
+    def _append(self, buffer: Tensor, states: Tensor) -> Tensor:
+        """Write states to the last column, or to each token's own column, in a wider buffer if this one is full."""
+        capacity = buffer.shape[2]
+        if self.length > capacity:
+            wider = max(self.length, min(capacity + max(MIN_GROWTH, capacity // 2), self.max_columns))
+            buffer = nn.functional.pad(buffer, (0, 0, 0, wider - capacity))
+        if self._block is None:
+            buffer[:, :, self.length - 1 : self.length] = states
+        else:
+            buffer[self._block.rows, :, self._block.columns] = states[0].transpose(0, 1).to(buffer.dtype)
+        return buffer
+
+
+class PackedDecoder:
+    """Decodes without padding; each distinct prompt is read once, however many rows continue it.
+
+    Args:
+        model: A trunk that supports layout attention.
+        prompts: One per row.
+        max_new_tokens: Maximum number of steps.
+        shares: Read the common start of all prompts, such as the system prompt of a chat template, only once.
+        arranged_for: The kind of device that the passes are arranged for; see `packed_states`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        shares: bool = False,
+        arranged_for: str | None = None,
+    ) -> None:
+        self._model = model
+        self._cache_name = cache_name_of(model)
+        self.can_drop_rows = True
+        device = next(model.parameters()).device
+        kind = arranged_for or device.type
+        distinct = {tuple(prompt): None for prompt in sorted(prompts, key=len, reverse=True)}
+        numbers = {prompt: number for number, prompt in enumerate(distinct)}
+        chosen = [numbers[tuple(prompt)] for prompt in prompts]
+        width = max(map(len, distinct))
+        rows = TokenRows.of(list(distinct), device, prefix_tree(list(distinct), longest=width) if shares else ())
+        ids, positions, groups, places = lay_out(rows, attention_dtype(next(model.parameters()), kind), kind)
+        columns, last = _columns(rows, width)[chosen].to(device), rows.last[chosen]
+        if places is not None:
+            columns, last = columns.where(columns < 0, places[columns]), places[last]
+        self._positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        self._cache = KeyValues(columns, width + max_new_tokens, kind)
+        self.hidden = self._run(ids[None], positions[None], layout=Packed(groups, kind))[0, last]
+
+    def step(self, tokens: Tensor, running: Tensor | None = None) -> Tensor:
+        """See `Decoder.step`."""
+        if running is not None:
+            return self._read(tokens[running], running.long())
+        self._cache.advance()
+        self.hidden = self._run(tokens[:, None], self._positions[:, None], layout=self._cache)[:, -1]
+        self._positions = self._positions + 1
+        return self.hidden
+
+    def keep(self, rows: Tensor) -> None:
+        """See `Decoder.keep`."""
+        self._cache.keep(rows)
+        self._positions = self._positions[rows]
+        self.hidden = self.hidden[rows]
+
+    def cut(self, lengths: Mapping[int, int]) -> None:
+        """Forget the tokens of some rows from a length on; `extend` comes next."""
+        for row, length in lengths.items():
+            self._positions[row] = length
+        self._cache.cut(self._positions)
+
+    def extend(self, texts: Sequence[Sequence[int]]) -> Float[Tensor, "rows dim"]:
+        """Read one or more tokens for each row; afterwards, `step` needs `running`.
+
+        Returns:
+            The hidden state at each row's last token, which is also kept in `hidden`.
+        """
+        added = TokenRows.of(texts, self.hidden.device)
+        return self._read(added.ids, torch.tensor(added.lengths, device=self.hidden.device))
+
+    def _read(self, ids: Int[Tensor, " tokens"], counts: Int[Tensor, " rows"]) -> Tensor:
+        """Append packed tokens, `counts` per row; rows without new tokens keep their hidden state."""
+        self._cache.advance_each(counts)
+        first = counts.cumsum(0) - counts
+        places = torch.arange(len(ids), device=ids.device) - first.repeat_interleave(counts)
+        positions = self._positions.repeat_interleave(counts) + places
+        hidden = self._run(ids[None], positions[None], layout=self._cache)[0]
+        has = counts > 0
+        self.hidden = self.hidden.index_put((has.nonzero().squeeze(1),), hidden[(first + counts - 1)[has]])
+        self._positions = self._positions + counts
+        return self.hidden
+
+    def _run(self, ids: Tensor, positions: Tensor, *, layout: Packed | KeyValues) -> Tensor:
+        with layout_attention(self._model.config):
+            outputs = self._model(
+                input_ids=ids, position_ids=positions, use_cache=True, layout=layout, **{self._cache_name: self._cache}
+            )
+        return outputs.last_hidden_state
+
+
+def _columns(rows: TokenRows, width: int) -> Int[Tensor, "rows width"]:
+    """Index of each row's tokens among all tokens, right-aligned; −1 in the padding of shorter rows."""
+    starts = torch.tensor(rows.starts)[:, None]
+    lengths = torch.tensor(rows.lengths)[:, None]
+    places = torch.arange(width) - (width - lengths)
+    return torch.where(places >= 0, starts + places, -1)
+
+
+def cache_name_of(model: PreTrainedModel) -> str:
+    """The name of a trunk's argument and output for the cache.
+
+    Raises:
+        ModelError: The trunk does not accept a cache.
+    """
+    inputs = inspect.signature(model.forward).parameters
+    name = next((name for name in CACHE_NAMES if name in inputs), None)
+    if name is None:
+        raise ModelError(
+            f"{type(model).__name__} has no key–value cache that kedge supports, so kedge cannot sample from it"
+        )
+    return name

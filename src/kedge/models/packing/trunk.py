@@ -17,10 +17,9 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kedge.models.packing.decoders import DECODERS, Decoder, DecoderKind, GroupedDecoder, PaddedDecoder
-from kedge.models.packing.packed import Gather, group_by_length, packed_states, recompute_attention
-from kedge.models.packing.packed_decoder import PackedDecoder
+from kedge.models.packing.packed import Gather, PackedDecoder, packed_states, recompute_attention
 from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
-from kedge.models.packing.rows import TokenRows
+from kedge.models.packing.rows import TokenRows, group_by_length
 from kedge.models.pretrained import rope_switch
 from kedge.ranks import ALONE, Ranks
 from kedge_base.errors import ModelError
