@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from kedge.rewards import CallLimits, FunctionReward, Responses, WeightedReward
 from kedge.rewards.function import load_function
-from kedge.rewards.guarded import GuardedReward
 from kedge.rewards.source import checked_scores
+from kedge.rewards.weighted import GuardedReward
 from kedge.training.stopping import Terminated, stopping
 from kedge_base.errors import RewardError
 from kedge_base.generators import seeded

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.rewards import CallLimits, FunctionReward, Responses, WeightedReward, load_reward
-from kedge.rewards.guarded import CallTimeout, GuardedReward
+from kedge.rewards.weighted import CallTimeout, GuardedReward
 from kedge_base.errors import RewardError
 
 LIMITS = CallLimits(pause=0.0)

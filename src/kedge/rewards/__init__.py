@@ -9,9 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kedge.rewards.function import FunctionReward, load_function
-from kedge.rewards.guarded import CallLimits
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, Scores, Verdict
-from kedge.rewards.weighted import ScoredTerms, WeightedReward
+from kedge.rewards.weighted import CallLimits, ScoredTerms, WeightedReward
 
 if TYPE_CHECKING:
     from kedge.rewards.loading import RewardSpec, RewardTerm, load_reward

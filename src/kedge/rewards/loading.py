@@ -15,10 +15,9 @@ from kedge.models import Precision, load_scalar_model, load_tokenizer
 from kedge.models.loading import Bases
 from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.rewards.function import FunctionReward, load_function
-from kedge.rewards.guarded import CallLimits, GuardedReward
 from kedge.rewards.model import ModelReward
 from kedge.rewards.source import RewardSource
-from kedge.rewards.weighted import WeightedReward
+from kedge.rewards.weighted import CallLimits, GuardedReward, WeightedReward
 from kedge.rewards.worker.client import RemoteFunction
 from kedge_base.errors import RewardError
 from kedge_base.term_names import is_function, source_name

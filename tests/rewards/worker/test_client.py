@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from kedge.rewards import CallLimits, Responses
-from kedge.rewards.guarded import CallTimeout
+from kedge.rewards.weighted import CallTimeout
 from kedge.rewards.worker.client import RemoteFunction
 from kedge_base.errors import DataError, NonfiniteScoreError, RewardError
 from kedge_base.workers import codec, process

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kedge.rewards.function import given_columns
-from kedge.rewards.guarded import CallLimits, CallTimeout
 from kedge.rewards.source import Responses, Score, checked_scores
+from kedge.rewards.weighted import CallLimits, CallTimeout
 from kedge_base.errors import DataError, LastingRewardError, NonfiniteScoreError, RewardError
 from kedge_base.term_names import source_name
 from kedge_base.texts import error_text
