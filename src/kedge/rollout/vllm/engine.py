@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from kedge.algorithm.experience import Rollout
 from kedge.rollout.engine import Dialogue, GenerateOptions
-from kedge.rollout.responses import Request, Responses
+from kedge.rollout.sampler import Request, Responses
 from kedge.rollout.vllm.fleet import Fleet
 from kedge_base.errors import EngineError
 

@@ -16,7 +16,7 @@ from kedge.data import Prompt, encode_prompt
 from kedge.data.fields import is_conversation
 from kedge.data.tokens import encode_completion
 from kedge.rewards.score import describe_responses
-from kedge.rollout.responses import Request, Responses
+from kedge.rollout.sampler import Request, Responses
 from kedge.runs.inputs import given_prompts
 from kedge.stages.ppo.trainer import Trainer
 from kedge_base.errors import DataError
