@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from kedge.algorithm.experience import Rollout
-from kedge.logs.sides import sides_of
+from kedge.logs.experience_metrics import sides_of
 from tests.rollout.test_contexts import PROMPTS, forest
 from tests.rollout.test_sampler import speaker
 from tests.tiny import tiny_tokenizer

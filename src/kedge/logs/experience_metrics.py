@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import accumulate, compress
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,8 +16,8 @@ from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.experience import ENDINGS, Experience, Rollout
 from kedge.algorithm.logprobs import response_log_ratios
 from kedge.algorithm.shaping import GroupScores
+from kedge.data.tokens import turn_pieces
 from kedge.logs.json_lines import Sample
-from kedge.logs.sides import sides_of
 from kedge_base.run_folder.record_format import NUM_BINS, OF_SCORES, WIDEST
 
 NUM_QUANTILES = 21
@@ -371,3 +372,47 @@ def _epoch(experience: Experience, logprobs: Tensor, clip: tuple[float, float] |
 def _histogram(log_ratio: Tensor) -> list[int]:
     bins = ((log_ratio + WIDEST) / (2 * WIDEST) * NUM_BINS).floor().long().clamp(0, NUM_BINS - 1)
     return torch.bincount(bins, minlength=NUM_BINS).tolist()
+
+
+class Sides(NamedTuple):
+    """A response as both sides wrote it.
+
+    Attributes:
+        ids: The tokens of both sides, in order.
+        tokens: The text of each token of the policy.
+        foreign: Each text that the policy only read, after the number of its tokens before it. A new context begins
+            another text.
+        turns: The turns of an episode, each with four numbers: the policy's tokens before it; those up to the last one
+            that it has read, which are fewer in a new context; the tokens that it has read, including the prompt; and
+            those of them that came after the turn before. Empty for other responses.
+    """
+
+    ids: list[int]
+    tokens: list[str]
+    foreign: list[tuple[int, str]]
+    turns: list[tuple[int, ...]]
+
+
+def sides_of(rollout: Rollout, row: int, tokenizer: PreTrainedTokenizerBase) -> Sides:
+    """Divide a response into what the policy chose and what it only read.
+
+    Args:
+        rollout: The responses.
+        row: Index of the response.
+        tokenizer: The policy's tokenizer.
+    """
+    columns = rollout.response_ids, rollout.action_mask, rollout.parents, rollout.turn_starts
+    read = rollout.token_mask[row]
+    ids, own, parents, starts = ([] if column is None else column[row][read].tolist() for column in columns)
+    contexts = list(accumulate(parent != slot - 1 for slot, parent in enumerate(parents)))
+    before = list(accumulate(own, initial=0))
+    turns: list[tuple[int, ...]] = []
+    for slot in compress(range(len(ids)), starts):
+        path = [slot]
+        while (place := parents[path[-1]]) >= 0:
+            path.append(place)
+        num_read = int(rollout.prompt_mask[row].sum()) + place + len(path)
+        after = next((before[at + 1] for at in path[1:] if own[at]), 0)
+        num_new = sum(before[at] == before[slot] for at in path[1:]) if turns else num_read
+        turns.append((before[slot], after, num_read, num_new))
+    return Sides(ids, *turn_pieces(tokenizer, ids, own, contexts), turns)

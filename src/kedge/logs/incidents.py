@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Experience, Rollout
+from kedge.logs.experience_metrics import sides_of
 from kedge.logs.json_lines import JsonLines, plain_json
-from kedge.logs.sides import sides_of
 from kedge_base.run_folder.output import INCIDENTS_FILE, replace_file
 from kedge_base.run_folder.record_format import parsed_row
 

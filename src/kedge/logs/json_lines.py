@@ -250,7 +250,7 @@ class Sample:
         fixed: The number of a fixed prompt, from 0, or None for responses that are trained on.
         reason: The reason for the score, or None. Like the next three, it is omitted from the file if empty.
         foreign: Each text in the response that the policy only read, after the number of its tokens before it.
-        turns: The turns of an episode; each has four numbers, those of `kedge.logs.sides.Sides`.
+        turns: The turns of an episode; each has four numbers, those of `kedge.logs.experience_metrics.Sides`.
         ending: How an episode ended, one of `kedge.algorithm.experience.ENDINGS`.
 
     Raises:
