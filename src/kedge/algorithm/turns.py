@@ -68,25 +68,6 @@ class Turns:
         return self.spread(self.summed(x) / counts)
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """Steps of one token each; has the methods of `Turns`.
-
-    Attributes:
-        starts: True = counts.
-    """
-
-    starts: Bool[Tensor, "*batch time"]
-
-    def summed(self, x: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch time"]:
-        """Return `x` unchanged."""
-        return x
-
-    def spread(self, x: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch time"]:
-        """Return `x` unchanged."""
-        return x
-
-
 def turn_states(rollout: Rollout, starts: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
     """Number the states in which turns begin, by what the policy has read since its last turn.
 

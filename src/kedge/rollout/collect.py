@@ -20,7 +20,7 @@ from kedge.algorithm.logprobs import BandOf, truncated_importance_weights, withi
 from kedge.algorithm.masking import keep_counted, magnitude_of, magnitude_of_rewards, masked_whiten
 from kedge.algorithm.own import OwnAdvantage
 from kedge.algorithm.shaping import KLEstimator, KLScope, ScoreAt, shape_rewards
-from kedge.algorithm.turns import Tokens, Turns, turn_states
+from kedge.algorithm.turns import Turns, turn_states
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
 from kedge.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_passes
 from kedge_base.errors import ConfigError
@@ -154,6 +154,25 @@ class RolloutOutputs:
     rows: Bool[Tensor, " batch"] | None = None
 
 
+@dataclass(frozen=True)
+class _Tokens:
+    """Steps of one token each; has the methods of `Turns`.
+
+    Attributes:
+        starts: True = counts.
+    """
+
+    starts: Bool[Tensor, "*batch time"]
+
+    def summed(self, x: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch time"]:
+        """Return `x` unchanged."""
+        return x
+
+    def spread(self, x: Float[Tensor, "*batch time"]) -> Float[Tensor, "*batch time"]:
+        """Return `x` unchanged."""
+        return x
+
+
 def collect_experience(
     scored: Scored,
     models: Models,
@@ -257,7 +276,7 @@ def experience_from(
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False, magnitude=magnitude)
         magnitude = magnitude_of(rewards)
     by_turn = use.credit == "turn"
-    steps = Turns.of(rollout.turn_starts, rollout.action_mask, reward_mask) if by_turn else Tokens(reward_mask)
+    steps = Turns.of(rollout.turn_starts, rollout.action_mask, reward_mask) if by_turn else _Tokens(reward_mask)
     rewards = steps.summed(rewards)
     advantages, returns = _advantages(scored, outputs.values, rewards, steps, models, use, lambda: shaped().rewards)
     if use.whiten_advantages:
@@ -287,7 +306,7 @@ def _advantages(
     scored: Scored,
     values: Float[Tensor, "batch slot"] | None,
     rewards: Float[Tensor, "batch time"],
-    steps: Turns | Tokens,
+    steps: Turns | _Tokens,
     models: Models,
     use: Estimation,
     outcome_rewards: Callable[[], Float[Tensor, "batch time"]],
