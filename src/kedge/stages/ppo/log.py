@@ -147,7 +147,7 @@ class PpoLog:
             **(_reward_error(trainer.roles.reward) if trainer.update == 1 else {}),
             **(describe_truncation(experience) if settings.rollout.max_staleness and use.importance_cap else {}),
             **(describe_masked(experience) if use.importance_band else {}),
-            **batch.metrics(compares_groups=settings.ppo.needs_groups),
+            **batch.metrics(compares_groups=settings.compares_groups),
             **_control_variate_metrics(use.advantage, experience),
             **result.metrics(),
             **trainer.coefficients.metrics(),
@@ -253,8 +253,7 @@ class PpoLog:
 
     @cached_property
     def _costs(self) -> Costs:
-        recomputes = self.trainer.run_settings.config.runtime.recomputes
-        return Costs.of(self.trainer.roles, recomputes=recomputes)
+        return Costs.of(self.trainer.roles, recomputes=self.trainer.run_settings.recomputes)
 
 
 def _reward_error(reward: WeightedReward) -> dict[str, float]:

@@ -116,6 +116,8 @@ class PpoSettings:
         num_steps: Optimizer steps of a complete update, without further passes of the critic.
         measures_distance: A controller needs the distance that each update moves the policy.
         needs_baseline: The advantages need the score of a greedy response to each prompt.
+        compares_groups: The advantages compare the responses to a prompt.
+        recomputes: Activations are recomputed in the backward pass.
     """
 
     config: Config
@@ -136,6 +138,8 @@ class PpoSettings:
     num_steps: int
     measures_distance: bool
     needs_baseline: bool
+    compares_groups: bool
+    recomputes: bool
 
     @classmethod
     def of(
@@ -180,6 +184,8 @@ class PpoSettings:
             num_steps=ceil(ppo.num_epochs) * ppo.num_minibatches,
             measures_distance=ppo.loss_name == "kl_penalty_adaptive",
             needs_baseline=estimation.advantage.needs == "baseline",
+            compares_groups=ppo.needs_groups,
+            recomputes=config.runtime.recomputes,
         )
 
     def at(self, update: int) -> PpoSettings:

@@ -294,7 +294,7 @@ class Trainer:
         if settings.measures_distance:
             result.distance_moved = distance_moved(learner, experience)
         result.reused_first_pass = learner.reused_first_pass
-        if self.run_settings.config.runtime.recomputes and self.run.device.type == "cpu":
+        if self.run_settings.recomputes and self.run.device.type == "cpu":
             give_back()  # otherwise fragmentation left by these passes grows the process by a fifth
         return result
 
