@@ -20,7 +20,6 @@ from kedge.ranks import (
     Prompts,
     Ranks,
     budget_metrics,
-    tokens_of,
     within_memory,
 )
 from kedge.training.checkpoint.loop import CheckpointedLoop, PlainLoop
@@ -37,8 +36,7 @@ from kedge.training.optimizer import (
 )
 from kedge.training.optimizer_kinds import Optimizer, OptimizerKind
 from kedge.training.pass_trial import find_tokens
-from kedge.training.runtime import stream
-from kedge.training.stopping import Terminated
+from kedge.training.runtime import Terminated, stream
 from kedge_base.errors import ConfigError, DataError, NumericsError
 from kedge_base.machine.memory import in_phase
 
@@ -301,7 +299,7 @@ def accumulate_gradients(
     def summed() -> dict[str, float]:
         begin()
         sums: dict[str, float] = {}
-        for part in ranks.plan(lengths, tokens_of(micro_batch_tokens), prompts):
+        for part in ranks.plan(lengths, micro_batch_tokens, prompts):
             terms = objective.sums([batch[row] for row in part.rows])
             if torch.is_grad_enabled():  # off in `evaluate`
                 loss = terms["loss"]
