@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from typing_extensions import Self
 
 from kedge.algorithm.experience import CriticOutputs, Experience, PolicyOutputs, Rollout
 from kedge.models import ActorCritic, Precision
-from kedge.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks, tokens_of, within_memory
+from kedge.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks, within_memory
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pass_trial import find_tokens
 
@@ -149,9 +150,9 @@ class LanguageLearner:
     reused_first_pass: bool = field(default=False, init=False)
     _pending: tuple[Rollout, PolicyOutputs] | None = field(default=None, init=False)
 
-    @property
+    @cached_property
     def needs_values(self) -> bool:
-        """See `Learner`."""
+        """See `Learner`. A critic starts or stops being trained between updates, and each has its own learner."""
         return self.actor_critic.trains_critic
 
     def find_tokens(self, rollout: Rollout, optimizer: Optimizer) -> None:
@@ -176,9 +177,7 @@ class LanguageLearner:
             return None
 
         def forward() -> tuple[Rollout, PolicyOutputs, PolicyOutputs] | None:
-            tokens = tokens_of(self.micro_batch_tokens)
-            plan = self.ranks.plan(rollout.row_lengths, tokens, prompts)
-            if len(plan) > 1:
+            if len(self.ranks.plan(rollout.row_lengths, self.micro_batch_tokens, prompts)) > 1:
                 return None
             chosen = torch.ones_like(rollout.stopped)
             if self.choose is not None:

@@ -205,8 +205,6 @@ def ppo_update(
 
     Source: PPO algorithm 1; spec §6.31–33.
     """
-    if not (objective.train_policy or learner.needs_values):
-        raise ConfigError("there is no critic to warm up: the policy has none")
     steps = Steps(
         learner,
         optimizer,
@@ -219,10 +217,12 @@ def ppo_update(
         read_states=read_states,
         choose=partial(random_rows, share=num_epochs, generator=generator) if num_epochs < 1 else None,
     )
+    if not (objective.train_policy or steps.trains_critic):
+        raise ConfigError("there is no critic to warm up: the policy has none")
     shuffled = partial(minibatches_of, len(experience.old_logprobs), num_minibatches)
     for _ in range(math.ceil(num_epochs)):
         steps.take_epoch(shuffled(generator))
-        for _ in range(num_critic_epochs - 1 if learner.needs_values else 0):
+        for _ in range(num_critic_epochs - 1 if steps.trains_critic else 0):
             steps.take_critic_epoch(shuffled(critic_generator or generator))
     return steps.result
 
@@ -246,6 +246,7 @@ class Steps(Generic[B]):
         read_states: See `ppo_update`.
         choose: Chooses the rows to train on among a number of rows; None trains on all.
         result: The result so far.
+        trains_critic: The learner has a critic to train.
     """
 
     learner: Learner[B]
@@ -262,6 +263,7 @@ class Steps(Generic[B]):
 
     def __post_init__(self) -> None:
         self._parameters = all_parameters(self.optimizer)
+        self.trains_critic = self.learner.needs_values
 
     def take_epoch(self, minibatches: Iterable[Int[Tensor, " rows"]]) -> None:
         """Take a step on the total loss for each minibatch.
@@ -296,7 +298,7 @@ class Steps(Generic[B]):
 
     @property
     def _is_over(self) -> bool:
-        return self.result.refused or (self.result.stopped_early and not self.learner.needs_values)
+        return self.result.refused or (self.result.stopped_early and not self.trains_critic)
 
     def _take_policy_step(self, rows: Int[Tensor, " rows"]) -> None:
         if self._is_over:
@@ -308,7 +310,7 @@ class Steps(Generic[B]):
         rows, minibatch, divisors = self._chosen(rows, minibatch)
         more = next(self.extra_loss) if self.extra_loss else tuple
         terms = partial(self._policy_terms, divisors, rows.to(self._device))
-        moving = self.objective.rows_with_gradient(minibatch, trains_critic=self.learner.needs_values)
+        moving = self.objective.rows_with_gradient(minibatch, trains_critic=self.trains_critic)
         totals = self._gradients(minibatch, terms, more, moving=moving)
         ranks = self.learner.ranks
         metrics = {**totals.values(ranks), **clip_by_owner(self.optimizer, self.max_grad_norm, ranks)}
