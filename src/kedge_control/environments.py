@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
-from kedge.training.stopping import Terminated
+from kedge.training.runtime import Terminated
 from kedge_base.errors import DataError, EnvError
 from kedge_base.machine.progress import say
 from kedge_base.texts import error_text, place_of, typed_error_text

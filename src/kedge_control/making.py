@@ -20,7 +20,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gymnasium.wrappers import AtariPreprocessing, FlattenObservation, FrameStackObservation
 from gymnasium.wrappers.vector import FlattenObservation as FlattenVectorObservation
 
-from kedge.training.stopping import Terminated
+from kedge.training.runtime import Terminated
 from kedge_base.errors import ConfigError, KedgeError, install_line
 from kedge_base.importing import find_named
 from kedge_base.texts import error_text, names_function, typed_error_text

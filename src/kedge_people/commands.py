@@ -283,7 +283,7 @@ def _serve(folder: Path, joining: Sequence[str], port: int | None, config: Confi
         people = joining or assignments.people or (own_name(),)
         assignments = assignments.dealt(read_labels(folder), people)
         write_assignments(folder, assignments)
-        from kedge.training.stopping import Terminated, stopping
+        from kedge.training.runtime import Terminated, stopping
         from kedge_people.judges import ask_judges
         from kedge_people.server import label_server
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from kedge.training.stopping import Terminated
+from kedge.training.runtime import Terminated
 from kedge_base.machine.progress import Progress, format_duration, format_figure
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import kedge
-from kedge.training import stopping
+from kedge.training import runtime
 from tests.control.test_runs import Bandit, play
 
 SLOW = """
@@ -75,8 +75,8 @@ class Stopped(Bandit):
 def test_sigterm_in_a_slow_rollout_is_no_error_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "GRACE_SECONDS", 0.5)
-    with pytest.raises(stopping.Terminated) as caught:
+    monkeypatch.setattr(runtime, "GRACE_SECONDS", 0.5)
+    with pytest.raises(runtime.Terminated) as caught:
         play(tmp_path / "run", Stopped)
     assert caught.value.code == 128 + signal.SIGTERM
     assert kedge.load_control_policy(tmp_path / "run" / "model").act(np.zeros(2)) in (0, 1)

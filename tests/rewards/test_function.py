@@ -26,7 +26,7 @@ from kedge.rewards import CallLimits, FunctionReward, Responses, WeightedReward
 from kedge.rewards.function import load_function
 from kedge.rewards.source import checked_scores
 from kedge.rewards.weighted import GuardedReward
-from kedge.training.stopping import Terminated, stopping
+from kedge.training.runtime import Terminated, stopping
 from kedge_base.errors import RewardError
 from kedge_base.generators import seeded
 

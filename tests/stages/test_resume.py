@@ -25,7 +25,7 @@ from kedge.stages.rlhf import run_rlhf
 from kedge.stages.sft import run_sft
 from kedge.training import controllers
 from kedge.training.checkpoint.store import newest_valid
-from kedge.training.stopping import Terminated
+from kedge.training.runtime import Terminated
 from kedge_base.errors import ConfigError, DataError, ModelError, OutputError
 from kedge_base.machine.durable import is_part
 from kedge_base.run_folder.record_format import read_json_lines

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from kedge.ranks import ALONE, Ranks
-from kedge.training.stopping import Terminated, stopping
+from kedge.training.runtime import Terminated, stopping
 from tests.forking import started_python
 
 
@@ -124,7 +124,7 @@ def test_off_the_main_thread_nothing_is_changed():
 STUBBORN = """
 import time
 from kedge_base.machine.invocation import mark_command_line
-from kedge.training.stopping import stopping
+from kedge.training.runtime import stopping
 {mark}
 with stopping() as asked:
     print("ready", flush=True)

@@ -25,7 +25,7 @@ from kedge.runs.run import Run
 from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import BestUpdate, RunState
-from kedge.training.stopping import Stopping, stopping
+from kedge.training.runtime import Stopping, stopping
 from kedge_base.errors import ConfigError, KedgeError, OutOfMemoryError
 from kedge_base.machine.progress import Progress, say
 from kedge_base.run_folder.output import CHECKPOINTS, replace_file

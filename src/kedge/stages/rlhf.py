@@ -45,8 +45,7 @@ from kedge.stages.ppo.roles import check_roles
 from kedge.stages.rankings import ranked_rows, sample_responses, unranked_rows
 from kedge.stages.reward import RewardResult, run_reward
 from kedge.stages.sft import SftResult, run_sft
-from kedge.training.runtime import stream_seed
-from kedge.training.stopping import stopping
+from kedge.training.runtime import stopping, stream_seed
 from kedge_base.errors import RewardError
 from kedge_base.intervals import Interval
 from kedge_base.machine.durable import copy_tree, replaced_folder

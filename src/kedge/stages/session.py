@@ -17,8 +17,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from kedge.runs.run import Run
 from kedge.training.checkpoint.loop import CheckpointedLoop
-from kedge.training.runtime import default_modes
-from kedge.training.stopping import Stopping, listening
+from kedge.training.runtime import Stopping, default_modes, listening
 from kedge_base.errors import ConfigError, DataError, KedgeError, RewardError
 from kedge_base.machine.progress import say
 

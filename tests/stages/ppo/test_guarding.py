@@ -16,7 +16,7 @@ from kedge.rollout import Sampler, collect
 from kedge.runs.run import Resume
 from kedge.stages.ppo import guarding, run_ppo
 from kedge.stages.ppo import trainer as ppo_trainer
-from kedge.training.stopping import Terminated
+from kedge.training.runtime import Terminated
 from kedge_base.errors import NumericsError
 from kedge_base.run_folder.output import INCIDENTS_FILE
 from kedge_base.run_folder.record_format import read_json_lines, read_metrics, read_samples

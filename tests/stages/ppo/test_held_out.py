@@ -21,7 +21,7 @@ from kedge.models import find_model
 from kedge.rewards import RewardTerm, Verdict
 from kedge.runs.run import Resume
 from kedge.stages.ppo import measurements, run_ppo
-from kedge.training.stopping import Terminated
+from kedge.training.runtime import Terminated
 from kedge_base.errors import ConfigError
 from kedge_base.run_folder.output import best_checkpoint, kept_checkpoints
 from kedge_base.run_folder.record_format import CRITIC_CHECKS_FILE, EVALUATIONS_FILE, read_json_lines

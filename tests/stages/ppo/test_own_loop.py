@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 import kedge
 from kedge.runs.claim import claim
-from kedge.training.stopping import Terminated
+from kedge.training.runtime import Terminated
 from kedge_base.errors import ConfigError, DataError, OutputError, RewardError
 from kedge_base.run_folder.record_format import MEASURED, read_samples
 from tests.forking import fork_context, forked_python

@@ -15,7 +15,7 @@ import numpy
 import pytest
 import torch
 
-from kedge.training.stopping import Terminated, stopping
+from kedge.training.runtime import Terminated, stopping
 from kedge_base.environment_turn import EnvironmentTurn
 from kedge_base.errors import DataError, EnvError
 from kedge_tasks.environments.client import Environment

@@ -16,7 +16,7 @@ from kedge.training.checkpoint import state as state_module
 from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
 from kedge.training.checkpoint.state import RunState, TrainingState
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
-from kedge.training.stopping import Stopping, Terminated, listening
+from kedge.training.runtime import Stopping, Terminated, listening
 from kedge_base.errors import DataError, OutputError
 from tests.training.checkpoint.saver import names, refuse
 

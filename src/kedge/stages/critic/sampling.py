@@ -20,8 +20,7 @@ from kedge.runs.run import Run
 from kedge.stages.critic.parts import Part, PartStore
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.trainer import Trainer
-from kedge.training.runtime import stream_seed
-from kedge.training.stopping import stopping
+from kedge.training.runtime import stopping, stream_seed
 from kedge.training.supervised.returns import ReturnsLoss, SampledReturns
 from kedge_base.machine.progress import Progress, say
 from kedge_base.run_folder.output import SAMPLED_FOLDER

@@ -32,8 +32,7 @@ from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
 from kedge.training.controllers import EarlyEnd
 from kedge.training.guard import Guard
-from kedge.training.runtime import Stopwatch
-from kedge.training.stopping import Stopping
+from kedge.training.runtime import Stopping, Stopwatch
 
 
 @stage_function("ppo", PpoResult.read)

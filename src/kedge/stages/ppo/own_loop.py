@@ -49,8 +49,7 @@ from kedge.stages.ppo.roles import Roles, longest_prompt
 from kedge.stages.ppo.sampling import SampledBatch, Sampling
 from kedge.stages.ppo.settings import check_own_loop
 from kedge.stages.session import Session, session_call
-from kedge.training.runtime import Stopwatch, default_modes
-from kedge.training.stopping import Stopping, Terminated
+from kedge.training.runtime import Stopping, Stopwatch, Terminated, default_modes
 from kedge_base.errors import ConfigError, RewardError
 from kedge_base.machine.invocation import refuse_nested_run
 from kedge_base.stage import find_stage

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from kedge.training.checkpoint.state import Deferred, Log, RunState, Stateful, TrainingState
-from kedge.training.stopping import Stopping
+from kedge.training.runtime import Stopping
 from kedge_base.errors import OutputError
 from kedge_base.machine.memory import in_phase, is_out_of_memory, release
 
