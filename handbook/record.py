@@ -22,7 +22,7 @@ from kedge.config import Config
 from kedge.data import Prompt, encode_prompt
 from kedge.models import TokenRows
 from kedge.rewards.score import score_rollout
-from kedge.rollout import Models, collect_experience
+from kedge.rollout import Models, evaluate_rollout, experience_from
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.settings import PpoSettings, coefficients_of
@@ -98,7 +98,8 @@ def recorded_update(config: Config, roles: Roles, prompts: Sequence[Prompt]) -> 
     )
     models = Models(roles.actor_critic, roles.reference, temperature)
     estimation = PpoSettings.of(config, exact=True).estimation
-    experience = collect_experience(scored, models, estimation, kl_coef=ppo.kl_coef)
+    outputs = evaluate_rollout(scored.rollout, models, value_after_last=estimation.value_after_last, first_pass=None)
+    experience = experience_from(scored, outputs, models, estimation, kl_coef=ppo.kl_coef)
     candidates = _next_tokens(roles, rollout, temperature)
     epochs = _train(config, roles, experience)
     row, token = _largest_ratio(experience, epochs[-1])

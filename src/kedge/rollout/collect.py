@@ -173,25 +173,6 @@ class _Tokens:
         return x
 
 
-def collect_experience(
-    scored: Scored,
-    models: Models,
-    estimation: Estimation,
-    *,
-    kl_coef: float,
-    first_pass: PolicyOutputs | None = None,
-) -> Experience:
-    """Evaluate responses under the current weights and compute rewards, advantages and returns.
-
-    Arguments and errors as in `evaluate_rollout` and `experience_from`.
-
-    Source: spec §4.17, §5, §6.25–26.
-    """
-    after_last = estimation.value_after_last
-    outputs = evaluate_rollout(scored.rollout, models, value_after_last=after_last, first_pass=first_pass)
-    return experience_from(scored, outputs, models, estimation, kl_coef=kl_coef)
-
-
 @torch.no_grad()
 def evaluate_rollout(
     rollout: Rollout,
