@@ -1146,8 +1146,8 @@ MUTATIONS = (
     Mutation(
         "padding-shared-as-a-prompt",
         "Rollout.prompts",
-        "self.prompt_ids[self.prompt_mask].tolist()",
-        "self.prompt_ids.flatten().tolist()",
+        "unpadded(self.prompt_ids, self.prompt_mask)",
+        "self.prompt_ids.tolist()",
         f"{SHARING}::test_rows_with_the_same_tokens_share_a_prompt_whatever_their_groups",
     ),
     Mutation(

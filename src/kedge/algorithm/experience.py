@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -152,9 +151,7 @@ class Rollout:
     @cached_property
     def prompts(self) -> list[Pieces]:
         """Divide each row's prompt into the pieces that rows of a pass share, whatever their groups."""
-        lengths = cast("list[int]", self.prompt_mask.sum(-1).tolist())  # pyright: ignore[reportUnknownMemberType]
-        tokens = iter(cast("list[int]", self.prompt_ids[self.prompt_mask].tolist()))  # pyright: ignore[reportUnknownMemberType]
-        texts = [tuple(islice(tokens, length)) for length in lengths]
+        texts = [tuple(ids) for ids in unpadded(self.prompt_ids, self.prompt_mask)]
         return prefix_tree(texts, longest=max(self.row_lengths, default=0))
 
     def shared_prompts(self, limit: float) -> list[Pieces] | None:

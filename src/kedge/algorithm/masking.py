@@ -7,6 +7,7 @@ in the value and in the gradient.
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -43,7 +44,8 @@ class Averaging(TypedDict, total=False):
 
 def unpadded(table: Shaped[Tensor, "batch width"], mask: Bool[Tensor, "batch width"]) -> list[list[Any]]:
     """List the counted entries of each row."""
-    return [cast("Any", row[counted]).tolist() for row, counted in zip(table, mask, strict=True)]
+    entries = iter(cast("Any", table[mask]).tolist())  # on a GPU, one wait for all rows
+    return [list(islice(entries, count)) for count in cast("Any", mask.sum(-1)).tolist()]
 
 
 def keep_counted(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
