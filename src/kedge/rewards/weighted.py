@@ -74,6 +74,16 @@ class CallResult:
     reasons: Sequence[str | None] | None = None
     answers: Sequence[str | None] | None = None
 
+    def explained(self) -> CallResult:
+        """Add the reasons and answers of the scores, which become plain numbers when sent to other ranks or saved."""
+        reasons = [score.reason if isinstance(score, Verdict) else None for score in self.scores]
+        answers = [score.answer if isinstance(score, Verdict) else None for score in self.scores]
+        return replace(
+            self,
+            reasons=reasons if any(reasons) else None,
+            answers=None if all(answer is None for answer in answers) else answers,
+        )
+
     def metrics(self, name: str) -> dict[str, float]:
         """The counts, under the function's name."""
         return {
@@ -81,21 +91,6 @@ class CallResult:
             f"reward/{name}_timeouts": float(self.timeouts),
             f"reward/{name}_given_up": float(self.given_up),
         }
-
-
-def reasons_of(scores: Sequence[Score]) -> list[str | None] | None:
-    """The reason for each score, None for a score without one; None if no score has one.
-
-    Reasons are kept separately, since scores become plain numbers when sent to other ranks or saved.
-    """
-    reasons = [score.reason if isinstance(score, Verdict) else None for score in scores]
-    return reasons if any(reasons) else None
-
-
-def answers_of(scores: Sequence[Score]) -> list[str | None] | None:
-    """The answer that each score is for, None for a score without one; None if no score has one."""
-    answers = [score.answer if isinstance(score, Verdict) else None for score in scores]
-    return None if all(answer is None for answer in answers) else answers
 
 
 @dataclass(frozen=True)
@@ -194,9 +189,7 @@ class GuardedReward:
             failures=len(failures),
             timeouts=sum(isinstance(failure, CallTimeout) for failure in failures),
             given_up=len(lost),
-            reasons=reasons_of(given),
-            answers=answers_of(given),
-        )
+        ).explained()
 
     def _attempts(
         self, collect: Callable[[], Sequence[Score]], responses: Responses, failures: list[RewardError]
@@ -451,11 +444,7 @@ def _start(source: RewardSource, responses: Responses) -> Callable[[], CallResul
         return source.start(responses)
     collect = source.start(responses) if isinstance(source, FunctionReward) else partial(source.score, responses)
 
-    def result() -> CallResult:
-        scores = collect()
-        return CallResult(scores, reasons=reasons_of(scores), answers=answers_of(scores))
-
-    return result
+    return lambda: CallResult(collect()).explained()
 
 
 def _recorded(collect: Callable[[], CallResult], count: int) -> CallResult:
