@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
@@ -70,27 +70,6 @@ norm, 0.01 of a loss."""
 
 
 @dataclass(frozen=True)
-class GuardOptions:
-    """Actions and limits of the guard.
-
-    Attributes:
-        on_nonfinite: Action on NaN or infinity.
-        on_spike: Action on a step far outside the run's history.
-        max_skips: Allowed number of consecutive updates with skipped steps; the next one stops the run.
-        max_ratio: Largest allowed probability ratio or inverse ratio between sampler and trainer.
-        max_k3: Largest allowed k3 between the two, nats per token.
-        strict: Stop the run instead of warning.
-    """
-
-    on_nonfinite: Action
-    on_spike: Action
-    max_skips: int
-    max_ratio: float
-    strict: bool
-    max_k3: float = math.inf
-
-
-@dataclass(frozen=True)
 class Incident:
     """A problem and its consequence.
 
@@ -119,7 +98,7 @@ class UpdateDropped(Exception):
     """Ends the current update, because its experience must not be trained on. Always caught by the guard."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Guard:
     """Checks each update before the policy is trained on it.
 
@@ -129,7 +108,12 @@ class Guard:
             ppo_update(…, check_step=guard.allows)
 
     Args:
-        options: Actions and limits.
+        on_nonfinite: Action on NaN or infinity.
+        on_spike: Action on a step far outside the run's history.
+        max_skips: Allowed number of consecutive updates with skipped steps; the next one stops the run.
+        max_ratio: Largest allowed probability ratio or inverse ratio between sampler and trainer.
+        max_k3: Largest allowed k3 between the two, nats per token.
+        strict: Stop the run instead of warning.
         spikes: Detects spikes; None disables the check.
         record: Stores an incident.
         warn: Prints a line to the user.
@@ -142,8 +126,12 @@ class Guard:
         evidence: The responses that the rows of an incident are counted in.
     """
 
-    options: GuardOptions
-    _: KW_ONLY
+    on_nonfinite: Action
+    on_spike: Action
+    max_skips: int
+    max_ratio: float
+    max_k3: float = math.inf
+    strict: bool
     spikes: SpikeDetector | None = None
     record: Callable[[Incident], None]
     warn: Callable[[str], None]
@@ -255,7 +243,7 @@ class Guard:
 
     def _settle(self, kind: Literal["nonfinite", "spike"], what: str, **details: Any) -> None:
         """Record an incident and take the configured action."""
-        action = self.options.on_spike if kind == "spike" else self.options.on_nonfinite
+        action = self.on_spike if kind == "spike" else self.on_nonfinite
         end = self._reason_to_end(kind, action)
         self._note(kind, what, "stop" if end else action, **details)
         if end:
@@ -273,7 +261,7 @@ class Guard:
             return f"{bad}, which skipping steps cannot repair; restart from finite weights"
         if action == "stop":
             return f"the step was not taken (ppo.on_{kind}=skip would continue without it)"
-        if self._in_a_row >= self.options.max_skips:
+        if self._in_a_row >= self.max_skips:
             return f"the last {self._in_a_row} updates skipped steps as well, the limit of ppo.max_skips"
         return None
 
@@ -281,23 +269,23 @@ class Guard:
         self, ratio: float, when: str, row: int | None = None, token: int | None = None, *, k3: float = 0.0
     ) -> None:
         """Warn once, or stop, if sampler and trainer disagree about a token, or slightly about many."""
-        disagree = ratio > self.options.max_ratio or k3 > self.options.max_k3
-        if not disagree or (self._warned_of_mismatch and not self.options.strict):
+        disagree = ratio > self.max_ratio or k3 > self.max_k3
+        if not disagree or (self._warned_of_mismatch and not self.strict):
             return
         what = (
             f"sampler and trainer disagree: a token's probabilities {when} have the ratio {ratio:.4g}, rounding "
-            f"explains at most {self.options.max_ratio:g}{self._distance(k3)}; check that both use the same weights, "
+            f"explains at most {self.max_ratio:g}{self._distance(k3)}; check that both use the same weights, "
             "temperature and positions"
         )
-        self._note("mismatch", what, "stop" if self.options.strict else "warn", row=row, token=token)
-        if self.options.strict:
+        self._note("mismatch", what, "stop" if self.strict else "warn", row=row, token=token)
+        if self.strict:
             raise NumericsError(f"update {self._update}: {what}")
         self._warned_of_mismatch = True
         self.warn(f"update {self._update}: {what} (shown once; --strict stops the run)")
 
     def _distance(self, k3: float) -> str:
         """Describe k3 for a message, if rounding does not explain it."""
-        bound = self.options.max_k3
+        bound = self.max_k3
         return f" (k3 is {k3:.3g} nats per token, at most {bound:g} by rounding)" if k3 > bound else ""
 
     def _note(self, kind: Any, what: str, consequence: Any, **details: Any) -> None:
@@ -360,7 +348,7 @@ def find_bad_weight(modules: Mapping[str, nn.Module]) -> str | None:
         for name, parameter in module.named_parameters():
             weight = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             if not weight.isfinite().all():
-                return f"{owner}: {name} contains {_nonfinite_value(weight.detach()):.4g}"
+                return f"{owner}: {name} contains {float(weight.detach()[~weight.isfinite()][0]):.4g}"
     return None
 
 
@@ -375,10 +363,6 @@ def first_nonfinite(values: Iterable[tuple[str, Tensor | None, Tensor | None]]) 
             place = (~value.isfinite()).nonzero()[0].tolist()
             return BadValue(what, float(value[tuple(place)]), *place)
     return None
-
-
-def _nonfinite_value(tensor: Tensor) -> float:
-    return float(tensor[~tensor.isfinite()][0])
 
 
 def _log(norm: float) -> float:

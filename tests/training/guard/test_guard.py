@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kedge.training.guard import BadValue, Guard, GuardOptions, SpikeDetector, refuse_nonfinite
+from kedge.training.guard import BadValue, Guard, SpikeDetector, refuse_nonfinite
 from kedge_base.errors import NonfiniteScoreError, NumericsError
 from kedge_base.run_folder.record_format import MAX_RATIO
 from tests.training.test_update import make_experience, make_models
@@ -27,7 +27,7 @@ class Watched:
         self.incidents, self.warnings, self.rollbacks = [], [], 0
         self.dead = list(dead)  # the result of each search
         self.guard = Guard(
-            GuardOptions(**{**OPTIONS, **rules}),
+            **{**OPTIONS, **rules},
             spikes=None if sigma is None else SpikeDetector(sigma=sigma, history=2),
             record=self.incidents.append,
             warn=self.warnings.append,

@@ -16,7 +16,6 @@ from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.guard import (
     MAX_K3,
     Guard,
-    GuardOptions,
     Incident,
     SpikeDetector,
     find_bad_weight,
@@ -39,14 +38,12 @@ def new_guard(run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[
     sigma = options.spike_sigma
     on_spike = "skip" if options.on_spike is None else options.on_spike.name
     guard = Guard(
-        GuardOptions(
-            on_nonfinite=options.on_nonfinite,
-            on_spike=on_spike,
-            max_skips=options.max_skips,
-            max_ratio=MAX_RATIO[run.precision],
-            max_k3=MAX_K3[run.precision],
-            strict=run.config.runtime.strict,
-        ),
+        on_nonfinite=options.on_nonfinite,
+        on_spike=on_spike,
+        max_skips=options.max_skips,
+        max_ratio=MAX_RATIO[run.precision],
+        max_k3=MAX_K3[run.precision],
+        strict=run.config.runtime.strict,
         spikes=None if sigma is None else SpikeDetector(sigma=sigma, history=SPIKE_HISTORY),
         record=lambda incident: add_incident(run.folder, _row(incident, roles)),
         warn=warn,
