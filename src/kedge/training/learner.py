@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Protocol, TypeVar
 
 import torch
@@ -15,7 +14,7 @@ from typing_extensions import Self
 
 from kedge.algorithm.experience import CriticOutputs, Experience, PolicyOutputs, Rollout
 from kedge.models import ActorCritic, Precision
-from kedge.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks, within_memory
+from kedge.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks, tokens_of, within_memory
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pass_trial import find_tokens
 
@@ -118,6 +117,10 @@ class Learner(Protocol[B]):
         ...
 
 
+Parts = list[tuple[Int[Tensor, " rows"], Experience]]
+"""The micro-batches of a minibatch, each with the numbers of its rows."""
+
+
 @dataclass
 class LanguageLearner:
     """A language model and its critic, evaluated on packed micro-batches.
@@ -147,13 +150,14 @@ class LanguageLearner:
     one_minibatch: bool = False
     choose: Callable[[int], Int[Tensor, " rows"]] | None = None
     ranks: Ranks = ALONE
+    needs_values: bool = field(init=False)
     reused_first_pass: bool = field(default=False, init=False)
     _pending: tuple[Rollout, PolicyOutputs] | None = field(default=None, init=False)
+    _split: tuple[Experience, int | None, Parts] | None = field(default=None, init=False)
 
-    @cached_property
-    def needs_values(self) -> bool:
-        """See `Learner`. A critic starts or stops being trained between updates, and each has its own learner."""
-        return self.actor_critic.trains_critic
+    def __post_init__(self) -> None:
+        # A critic starts or stops being trained between updates, of which each has a learner of its own.
+        self.needs_values = self.actor_critic.trains_critic
 
     def find_tokens(self, rollout: Rollout, optimizer: Optimizer) -> None:
         """Find how many tokens a pass over such responses can hold, if that is not known; see `pass_trial`."""
@@ -200,18 +204,22 @@ class LanguageLearner:
         self.reused_first_pass = True
         return outputs
 
-    def micro_batches(self, batch: Experience) -> list[tuple[Int[Tensor, " rows"], Experience]]:
-        """See `Learner`. Rows of similar length are grouped."""
+    def micro_batches(self, batch: Experience) -> Parts:
+        """See `Learner`. Rows of similar length are grouped; the same minibatch in the next epoch, in the same way."""
         if self.has_first_pass(batch):
             return [(torch.arange(len(batch.scores)), batch)]
         if self._pending is not None:  # its rows are not those of the batch: some are masked
             self._pending = None
             self.reused_first_pass = False
-        parts: list[tuple[Tensor, Experience]] = []
+        tokens = tokens_of(self.micro_batch_tokens)
+        if self._split is not None and self._split[0] is batch and self._split[1] == tokens:
+            return self._split[2]
+        parts: Parts = []
         prompts = batch.rollout.shared_prompts(self.actor_critic.shares_up_to)
-        for part in self.ranks.plan(batch.rollout.row_lengths, self.micro_batch_tokens, prompts):
+        for part in self.ranks.plan(batch.rollout.row_lengths, tokens, prompts):
             rows = torch.tensor(part.rows, device=batch.scores.device)
             parts.append((rows if part.counts else rows[:0], batch.select(rows)))
+        self._split = batch, tokens, parts
         return parts
 
     def evaluate(self, batch: Experience) -> PolicyOutputs:
