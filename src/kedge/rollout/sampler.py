@@ -103,11 +103,6 @@ class Responses:
             parents=torch.arange(-1, time - 1, device=device).repeat(rows, 1),
         )
 
-    def clear(self, rows: Sequence[int]) -> None:
-        """Discard the tokens of some rows."""
-        for row in rows:
-            self.cut(row, 0)
-
     def cut(self, row: int, length: int) -> None:
         """Discard the tokens of a row from a length on."""
         fills: list[tuple[Tensor, float]] = [
@@ -331,7 +326,8 @@ class Sampler:
                 raise
             self.adaptive.halve_rows(-(-len(rows) // 2), error)
             release(error)
-        table.responses.clear(rows)
+        for row in rows:
+            table.responses.cut(row, 0)
         request = table.request
         if request.dialogue is not None:
             for row, prompt in zip(rows, request.dialogue.open(rows), strict=True):

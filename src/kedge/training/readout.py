@@ -79,9 +79,7 @@ class Readout:
         """Fit the head to all sums; leaves it as it is if a state or a return is not finite."""
         kept = self._learner.actor_critic.readout
         assert kept is not None
-        added = torch.stack([sums.flat() for sums in self._sums])
-        if self._learner.ranks.are_several:
-            added = self._learner.ranks.summed(added)
+        added = self._learner.ranks.summed(torch.stack([sums.flat() for sums in self._sums]))
         if not added.isfinite().all():
             return
         kept.mul_(self._decay).add_(added)

@@ -197,9 +197,9 @@ def stream_seeds(seed: int, *names: str | int, count: int) -> list[int]:
     return [stream_seed(seed, *names, number) for number in range(count)]
 
 
-def stream(seed: int, *names: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+def stream(seed: int, *names: str | int) -> torch.Generator:
     """A generator for a named random stream; see `stream_seed`."""
-    return torch.Generator(device).manual_seed(stream_seed(seed, *names))
+    return torch.Generator().manual_seed(stream_seed(seed, *names))
 
 
 def use_deterministic_kernels() -> None:

@@ -281,7 +281,8 @@ class Trainer:
         settings = self.settings
         assert learner is not None, "`estimate` comes first"
         self._learner = None
-        rates = self._learning_rates()
+        warmup_updates = 0 if self.warmup is None else self.warmup.num_updates
+        rates = settings.learning_rates(self.update, warmup_updates=warmup_updates, train_policy=self.trains_policy)
         readout = None
         if takes_steps and self.roles.actor_critic.readout is not None:
             readout = Readout(learner, experience, num_batches=settings.ppo.readout_batches)
@@ -415,11 +416,6 @@ class Trainer:
             scored = replace(scored, baseline=torch.zeros_like(scored.scores))
         kl_coef = self.settings.reward_kl_coef(self.coefficients)
         return experience_from(scored, outputs, self.models, estimation, kl_coef=kl_coef)
-
-    def _learning_rates(self) -> dict[str, float]:
-        """The learning rates of the current update, by argument of `set_learning_rate`."""
-        warmup_updates = 0 if self.warmup is None else self.warmup.num_updates
-        return self.settings.learning_rates(self.update, warmup_updates=warmup_updates, train_policy=self.trains_policy)
 
     def _epochs(
         self,
