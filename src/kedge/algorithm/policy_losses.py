@@ -149,7 +149,7 @@ class Tokens:
     ratio: Ratio
     importance_weights: Float[Tensor, "*batch time"] | None
     averaging: Averaging
-    exact_kl: Float[Tensor, "*batch time"] | None = None
+    exact_kl: Float[Tensor, "*batch time"] | None
 
     @classmethod
     def of(

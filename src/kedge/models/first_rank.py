@@ -57,7 +57,7 @@ def load_on_first(load: Callable[[], Loaded], build: Callable[[], PreTrainedMode
     return Loaded(model, set(told["missing"]))
 
 
-def give_model(module: nn.Module, ranks: Ranks, *, device: torch.device, left: Collection[Tensor] = ()) -> None:
+def give_model(module: nn.Module, ranks: Ranks, *, device: torch.device, left: Collection[Tensor]) -> None:
     """Broadcast the first rank's weights and buffers in place, and the state of its random number generator.
 
     Args:

@@ -137,7 +137,7 @@ def initialize_head(head: ValueHead, init: HeadInit) -> ValueHead:
 
 
 def find_head(
-    folder: Path, *, trunk: str, own: Collection[str], ignored: Collection[str] = (), width: int
+    folder: Path, *, trunk: str, own: Collection[str], ignored: Collection[str], width: int
 ) -> nn.Linear | None:
     """Find the head that another library saved with a model under a different name; None unless there is exactly one.
 

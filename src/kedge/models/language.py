@@ -433,7 +433,7 @@ class ActorCritic(nn.Module):
         returns: Float[Tensor, "batch time"],
         mask: Bool[Tensor, "batch time"],
         *,
-        rows: Bool[Tensor, " batch"] | None = None,
+        rows: Bool[Tensor, " batch"] | None,
     ) -> Float[Tensor, "batch time"]:
         """Map a new critic's outputs V to a + b·V, the least-squares fit to the first returns; return the new values.
 

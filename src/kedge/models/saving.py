@@ -350,7 +350,7 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
     return write_whole(target, write)
 
 
-def _merge_shards(folder: Path, target: Path, *, trust_remote_code: bool = False) -> Path:
+def _merge_shards(folder: Path, target: Path, *, trust_remote_code: bool) -> Path:
     """Save the model of a sharded checkpoint without shards; returns its folder.
 
     Args:

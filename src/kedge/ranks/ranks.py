@@ -60,7 +60,7 @@ class AdaptiveTokens:
         self.is_found = False
         self._say = say
 
-    def start_with(self, tokens: int, why: str = "") -> None:
+    def start_with(self, tokens: int, why: str) -> None:
         """Set the number that a trial found."""
         self.is_found = True
         if tokens != self.tokens:
@@ -471,7 +471,7 @@ def evaluate_in_passes(
     budget: PassTokens,
     *,
     prompts: Prompts = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks,
 ) -> list[Tensor]:
     """Evaluate the rows of a batch in passes of similar length that fit into memory; results keep the order of the
     rows.

@@ -61,8 +61,8 @@ def shard(
     *,
     device: torch.device,
     kept: Collection[nn.Parameter],
-    in_bf16: Collection[nn.Module] = (),
-    offload: bool = False,
+    in_bf16: Collection[nn.Module],
+    offload: bool,
 ) -> None:
     """Split a module's weights over the ranks, in place. Optimizers are built afterwards.
 
@@ -95,7 +95,7 @@ def shard(
 
 
 @torch.no_grad()
-def fill_parts(module: nn.Module, whole: dict[str, Tensor], *, device: torch.device, offload: bool = False) -> None:
+def fill_parts(module: nn.Module, whole: dict[str, Tensor], *, device: torch.device, offload: bool) -> None:
     """Fill a sharded module's weights, which are on the meta device; all ranks call this together.
 
     Args:

@@ -166,7 +166,7 @@ class Reader:
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        policy_tokenizer: PreTrainedTokenizerBase | None = None,
+        policy_tokenizer: PreTrainedTokenizerBase | None,
         *,
         trained_here: bool = False,
         pooled: bool = False,

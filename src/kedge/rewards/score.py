@@ -325,7 +325,7 @@ class MissingEos:
     Source: spec §4.16; −1 is N+'s, one standard deviation below the mean of normalized scores.
     """
 
-    score: float | Literal["auto"] | None = None
+    score: float | Literal["auto"] | None
     mode: MissingEosMode = "replace"
 
     def penalize(self, scores: Float[Tensor, " batch"], stopped: Bool[Tensor, " batch"]) -> Float[Tensor, " batch"]:

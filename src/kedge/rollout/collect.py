@@ -179,7 +179,7 @@ def evaluate_rollout(
     models: Models,
     *,
     value_after_last: bool,
-    first_pass: PolicyOutputs | None = None,
+    first_pass: PolicyOutputs | None,
     rows: Int[Tensor, " rows"] | None = None,
 ) -> RolloutOutputs:
     """Evaluate responses under the current weights.

@@ -34,7 +34,7 @@ class SharedEngine:
     engine: Engine
     ranks: Ranks
     pad_id: int
-    weights: tuple[nn.Module, ...] = ()
+    weights: tuple[nn.Module, ...]
 
     @property
     def is_exact(self) -> bool:

@@ -132,7 +132,7 @@ class Guard:
     max_ratio: float
     max_k3: float = math.inf
     strict: bool
-    spikes: SpikeDetector | None = None
+    spikes: SpikeDetector | None
     record: Callable[[Incident], None]
     warn: Callable[[str], None]
     roll_back: Callable[[], None]

@@ -293,7 +293,7 @@ def parameters_of(optimizer: Optimizer, *, critic: bool) -> list[nn.Parameter]:
     return [each for group in optimizer.param_groups if group[CRITIC] == critic for each in group["params"]]
 
 
-def clip_by_owner(optimizer: Optimizer, max_norm: float | None, ranks: Ranks = ALONE) -> dict[str, float]:
+def clip_by_owner(optimizer: Optimizer, max_norm: float | None, ranks: Ranks) -> dict[str, float]:
     """Clip the gradients of the policy and of a separate critic before a step, and return the norms before that.
 
     They are clipped separately: in a joint norm, a large gradient of the critic would also shrink the policy's step. A

@@ -19,7 +19,7 @@ from kedge.models.packing.decoders import Decoder
 from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import context_length, num_embeddings
 from kedge.models.sources import loading_reason, quiet_transformers
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import Ranks
 from kedge_base.errors import ModelError
 from kedge_base.machine.memory import is_out_of_memory
 
@@ -45,7 +45,7 @@ class Findings:
 
     _known: ClassVar[dict[tuple[object, ...], dict[str, float]]] = {}
 
-    def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE) -> None:
+    def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
         settings = model.config.to_dict()
         settings.pop("_name_or_path", None)
         self._device = model.device.type

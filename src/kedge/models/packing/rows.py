@@ -259,8 +259,8 @@ class Group:
     longest: int
     num_tokens: int
     slots: Int[Tensor, " tokens"] | None
-    prompt: Spans | Int[Tensor, "rows before"] | None = None
-    mask: Bool[Tensor, "longest read"] | Float[Tensor, "rows 1 longest read"] | None = None
+    prompt: Spans | Int[Tensor, "rows before"] | None
+    mask: Bool[Tensor, "longest read"] | Float[Tensor, "rows 1 longest read"] | None
 
 
 def rectangles(

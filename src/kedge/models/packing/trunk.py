@@ -21,7 +21,7 @@ from kedge.models.packing.packed import Gather, PackedDecoder, packed_states, re
 from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
 from kedge.models.packing.rows import TokenRows, group_by_length
 from kedge.models.pretrained import rope_switch
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import Ranks
 from kedge_base.errors import ModelError
 
 WINDOW_LIMITS = ("sliding_window", "attention_chunk_size")
@@ -46,7 +46,7 @@ class Trunk:
         ModelError: No way to run the model gives the right results.
     """
 
-    def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE) -> None:
+    def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
         self.model = model
         self.arranged_for: str | None = None
         self._checkpointed: list[GradientCheckpointingLayer] = []

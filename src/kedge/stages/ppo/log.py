@@ -126,7 +126,7 @@ class PpoLog:
     progress: Progress
     doctor: Doctor
     frozen_dtype: str
-    says_missing_eos: bool = False
+    says_missing_eos: bool
 
     def describe(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
         """Compute the metrics of the current update's experience, scores, optimizer steps, settings and memory.

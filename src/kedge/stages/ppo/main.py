@@ -104,7 +104,7 @@ def opened_updates(
     has_prompts: bool = True,
     has_scores: bool = False,
     stop: Stopping | None = None,
-    callback: Callback | None = None,
+    callback: Callback | None,
     on_update: Callable[[int, Roles], None] | None = None,
     planned: PlannedMemory | None = None,
 ) -> Iterator[Updates]:

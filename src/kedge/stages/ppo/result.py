@@ -121,7 +121,7 @@ def _save_policy(
     folder: Path,
     facts: Mapping[str, object],
     num_updates: int,
-    weights: dict[str, Tensor] | None = None,
+    weights: dict[str, Tensor] | None,
     *,
     ended: bool = False,
 ) -> Path:

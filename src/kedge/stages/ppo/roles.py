@@ -85,9 +85,9 @@ class Roles:
     missing_eos: MissingEos | None
     optimizer: Optimizer
     pretraining: PretrainingMix | None
-    own: OwnFunctions = field(default_factory=OwnFunctions)
-    player: Player | None = None
-    privileged: PrivilegedText | None = None
+    own: OwnFunctions
+    player: Player | None
+    privileged: PrivilegedText | None
 
 
 def load_roles(config: Config, run: Run, *, has_prompts: bool = True, has_scores: bool = False) -> Roles:

@@ -59,8 +59,8 @@ class OwnFunctions:
         surrogate: The policy loss; see `own_policy_loss`.
     """
 
-    advantage: Callable[..., object] | None = None
-    surrogate: Callable[..., object] | None = None
+    advantage: Callable[..., object] | None
+    surrogate: Callable[..., object] | None
 
     @classmethod
     def of(cls, config: Config, objects: Mapping[str, Any]) -> OwnFunctions:
@@ -221,7 +221,7 @@ class PpoSettings:
             train_policy=train_policy,
         )
 
-    def learning_rates(self, update: int, *, warmup_updates: int = 0, train_policy: bool = True) -> dict[str, float]:
+    def learning_rates(self, update: int, *, warmup_updates: int, train_policy: bool) -> dict[str, float]:
         """Compute the learning rates of an update's steps, as arguments of `set_learning_rate`.
 
         The schedule covers the updates of the policy. The critic's warm-up uses the peak rate, after a separate ramp.

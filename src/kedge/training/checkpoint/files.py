@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import Ranks
 from kedge.ranks.ranks import share_rows
 from kedge.ranks.sharding import DTYPES
 from kedge_base.errors import DataError
@@ -168,7 +168,7 @@ def read_manifest(path: Path) -> Manifest:
         raise DataError(f"{path}: has other fields than this version of kedge reads ({error})") from error
 
 
-def check_files(folder: Path, files: Mapping[str, FileRecord], ranks: Ranks = ALONE) -> None:
+def check_files(folder: Path, files: Mapping[str, FileRecord], ranks: Ranks) -> None:
     """Check a checkpoint's files against its manifest: names, then sizes, then hashes.
 
     Args:

@@ -94,7 +94,7 @@ class BestUpdate:
 
     metric: str
     higher_is_better: bool
-    is_kept: bool = True
+    is_kept: bool
     update: int | None = None
     value: float | None = None
     num_since: int = 0
@@ -172,7 +172,7 @@ class RunState:
     kind: str
     fingerprint: Mapping[str, str]
     keep: int
-    found: Checkpoint | None = None
+    found: Checkpoint | None
     model: CheckpointModel | None = None
     best: BestUpdate | None = None
     ranks: Ranks = ALONE

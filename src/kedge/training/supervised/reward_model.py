@@ -89,7 +89,7 @@ class RewardModelReport:
     agreement: Agreement | None
     mean: float
     std: float
-    tie: float | None = None
+    tie: float | None
 
 
 def train_reward_model(
