@@ -77,32 +77,31 @@ def _with_copy(engine: Engine) -> Engine:
 
 
 def open_sampling(
-    config: Config, trainer: Trainer, loop: CheckpointedLoop, *, say: Callable[[str], None]
+    trainer: Trainer, loop: CheckpointedLoop, *, check: Callable[[Rollout], None], say: Callable[[str], None]
 ) -> Sampling | SamplingAhead:
     """Open the sampling of a run's batches, ahead or on demand; it is resumed with the run."""
-    prompts = prompt_stream(config, trainer, loop)
-    check = (lambda _: None) if trainer.guard is None else trainer.guard.check_rollout
+    prompts = prompt_stream(trainer, loop)
     engine = trainer.roles.engine
     if not isinstance(engine, BackgroundEngine):
-        return Sampling(
-            prompts, trainer, check=check, say=say, note=prompts.note if config.data.choice_by_scores else None
-        )
+        note = prompts.note if trainer.run_settings.config.data.choice_by_scores else None
+        return Sampling(prompts, trainer, check=check, say=say, note=note)
     ahead = SamplingAhead(prompts, trainer, engine, check=check, say=say)
     loop.register_ahead(ahead)
     return ahead
 
 
-def prompt_stream(config: Config, trainer: Trainer, loop: CheckpointedLoop) -> PromptStream:
+def prompt_stream(trainer: Trainer, loop: CheckpointedLoop) -> PromptStream:
     """Open the stream of a run's prompts; it is resumed with the run."""
     roles = trainer.roles
+    data = trainer.run_settings.config.data
     seed = stream_seed(trainer.run_settings.seed, "prompts")
     prompts = PromptStream(
         roles.prompts.train,
         seed=seed,
-        curriculum=config.data.curriculum,
+        curriculum=data.curriculum,
         mixture=roles.prompts.mixture,
-        rest=config.data.draw.parameter or 0,
-        by_spread=config.data.draw.name == "by_spread",
+        rest=data.draw.parameter or 0,
+        by_spread=data.draw.name == "by_spread",
     )
     loop.register("prompts", prompts)
     return prompts

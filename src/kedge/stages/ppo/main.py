@@ -91,10 +91,10 @@ def run_ppo(
 
 def train(updates: Updates) -> None:
     """The PPO loop: each update samples, scores, estimates advantages, and improves policy and critic."""
-    run = updates.trainer.run
-    sampling = open_sampling(run.config, updates.trainer, updates.loop, say=updates.log.progress.say)
+    check, say = updates.guard.check_rollout, updates.log.progress.say
+    sampling = open_sampling(updates.trainer, updates.loop, check=check, say=say)
     for update in updates.steps():
-        updates.make(update, sampling.batch, Stopwatch(run.device))
+        updates.make(update, sampling.batch, Stopwatch(updates.trainer.run.device))
 
 
 @contextmanager

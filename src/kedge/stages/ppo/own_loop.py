@@ -169,7 +169,7 @@ class PpoTrainer:
         self._trainer = self._updates.trainer
         roles = self.roles = self._trainer.roles
         self._has_reward = others_score or (roles.player and roles.player.environment.is_scored)
-        self._stream = prompt_stream(config, self._trainer, loop) if has_prompts else None
+        self._stream = prompt_stream(self._trainer, loop) if has_prompts else None
         say = self._updates.log.progress.say
         self._sampling = Sampling(None, self._trainer, check=self._updates.guard.check_rollout, say=say)
         self._published: Mapping[str, float] = {}
