@@ -160,15 +160,13 @@ def resolve(
         if not is_run(folder):
             raise ConfigError(f"--resume: {resume} is not the folder of a run: it has no {CONFIG_FILE}")
         _check_same_stage(folder, stage)
-        config = load_config(
-            file or folder / CONFIG_FILE, overrides or (), {**flags, "out": resume}, preset, stage=stage
-        )
-    else:
-        config = load_config(file, overrides or (), flags, preset, stage=stage)
-        if resume == "auto":
-            if config.out is None:
-                config = with_values(config, {"out": str(Path("runs") / stage)})
-            _check_same_stage(Path(os.path.expanduser(str(config.out))), stage)
+        file = file or folder / CONFIG_FILE
+        flags = {**flags, "out": resume}
+    config = load_config(file, overrides or (), flags, preset, stage=stage)
+    if resume == "auto":
+        if config.out is None:
+            config = with_values(config, {"out": str(Path("runs") / stage)})
+        _check_same_stage(Path(os.path.expanduser(str(config.out))), stage)
     check_stage(config, stage)
     if config.out is not None and (resume is None or not is_run(Path(config.out))):
         check_output(config.out)

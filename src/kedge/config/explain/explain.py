@@ -173,7 +173,11 @@ def completions(incomplete: str, stage: str | None = None) -> list[tuple[str, st
     if "." not in name and stage is not None:
         named |= {bare: meaning for bare, meaning in _bare(stage) if bare.startswith(name)}
     # Return two candidates for a single match: a shell would add a space after a single one.
-    ends = ("=",) if len(named) != 1 else ("=", f"={written(_default(next(iter(named)), stage))}")
+    ends = ("=",)
+    if len(named) == 1:
+        [name] = named
+        field = _field_of(name, stage)
+        ends = ("=", f"={written(field and field.default)}")
     return [(f"{field}{end}", meaning) for field, meaning in named.items() for end in ends]
 
 
@@ -193,13 +197,12 @@ def _resolved(name: str, stage: str | None) -> str | None:
         return None
 
 
-def _default(name: str, stage: str | None) -> Any:
-    field = find_field(_resolved(name, stage) or name)
-    return None if field is None else field.default
+def _field_of(name: str, stage: str | None) -> FieldInfo | None:
+    return find_field(_resolved(name, stage) or name)
 
 
 def _choices(name: str, stage: str | None) -> list[str]:
-    field = find_field(_resolved(name, stage) or name)
+    field = _field_of(name, stage)
     return [] if field is None else list(dict.fromkeys(_texts(field.annotation)))
 
 

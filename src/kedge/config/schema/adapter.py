@@ -1,12 +1,9 @@
 """`adapter`: trains a few weights on top of a frozen model."""
 
-from collections.abc import Mapping
-from typing import Any, Literal, cast
-
-from pydantic import model_validator
+from typing import Any, Literal
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Section
+from kedge.config.schema.section import Section, rewrite
 
 
 class AdapterConfig(Section):
@@ -59,13 +56,10 @@ class AdapterConfig(Section):
         text="a list of names",
     )
 
-    @model_validator(mode="before")
+    @rewrite
     @classmethod
-    def _imply_lora(cls, values: Any) -> Any:
+    def _imply_lora(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Make `lora` the kind if only other fields have values; with `kind=none` set explicitly they are ignored."""
-        if not isinstance(values, Mapping):
-            return values
-        settings = cast("Mapping[str, Any]", values)
         fields = cls.model_fields
         has_values = any(name in fields and fields[name].default != value for name, value in settings.items())
         return {"kind": "lora", **settings} if has_values else settings

@@ -1,11 +1,9 @@
 """`checkpoint` and `push`: state saved for `--resume`, and uploads to the hub."""
 
-from typing import Any
-
-from pydantic import model_validator
+from functools import partial
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Parameters, Section
+from kedge.config.schema.section import Parameters, Section, rewrite
 from kedge.config.schema.update.former import with_parts
 
 
@@ -73,10 +71,7 @@ class CheckpointConfig(Section):
         too_low="small checkpoints have to be merged before they are used as models",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_former(cls, settings: Any) -> Any:
-        return with_parts(cls, "checkpoint", settings)
+    _read_former = rewrite(classmethod(partial(with_parts, section="checkpoint")))
 
 
 class PushConfig(Section):

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from annotated_types import Ge
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from kedge.config.schema.field import Choice, field
-from kedge.config.schema.section import Section, StringList, check
+from kedge.config.schema.section import Section, StringList, check, flat_names, rewrite
 from kedge.config.schema.update.former import without_rest
 
 Draw = Literal["evenly", "by_spread"]
@@ -22,34 +22,19 @@ COLUMNS = (
 )
 
 
-def _flat_names(columns: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Flatten `{demonstrations: {prompt: dialogue}}` to `{demonstrations.prompt: dialogue}`."""
-    return {
-        name: value
-        for key, entry in columns.items()
-        for name, value in (
-            _flat_names(cast("Mapping[str, Any]", entry), f"{prefix}{key}.")
-            if isinstance(entry, Mapping)
-            else {f"{prefix}{key}": entry}
-        ).items()
-    }
-
-
 class DataConfig(Section):
     """The training data. A source is a `.jsonl` file, a dataset folder, or a Hugging Face id; see `kedge data`."""
 
-    @model_validator(mode="before")
+    @rewrite
     @classmethod
-    def _collect_columns(cls, values: Any) -> Any:
+    def _collect_columns(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Gather `columns.prompt: dialogue` and `columns: {demonstrations: {prompt: dialogue}}` in `columns`."""
-        if not isinstance(values, Mapping):
-            return values
-        given = without_rest(cast("Mapping[str, Any]", values))
+        given = without_rest(values)
         dotted = {name: value for name, value in given.items() if str(name).startswith("columns.")}
         columns = given.get("columns")
         if not dotted and not isinstance(columns, Mapping):
             return given
-        named = _flat_names(cast("Mapping[str, Any]", columns or {}), "")
+        named = flat_names(cast("Mapping[str, Any]", columns or {}))
         named |= {str(name).removeprefix("columns."): value for name, value in dotted.items()}
         return {**{name: value for name, value in given.items() if name not in dotted}, "columns": named}
 

@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 from string import Formatter
-from typing import Any, Literal, cast
-
-from pydantic import model_validator
+from typing import Any, Literal
 
 from kedge.config.schema.field import Choice, plain
-from kedge.config.schema.section import check
+from kedge.config.schema.section import check, rewrite
 from kedge.config.schema.update.advantages import Advantages
 from kedge.config.schema.update.critic import CriticTraining
 from kedge.config.schema.update.former import with_parts, without_former
@@ -216,17 +214,15 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
         if self.kl_in == Choice("loss", "k1"):
             raise ValueError("ppo.kl_in={loss: k1} has no gradient on average; use k2 or k3")
 
-    @model_validator(mode="before")
+    @rewrite
     @classmethod
-    def _imply(cls, values: Any) -> Any:
+    def _imply(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Set settings that others imply, unless they are set.
 
         A cross-entropy loss implies no `value_clip_range`, whose default is for squared errors, GRPO's and GiGPO's
         advantages imply a KL in the loss, as in the papers, and GiGPO's are by turn.
         """
-        if not isinstance(values, Mapping):
-            return values
-        settings = with_parts(cls, "ppo", without_former(cast("Mapping[str, Any]", values)))
+        settings = with_parts(cls, without_former(values), section="ppo")
         implied: dict[str, Any] = {}
         value_loss = settings.get("value_loss")
         if "hl_gauss" in value_loss if isinstance(value_loss, dict) else value_loss == "hl_gauss":

@@ -1,12 +1,13 @@
 """`rollout` and `environment`: sampling of responses, the score of responses without a stop token, and episodes."""
 
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Literal
 
 from annotated_types import Len
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from kedge.config.schema.field import Choice, field
-from kedge.config.schema.section import Parameters, Section, StringList, check
+from kedge.config.schema.section import Parameters, Section, StringList, check, rewrite
 from kedge.config.schema.update.former import with_parts
 
 
@@ -205,10 +206,7 @@ class RolloutConfig(Section):
         """The servers of `engine=vllm`."""
         return self.engine.parameter or VllmServers()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_former(cls, settings: Any) -> Any:
-        return with_parts(cls, "rollout", settings)
+    _read_former = rewrite(classmethod(partial(with_parts, section="rollout")))
 
     @check
     def _check_size(self) -> None:

@@ -26,6 +26,16 @@ MAX_DEPTH = 50
 S = TypeVar("S", bound="Section")
 
 
+def rewrite(change: Any) -> Any:
+    """Decorate a class method that rewrites a section's settings before they are validated."""
+
+    def rewritten(kind: type["Section"], settings: Any) -> Any:
+        is_given = isinstance(settings, Mapping)
+        return change.__func__(kind, dict(cast("Mapping[str, Any]", settings))) if is_given else settings
+
+    return model_validator(mode="before")(cast(Any, classmethod(rewritten)))
+
+
 class Section(BaseModel):
     """Base of every section: frozen; unknown keys, NaN and infinity are rejected."""
 
@@ -33,22 +43,19 @@ class Section(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, coerce_numbers_to_str=True
     )
 
-    @model_validator(mode="before")
+    @rewrite
     @classmethod
-    def _set_parameters(cls, settings: Any) -> Any:
+    def _set_parameters(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Put parameters that are set by their own names, such as `eval_every.num_prompts`, into their values.
 
         A value that is one of several words is then the first of those with parameters, if it is not set.
         """
-        if not isinstance(settings, Mapping):
-            return settings
-        found = dict(cast("Mapping[str, Any]", settings))
-        for dotted in [name for name in found if "." in str(name)]:
+        for dotted in [name for name in settings if "." in str(name)]:
             name, _, part = str(dotted).partition(".")
             field = cls.model_fields.get(name)
             if field and parameters_of(field.annotation):
-                found[name] = _merged(found.get(name, {}), {part: found.pop(dotted)}, field.annotation)
-        return found
+                settings[name] = _merged(settings.get(name, {}), {part: settings.pop(dotted)}, field.annotation)
+        return settings
 
     @field_validator("*", mode="before")
     @classmethod
@@ -128,6 +135,17 @@ def _exceeds_a_word(value: Any) -> bool:
     """True if a value, or an entry of a list, is an integer of more than 64 bits."""
     entries: list[object] = [*value] if isinstance(value, list) else [value]
     return any(isinstance(entry, int) and abs(entry) >= 2**63 for entry in entries)
+
+
+def flat_names(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten `{demonstrations: {prompt: dialogue}}` to `{demonstrations.prompt: dialogue}`."""
+    flat: dict[str, Any] = {}
+    for key, entry in values.items():
+        name = f"{prefix}{key}"
+        flat |= (
+            flat_names(cast("Mapping[str, Any]", entry), f"{name}.") if isinstance(entry, Mapping) else {name: entry}
+        )
+    return flat
 
 
 def as_list(value: Any) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from kedge.config.loading.yaml_text import parse_value, text_of
+from kedge.config.schema.section import flat_names
 from kedge.config.translation.trl_scripts import python_settings, trainer_named
 from kedge_base.errors import ConfigError
 
@@ -57,7 +58,7 @@ def read_settings(path: Path, overrides: list[str]) -> Read:
             "Python with TRL's PPOConfig or GRPOConfig"
         )
     listed = cast("list[Any]", content) if isinstance(content, list) else []
-    found: dict[str, Any] = {} if listed else _flat(content, "")
+    found = flat_names(cast("dict[str, Any]", content)) if isinstance(content, dict) else {}
     for override in (*listed, *overrides):
         if match := _OVERRIDE.fullmatch(str(override)):
             found[match[1]] = parse_value(match[2], match[0])
@@ -90,13 +91,6 @@ def _options(words: list[str]) -> dict[str, Any]:
         else:
             values.append(parse_value(word, word))
     return {name: (values[0] if len(values) == 1 else values or True) for name, values in given.items()}
-
-
-def _flat(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {name: value}
-    parts = (_flat(each, f"{name}.{key}" if name else str(key)) for key, each in cast("dict[Any, Any]", value).items())
-    return {inner: each for part in parts for inner, each in part.items()}
 
 
 def _referred(settings: Mapping[str, Any], name: str, value: Any) -> Any:

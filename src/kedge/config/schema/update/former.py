@@ -1,7 +1,7 @@
 """Settings of earlier versions, still accepted in this one: run folders have them in `config.yaml`."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from kedge.config.schema.field import plain
 from kedge.config.schema.section import Section, parameters_of
@@ -35,11 +35,9 @@ WITHOUT = ("fixed", "builtin", "sampler")
 """Values of these others without parameters: the former settings had no effect."""
 
 
-def with_parts(kind: type[Section], section: str, settings: Any) -> Any:
+def with_parts(kind: type[Section], settings: dict[str, Any], *, section: str) -> dict[str, Any]:
     """A section's settings with former ones as parameters, except where they had no effect."""
-    if not isinstance(settings, Mapping):
-        return settings
-    found = dict(cast("Mapping[str, Any]", settings))
+    found = settings
     if isinstance(found.get("vllm"), dict):
         found = {**{f"vllm.{name}": value for name, value in found.pop("vllm").items()}, **found}
     for former, now in PARTS.items():
@@ -79,7 +77,7 @@ def _now(name: str, value: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     raise ValueError(f"ppo.{name}={value} is now {FORMER[name][1]}; write that")
 
 
-def without_rest(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_rest(settings: dict[str, Any]) -> dict[str, Any]:
     """Convert the former `rest` in the settings of `data` to the parameter of `draw`."""
     draw = settings.get("draw", "evenly")
     if "rest" not in settings or not isinstance(draw, str):
