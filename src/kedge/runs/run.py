@@ -300,43 +300,12 @@ class Run:
             raise
 
 
-@dataclass
-class Opening:
-    """A run that is being checked: the request, and the results of the checks so far.
-
-    Attributes:
-        config: The resolved configuration, with names instead of Python objects.
-        stage: The stage.
-        ranks: The processes of the run.
-        objects: Python objects instead of configured fields, by dotted name.
-        resume: Resume the run in the output folder; None for a new run.
-        folder: The run's folder, the same on every rank.
-        resumed: It has a run to resume.
-        fingerprint: Hashes of the run's inputs.
-        files: Hashes of the files among them.
-        checkpoint: The checkpoint to resume from.
-        device: The models' device.
-        precision: Number format of the matrix products.
-    """
-
-    config: Config
-    stage: Stage
-    ranks: Ranks
-    objects: Mapping[str, Any]
-    resume: Resume | None
-    folder: Path = field(init=False)
-    resumed: bool = False
-    fingerprint: Mapping[str, str] = field(default_factory=dict[str, str])
-    files: dict[Path, str] = field(default_factory=dict[Path, str])
-    checkpoint: Checkpoint | None = None
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    precision: Precision = "fp32"
-
-
 def open_run(
     config: Config, stage: str, *, in_memory: Mapping[str, object] | None = None, resume: Resume | None = None
 ) -> Run:
     """Check the stage's settings, inputs and output folder, set up device and threads, and seed the random generators.
+
+    On one page, since a check may need the results of those before it.
 
     Args:
         config: The resolved configuration.
@@ -350,207 +319,176 @@ def open_run(
         OutputError: The folder is not empty or cannot be created, or another process trains in it.
         RunFinished: See `Resume`.
     """
+    described = find_stage(stage)
     ranks = join_ranks(config.runtime.parallel)
     objects = {name: value for name, value in (in_memory or {}).items() if value is not None}
     # If a stage's public function was called, functions and classes have been replaced by their names.
     unnamed = {name: value for name, value in objects.items() if not isinstance(value_of(config, name), str)}
     named = with_values(config, describe_in_memory(unnamed))
-    opening = Opening(named, find_stage(stage), ranks, objects, resume)
-    for check in CHECKS:
-        check(opening)
-    facts = _set_up(opening)
-    folder = opening.folder if ranks.is_first else _temporary_folder()
-    for name in () if opening.resumed else sorted(DIAGNOSTIC_FILES):  # of an earlier run in this folder
-        with writing(folder / name):
-            (folder / name).unlink(missing_ok=True)
-    return Run(
-        folder,
+    _check_settings(named, described, ranks)
+    place, is_resumed = ranks.first(lambda: _find_folder(named.out, stage, resumes=resume is not None))
+    shared = Path(place)
+    if is_resumed:
+        check_same_stage(shared, stage)
+    else:
+        check_names(named, stage, objects)
+    files = dict[Path, str]()
+    fingerprint = _hash_inputs(named, objects, ranks, files)
+    allowed = () if resume is None else resume.allow_changes
+    if resume is not None and resume.skips_finished and finished_run(named):
+        # In a chain, an allowed change can concern a later stage.
+        of_chain = () if resume.chain is None else allowed
+        check_finished(named, shared, fingerprint, stage=described, allowed=of_chain)
+        raise RunFinished(shared)
+    for line in outdated_models(named):
+        say(line)
+    if described.makes_model:
+        check_publishing(named)
+    checkpoint = None
+    if is_resumed:
+        checkpoint = checkpoint_to_resume(named, shared, fingerprint, stage=described, allowed=allowed, ranks=ranks)
+        check_names(named, stage, objects)  # after the line on inputs that are lost
+    device = _find_device(named, described, ranks)
+    run = Run(
+        shared,
         stage,
         config,
         objects,
-        opening.device,
-        opening.precision,
+        device,
+        _choose_precision(named, described, device),
         resolved_yaml(named),
-        facts,
-        opening.fingerprint,
-        opening.resumed,
-        opening.checkpoint,
+        {},
+        fingerprint,
+        is_resumed,
+        checkpoint,
         ranks=ranks,
         micro_batch_tokens=pass_tokens(config),
-        first_folder=None if ranks.is_first else opening.folder,
         chain=None if resume is None else resume.chain,
-        receipt=Receipt(opening.files),
+        receipt=Receipt(files),
     )
+    run.facts = _set_up(run, named)
+    if not ranks.is_first:
+        run.folder = _temporary_folder()
+        run.first_folder = shared
+    for name in () if is_resumed else sorted(DIAGNOSTIC_FILES):  # of an earlier run in this folder
+        with writing(run.folder / name):
+            (run.folder / name).unlink(missing_ok=True)
+    return run
 
 
-def _check_ranks(opening: Opening) -> None:
-    """Check that the stage and its settings work with the ranks."""
-    stage = opening.stage
-    ranks = opening.ranks
+def _check_settings(config: Config, stage: Stage, ranks: Ranks) -> None:
+    """Check that the stage works with its settings and the ranks; warn of conflicting presets and of further runs in
+    the same Slurm job.
+    """
     if ranks.are_several and not stage.is_ranked:
         ranked = ", ".join(each.name for each in stages().values() if each.is_ranked)
         raise ConfigError(f"kedge {stage.name} runs as a single process; {ranked} can have several ranks")
-    if ranks.is_sharded and "optimizer" in opening.config.runtime.offload:
+    if ranks.is_sharded and "optimizer" in config.runtime.offload:
         raise ConfigError(
             "runtime.offload=optimizer does not work with runtime.parallel=shard, whose ranks hold a part of the "
             "optimizer's state each; use replicate, or more ranks"
         )
-
-
-def _check_settings(opening: Opening) -> None:
-    """Check the stage's settings; warn of conflicting presets and of further runs in the same Slurm job."""
-    config = opening.config
-    check_stage(config, opening.stage.name)
+    check_stage(config, stage.name)
     in_chain = config.out is not None and is_run(Path(config.out).parent)  # which has said it
-    if not in_chain and (line := preset_conflicts(config, opening.stage.name)):
+    if not in_chain and (line := preset_conflicts(config, stage.name)):
         say(line)
-    if not opening.ranks.are_several and (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1":
+    if not ranks.are_several and (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1":
         say(f"Slurm has {tasks} tasks: if each starts kedge, each is a separate run; torchrun makes them ranks of one")
 
 
-def _find_folder(opening: Opening) -> None:
-    """Find and claim the run's folder, the same on every rank, and find out if a run in it is resumed."""
-
-    def find() -> tuple[str, bool]:
-        out = opening.config.out
-        if opening.resume is not None and out is not None and is_run(Path(out)):
-            folder = Path(os.path.expanduser(out))
-            claim(folder)
-            if is_run(folder):  # still: its owner may just have removed it
-                return str(folder), True
-        return str(claim_free_folder(Path("runs") / opening.stage.name) if out is None else check_output(out)), False
-
-    folder, opening.resumed = opening.ranks.first(find)
-    opening.folder = Path(folder)
+def _find_folder(out: str | None, stage: str, *, resumes: bool) -> tuple[str, bool]:
+    """Find and claim the run's folder, and find out if a run in it is resumed."""
+    if resumes and out is not None and is_run(Path(out)):
+        folder = Path(os.path.expanduser(out))
+        claim(folder)
+        if is_run(folder):  # still: its owner may just have removed it
+            return str(folder), True
+    return str(claim_free_folder(Path("runs") / stage) if out is None else check_output(out)), False
 
 
-def _look_up_inputs(opening: Opening) -> None:
-    """Check that a new run's named inputs exist, or that a run to resume belongs to this stage."""
-    if opening.resumed:
-        check_same_stage(opening.folder, opening.stage.name)
-    else:
-        check_names(opening.config, opening.stage.name, opening.objects)
-
-
-def _hash_inputs(opening: Opening) -> None:
+def _hash_inputs(
+    config: Config, objects: Mapping[str, object], ranks: Ranks, files: dict[Path, str]
+) -> Mapping[str, str]:
     """Hash the inputs, and check that all ranks read the same ones; the ranks can be on several machines.
+
+    Args:
+        config: Names the inputs.
+        objects: Python objects instead of configured fields.
+        ranks: The processes of the run.
+        files: Receives the hash of each file.
 
     Raises:
         ConfigError: They do not; raised on every rank.
     """
-    ranks = opening.ranks
-    fingerprint = opening.fingerprint = input_hashes(opening.config, opening.objects, files=opening.files)
-    if not ranks.are_several:
-        return
-    other = changed_inputs(ranks.first(lambda: dict(fingerprint)), fingerprint)
-    if ranks.largest(len(other)):
-        what = other[0].partition(":")[0] if other else "an input"
-        raise ConfigError(f"{what} is not the same on all ranks; every machine needs the same files")
+    fingerprint = input_hashes(config, objects, files=files)
+    if ranks.are_several:
+        other = changed_inputs(ranks.first(lambda: dict(fingerprint)), fingerprint)
+        if ranks.largest(len(other)):
+            what = other[0].partition(":")[0] if other else "an input"
+            raise ConfigError(f"{what} is not the same on all ranks; every machine needs the same files")
+    return fingerprint
 
 
-def _skip_if_finished(opening: Opening) -> None:
-    """Raise `RunFinished` for a run that has finished with the same settings and inputs, if requested."""
-    resume = opening.resume
-    if resume is not None and resume.skips_finished and finished_run(opening.config):
-        # In a chain, an allowed change can concern a later stage.
-        allowed = () if resume.chain is None else resume.allow_changes
-        check_finished(opening.config, opening.folder, opening.fingerprint, stage=opening.stage, allowed=allowed)
-        raise RunFinished(opening.folder)
-
-
-def _check_models(opening: Opening) -> None:
-    """Print a line for each model whose run has trained it further since; check that the new model can be pushed."""
-    for line in outdated_models(opening.config):
-        say(line)
-    if opening.stage.makes_model:
-        check_publishing(opening.config)
-
-
-def _find_checkpoint(opening: Opening) -> None:
-    """Find the checkpoint to resume from, after checking that the run may continue from it."""
-    if opening.resume is not None and opening.resumed:
-        opening.checkpoint = checkpoint_to_resume(
-            opening.config,
-            opening.folder,
-            opening.fingerprint,
-            stage=opening.stage,
-            allowed=opening.resume.allow_changes,
-            ranks=opening.ranks,
-        )
-        check_names(opening.config, opening.stage.name, opening.objects)  # after the line on inputs that are lost
-
-
-def _check_device(opening: Opening) -> None:
+def _find_device(config: Config, stage: Stage, ranks: Ranks) -> torch.device:
     """Find the device, and check that number formats and optimizers work on it."""
-    config = opening.config
-    device = opening.device = resolve_device(config.runtime.device, local_rank())
+    device = resolve_device(config.runtime.device, local_rank())
     held = {"runtime.frozen_dtype": config.runtime.frozen_dtype}
     held |= {"adapter.base_dtype": config.adapter.base_dtype} if config.adapter.kind != "none" else {}
     for name in (name for name, dtype in held.items() if dtype == "nf4"):
         load_bitsandbytes(f"{name}=nf4", device)
-    for section in opening.stage.trains:
+    for section in stage.trains:
         kind = config.optimization.of(section).optimizer
-        check_optimizer(kind, device, named="optimization.optimizer", is_sharded=opening.ranks.is_sharded)
+        check_optimizer(kind, device, named="optimization.optimizer", is_sharded=ranks.is_sharded)
+    return device
 
 
-def _check_start(opening: Opening) -> None:
+def _choose_precision(config: Config, stage: Stage, device: torch.device) -> Precision:
     """Choose the precision for the initial model, and print a line if it is an adapter."""
-    config = opening.config
-    if not opening.stage.starts_from:
-        return
-    source = str(opening.stage.starting_model(config))
+    if not stage.starts_from:
+        return "fp32"
+    source = str(stage.starting_model(config))
     width = model_width(source, trust_remote_code=config.runtime.trust_remote_code)
-    opening.precision = resolve_precision(config.runtime.precision, opening.device, width=width)
-    if opening.stage.makes_model:
+    precision = resolve_precision(config.runtime.precision, device, width=width)
+    if stage.makes_model:
         _say_of_saved_adapter(source, config)
+    return precision
 
 
-CHECKS: Sequence[Callable[[Opening], None]] = (
-    _check_ranks,
-    _check_settings,
-    _find_folder,
-    _look_up_inputs,
-    _hash_inputs,
-    _skip_if_finished,
-    _check_models,
-    _find_checkpoint,
-    _check_device,
-    _check_start,
-)
-"""The checks before anything is loaded, in order; a check may need the results of earlier ones."""
-
-
-def _set_up(opening: Opening) -> dict[str, object]:
+def _set_up(run: Run, named: Config) -> dict[str, object]:
     """Set up memory, kernels, threads, random generators and the date of chat templates.
+
+    Args:
+        run: The run, in the folder that all ranks share.
+        named: The configuration, with names instead of Python objects.
 
     Returns:
         The facts for the header of `config.yaml`.
     """
-    config = opening.config
-    device = opening.device
-    ranks = opening.ranks
+    device = run.device
+    ranks = run.ranks
+    folder = run.folder
+    stage = find_stage(run.stage)
     tune_memory()
     avoid_kernels_per_shape(device)
-    threads = set_threads(config.runtime.num_threads or (threads_before(opening.folder) if opening.resumed else None))
-    seed_generators(config.runtime.seed)
-    if config.runtime.deterministic and device.type == "cuda":
+    threads = set_threads(named.runtime.num_threads or (threads_before(folder) if run.resumed else None))
+    seed_generators(named.runtime.seed)
+    if named.runtime.deterministic and device.type == "cuda":
         use_deterministic_kernels()
-    _say_without_effect(config, opening.stage, device)
+    _say_without_effect(named, stage, device)
     # All stages of a chain use the same date.
-    earlier = [opening.folder, opening.folder.parent] if opening.resumed else [opening.folder.parent]
+    earlier = [folder, folder.parent] if run.resumed else [folder.parent]
     day = ranks.first(lambda: next(filter(None, map(date_before, earlier)), str(date.today())))
     render_as_of(day)
-    facts: dict[str, object] = {"stage": opening.stage.name, "device": device, "precision": opening.precision}
-    facts[DATE] = day
+    facts: dict[str, object] = {"stage": run.stage, "device": device, "precision": run.precision, DATE: day}
     if device.type == "cpu":
         facts[THREADS] = threads
         if not ranks.are_several and (line := crowded_line(threads)):
             say(line)
-    done = 0 if opening.checkpoint is None else opening.checkpoint.update
-    if changed := changes_so_far(config, opening.folder, opening.stage, done):
+    done = 0 if run.checkpoint is None else run.checkpoint.update
+    if changed := changes_so_far(named, folder, stage, done):
         facts[CHANGED] = changed
     if ranks.are_several:
-        facts["ranks"] = f"{ranks.count} ({config.runtime.parallel})"
+        facts["ranks"] = f"{ranks.count} ({named.runtime.parallel})"
     return facts
 
 
