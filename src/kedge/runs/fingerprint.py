@@ -9,9 +9,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from functools import cache, partial
 from inspect import getsource, isclass, isfunction
 from pathlib import Path
 from typing import Any, cast
@@ -96,11 +95,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def input_hashes(
-    config: Config,
-    in_memory: Mapping[str, object] | None = None,
-    *,
-    hash_of: Callable[..., str] | None = None,
-    files: dict[Path, str] | None = None,
+    config: Config, in_memory: Mapping[str, object] | None = None, *, files: dict[Path, str] | None = None
 ) -> dict[str, str]:
     """Hash each local model, data set and reward that a configuration names, by field.
 
@@ -112,15 +107,14 @@ def input_hashes(
     Args:
         config: The resolved configuration.
         in_memory: Objects passed from Python instead of configured fields, by dotted name.
-        hash_of: Hashes the files of some sources; None reads them.
-        files: Receives the hash of each file.
+        files: The hash of each file that has been read, to which the others are added.
     """
-    hash_of = hash_of or partial(_hash_of, files={} if files is None else files)
-    hashes = {name: hash_of(*sources) for name, sources in _sources(config).items()}
-    rows = {name: value for name, value in (in_memory or {}).items() if name.startswith("data.")}
-    rows = {name: value for name, value in rows.items() if isinstance(value, (list, tuple))}
-    hashes |= {name: _digest([json.dumps(_stable(value)).encode()]) for name, value in rows.items()}
-    hashes |= {f"{name}{CODE}": _digest(_code(value)) for name, value in (in_memory or {}).items()}
+    files = {} if files is None else files
+    hashes = {name: _hash_of(sources, files) for name, sources in _sources(config).items()}
+    for name, value in (in_memory or {}).items():
+        if name.startswith("data.") and isinstance(value, (list, tuple)):
+            hashes[name] = _digest([json.dumps(_stable(value)).encode()])
+        hashes[f"{name}{CODE}"] = _digest(_code(value))
     return {name: value for name, value in hashes.items() if value}
 
 
@@ -149,8 +143,8 @@ def _stable(value: object) -> Any:
 
 def input_hashes_of_all(configs: Sequence[Config]) -> list[dict[str, str]]:
     """The `input_hashes` of several configurations; the files that they share are read once."""
-    hash_of = cache(partial(_hash_of, files={}))
-    return [input_hashes(config, hash_of=hash_of) for config in configs]
+    files = dict[Path, str]()
+    return [input_hashes(config, files=files) for config in configs]
 
 
 def _sources(config: Config) -> dict[str, list[str]]:
@@ -264,13 +258,12 @@ def _is_part(name: str, allowed: Collection[str]) -> bool:
     return any(name == whole or name.startswith(f"{whole}.") for whole in allowed)
 
 
-def _hash_of(*sources: str, files: dict[Path, str]) -> str:
-    """Hash all files that the names refer to, and store the hash of each; empty without files."""
+def _hash_of(sources: Iterable[str], files: dict[Path, str]) -> str:
+    """Hash all files that the names refer to; empty without files. The hash of each is read from `files`, or added."""
     found = [each for source in sources for each in (*_files(source), *_base_files(source))]
     try:
-        hashes = {path: record_file(path).sha256 for _, path in found}
-        files.update(hashes)
-        return _digest(f"{name} {hashes[path]}\n".encode() for name, path in found)
+        files |= {path: record_file(path).sha256 for _, path in found if path not in files}
+        return _digest(f"{name} {files[path]}\n".encode() for name, path in found)
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror or error}") from error
 
