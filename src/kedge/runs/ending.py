@@ -71,11 +71,14 @@ def resumable(run: Run) -> Iterator[None]:
         if run.has_started and not _in_chain.get() and _can_resume(folder):
             if isinstance(error, OutputError) and (kept := _newest_checkpoint(folder)):
                 say(f"Saved last: {printable(str(kept))}")
-            changes = error.settings if isinstance(error, OutOfMemoryError) else {}
-            by_command = is_command_line()
-            call = resuming_call(run.config, run.stage, folder, by_command=by_command, changes=changes)
-            say(f"Resume: {call.shell() if by_command else call.python()}")
+            _say_resuming(run, error.settings if isinstance(error, OutOfMemoryError) else {})
         raise
+
+
+def _say_resuming(run: Run, changes: Mapping[str, object]) -> None:
+    """Print the call that resumes the run, with changed settings."""
+    call = resuming_call(run.config, run.stage, run.folder, by_command=is_command_line(), changes=changes)
+    say(f"Resume: {_written(call)}")
 
 
 def end_stage(run: Run, results: Mapping[str, object]) -> None:
@@ -139,11 +142,10 @@ def end_waiting(run: Run, labels: Path, missing: int) -> None:
     """End a run that waits for labels: write which, and print how many are missing and how to continue."""
     if run.ranks.is_first:
         replace_file(run.folder / WAITING_FILE, [json.dumps({"labels": labels.name}).encode()])
-        call = resuming_call(run.config, run.stage, run.folder, by_command=is_command_line())
         more = "1 more item" if missing == 1 else f"{missing} more items"
         say(f"Waiting for labels: {more} of {printable(str(labels))} must be answered")
         say(f"Label:  kedge label {printable(shlex.quote(str(labels)))}")
-        say(f"Resume: {_written(call)}")
+        _say_resuming(run, {})
     run.ranks.wait()
 
 
@@ -186,13 +188,16 @@ def _written(call: Call) -> str:
 
 def _newest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint of the run, or of any stage of the chain."""
-    places = (folder, *(path for path in folder.glob("*") if path.is_dir()))
-    kept = [checkpoint_folder(place, number) for place in places for number in kept_checkpoints(place)]
+    kept = [checkpoint_folder(place, number) for place in _places(folder) for number in kept_checkpoints(place)]
     return max(kept, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
 
 
 def _can_resume(folder: Path) -> bool:
     """True if a run has a checkpoint or sampled responses, or a chain has a stage that does or has finished."""
-    places = (folder, *(path for path in folder.glob("*") if path.is_dir()))
     kept = (FINISHED_FILE, MODEL_FOLDER, SAMPLED_FOLDER)
-    return any(kept_checkpoints(place) or any((place / name).exists() for name in kept) for place in places)
+    return any(kept_checkpoints(place) or any((place / name).exists() for name in kept) for place in _places(folder))
+
+
+def _places(folder: Path) -> list[Path]:
+    """The folder of a run, and those of the stages of a chain."""
+    return [folder, *filter(Path.is_dir, folder.glob("*"))]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -155,9 +155,7 @@ class Receipt:
     def __enter__(self) -> Receipt:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with suppress(OSError, OutputError):  # it must not hide the block's own error
             if kind is not None and self._lines is not None:
                 self.end()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from kedge.config import Config, changed_settings, differences, effective_settings, load_config
 from kedge.models.origin import CARD, public_settings
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import Ranks
 from kedge.runs.fingerprint import changed_inputs, lost_inputs
 from kedge.runs.receipt import Receipt
 from kedge.training.checkpoint.files import FileRecord, record_file, record_files
@@ -52,8 +52,8 @@ def checkpoint_to_resume(
     fingerprint: Mapping[str, str],
     *,
     stage: Stage,
-    allowed: Sequence[str] = (),
-    ranks: Ranks = ALONE,
+    allowed: Sequence[str],
+    ranks: Ranks,
 ) -> Checkpoint | None:
     """Return the newest valid checkpoint of the run in a folder, if it may be restored; None for a run without
     checkpoints.
@@ -198,7 +198,7 @@ def check_same_stage(folder: Path, stage: str) -> None:
 
 
 def check_finished(
-    config: Config, folder: Path, fingerprint: Mapping[str, str], *, stage: Stage, allowed: Collection[str] = ()
+    config: Config, folder: Path, fingerprint: Mapping[str, str], *, stage: Stage, allowed: Collection[str]
 ) -> None:
     """Check that a finished run is resumed with its own settings and inputs; only its length may be smaller.
 
@@ -311,11 +311,7 @@ INPUTS = "inputs"
 
 
 def mark_finished(
-    folder: Path,
-    stage: str,
-    summary: Mapping[str, Any],
-    fingerprint: Mapping[str, str],
-    receipt: Receipt | None = None,
+    folder: Path, stage: str, summary: Mapping[str, Any], fingerprint: Mapping[str, str], receipt: Receipt
 ) -> None:
     """Write `finished.json`: the summary, and records of the model's files, which have been written to disk.
 
@@ -334,8 +330,7 @@ def mark_finished(
     files = {name: asdict(record) for name, record in records.items()}
     content = {"stage": stage, **summary, INPUTS: dict(fingerprint), **({FILES: files} if files else {})}
     text = json.dumps(content, indent=2).encode()
-    if receipt is not None:
-        receipt.end(text, {f"{MODEL_FOLDER}/{name}": record.sha256 for name, record in records.items()})
+    receipt.end(text, {f"{MODEL_FOLDER}/{name}": record.sha256 for name, record in records.items()})
     replace_file(folder / FINISHED_FILE, [text])
 
 
