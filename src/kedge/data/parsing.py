@@ -80,11 +80,11 @@ class ReadingOptions:
     max_prompt_tokens: int | None = None
     max_length: int | None = None
     truncate: Truncate = "never"
-    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    columns: Mapping[str, str] = field(default_factory=dict)
     train_on: Literal["all", "last"] = "all"
     ties: bool = False
-    cuts: list[object] = field(default_factory=list[object])
-    grades: set[str] = field(default_factory=set[str])
+    cuts: list[object] = field(default_factory=list)
+    grades: set[str] = field(default_factory=set)
 
 
 def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration:

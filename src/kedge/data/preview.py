@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, hint_of
+from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, Table, hint_of
 from kedge.data.tokens import encode_completion, encode_example, encode_prompt, token_pieces
 from kedge_base.texts import printable
 
@@ -220,9 +220,28 @@ class DataUsage:
     used: int = 0
     held_out: int = 0
     cut: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict[str, int])
+    dropped: Mapping[str, int] = field(default_factory=dict)
     shares: Sequence[float] = ()
     notes: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls, table: Table[Any], limits: Mapping[str, str], *, sources: Sequence[str] = (), further: Sequence[str] = ()
+    ) -> DataUsage:
+        """The usage of a table that has been read.
+
+        Args:
+            table: The table.
+            limits: Names of the limits to use in reasons, by the reader's text.
+            sources: See the attribute.
+            further: Notes beyond those of the table.
+        """
+        dropped = table.dropped()
+        for text, name in limits.items():
+            dropped = {reason.replace(text, name): count for reason, count in dropped.items()}
+        used = len(table.records)
+        notes = (*table.notes, *further)
+        return cls(sources, used + len(table.rejected), used, cut=table.num_cut, dropped=dropped, notes=notes)
 
     @property
     def line(self) -> str:

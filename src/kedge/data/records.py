@@ -76,7 +76,7 @@ class Prompt:
     """
 
     text: str
-    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    columns: Mapping[str, Any] = field(default_factory=dict)
     absent: Collection[str] = ()
     place: str = field(default="a prompt", compare=False)
 
@@ -318,9 +318,9 @@ class Table(Generic[RecordT]):
     records: list[RecordT]
     rejected: list[Rejection]
     num_cut: int = 0
-    origins: list[int] = field(default_factory=list[int])
+    origins: list[int] = field(default_factory=list)
     notes: Sequence[str] = ()
-    labels: Mapping[int, Mapping[str, Any]] = field(default_factory=dict[int, Mapping[str, Any]])
+    labels: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     def dropped(self) -> dict[str, int]:
         """Number of unusable rows by reason, most frequent first."""

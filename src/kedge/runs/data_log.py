@@ -33,10 +33,10 @@ class DataLog:
             that are trained on the row; none for a row that is held out.
     """
 
-    roles: dict[str, DataUsage] = field(default_factory=dict[str, DataUsage])
-    origins: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
-    examples: dict[str, list[Part]] = field(default_factory=dict[str, list[Part]])
-    labels: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict[str, dict[int, dict[str, Any]]])
+    roles: dict[str, DataUsage] = field(default_factory=dict)
+    origins: dict[str, Sequence[int]] = field(default_factory=dict)
+    examples: dict[str, list[Part]] = field(default_factory=dict)
+    labels: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
 
     def note(
         self,
@@ -44,7 +44,7 @@ class DataLog:
         table: Table[Any],
         sources: Sequence[str],
         tokenizer: PreTrainedTokenizerBase,
-        limits: Mapping[str, str] | None = None,
+        limits: Mapping[str, str],
     ) -> None:
         """Note a role after its rows have been read.
 
@@ -55,9 +55,7 @@ class DataLog:
             tokenizer: Encodes the example.
             limits: Names of the limits to use in reasons, by the reader's text.
         """
-        dropped = table.dropped()
-        for text, name in (limits or {}).items():
-            dropped = {reason.replace(text, name): count for reason, count in dropped.items()}
+        self.roles[role] = DataUsage.of(table, limits, sources=sources)
         self.origins[role] = table.origins
         self.examples[role] = parts_of(table.records[0], tokenizer)
         self.labels[role] = {
@@ -68,10 +66,6 @@ class DataLog:
             }
             for row, label in table.labels.items()
         }
-        rows = len(table.records) + len(table.rejected)
-        self.roles[role] = DataUsage(
-            tuple(sources), rows, len(table.records), cut=table.num_cut, dropped=dropped, notes=table.notes
-        )
 
     def add(self, role: str, *, held_out: int = 0, note: str = "", used: int | None = None) -> None:
         """Add to the notes of a role: rows held out, rows used if only a part is, or a further fact."""

@@ -79,7 +79,7 @@ class NamedModels:
     """
 
     folder: Path
-    models: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
+    models: dict[str, LoadedModel] = field(default_factory=dict)
 
     def name(self, value: Any, name: str) -> Any:
         """Replace the loaded models in an argument by the folders where they will be saved.

@@ -68,8 +68,7 @@ def preview_data(
     limits = {} if tokenizer is not None else {"max_prompt_tokens": None, "max_length": None}
     options = ReadingOptions(**{**reading(config, role, tokenizer or character_tokenizer()), **limits})
     table = read_table(source, role, options, num_rows=num_rows)
-    rows = len(table.records) + len(table.rejected)
-    if not rows:
+    if not table.records and not table.rejected:
         raise DataError(f"{source if isinstance(source, str) else 'the data'} has no rows")
     parts = [parts_of(record, options.tokenizer, display=False) for record in table.records]
     lengths: dict[str, list[int]] = {}
@@ -84,11 +83,11 @@ def preview_data(
             for each in parts
         ]
     names = {"max_prompt_tokens=": "data.max_prompt_tokens=", "max_length=": "data.max_length="}
-    dropped = {_renamed(reason, names): count for reason, count in table.dropped().items()}
-    notes = [*table.notes, *["only the first rows were read"][: num_rows is not None and rows >= num_rows]]
+    is_part = len(table.records) + len(table.rejected) == num_rows
+    usage = DataUsage.of(table, names, further=["only the first rows were read"] if is_part else ())
     return Preview(
         stage=stage,
-        usage=DataUsage((), rows, len(table.records), cut=table.num_cut, dropped=dropped, notes=notes),
+        usage=usage,
         columns=_kinds(first),
         lengths=lengths,
         examples=[parts_of(record, options.tokenizer) for record in table.records[:num_examples]],
@@ -117,9 +116,3 @@ def _kinds(first: object) -> dict[str, str]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-
-
-def _renamed(reason: str, names: Mapping[str, str]) -> str:
-    for own, full in names.items():
-        reason = reason.replace(own, full)
-    return reason
