@@ -13,15 +13,13 @@ from kedge.data import (
     Demonstration,
     Prompt,
     Ranking,
-    Rejection,
     encode_example,
     encode_prompt,
     read_rows,
-    write_rejections,
 )
 from kedge.data.chat import apply_template
 from kedge.data.fields import Role
-from kedge.data.records import RowError
+from kedge.data.records import Rejection, RowError, write_rejections
 from kedge_base.errors import DataError, OutputError
 from tests.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.data import encode_prompt, read_rows, render_tldr, tldr_response, tokens
+from kedge.data import encode_prompt, read_rows, tldr_response, tokens
 from kedge.data.records import RowError
+from kedge.data.truncation import render_tldr
 from tests.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer(add_bos=True)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from kedge.data import encode_prompt, token_pieces
-from kedge.data.tokens import turn_pieces
+from kedge.data import encode_prompt
+from kedge.data.tokens import token_pieces, turn_pieces
 from tests.tiny import TEXTS, tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 

@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.data import encode_completion, encode_example, encode_prompt, encode_text, pad_left
+from kedge.data import encode_completion, encode_example, encode_prompt, encode_text
 from kedge.data.records import RowError
+from kedge.data.tokens import pad_left
 from kedge_base.errors import ModelError
 from tests.tiny import tiny_sentencepiece_tokenizer, tiny_tokenizer
 

@@ -9,9 +9,7 @@ from kedge.data.records import (
     Demonstration,
     Prompt,
     Ranking,
-    Rejection,
     Table,
-    write_rejections,
 )
 from kedge.data.sources import Source, Sources, rows_of
 from kedge.data.tokens import (
@@ -22,10 +20,8 @@ from kedge.data.tokens import (
     encode_prompt,
     encode_text,
     end_with_eos,
-    pad_left,
-    token_pieces,
 )
-from kedge.data.truncation import render_tldr, tldr_response
+from kedge.data.truncation import tldr_response
 
 __all__ = [
     "TLDR_ENDING",
@@ -39,7 +35,6 @@ __all__ = [
     "PromptForm",
     "PromptStream",
     "Ranking",
-    "Rejection",
     "Rendered",
     "Source",
     "Sources",
@@ -50,14 +45,10 @@ __all__ = [
     "encode_prompt",
     "encode_text",
     "end_with_eos",
-    "pad_left",
     "prompt_form",
     "read_rows",
-    "render_tldr",
     "room_for_prompt",
     "rows_of",
     "split_eval",
     "tldr_response",
-    "token_pieces",
-    "write_rejections",
 ]

@@ -252,9 +252,7 @@ def _end_of_answer(
 ) -> int:
     """The offset in the rendered conversation where a message after `start` ends, including its turn's closing."""
     content = message["content"]
-    closing = ""
-    if message["role"] == "assistant":
-        closing = closing_of(tokenizer, is_last=is_last)
+    closing = closing_of(tokenizer, is_last=is_last) if message["role"] == "assistant" else ""
     # The message may start inside the header that ends the prompt, as with `<think>`.
     for ending in dict.fromkeys((closing, "")):
         for begin in (len(start), max(0, len(start) - len(content) - _SHOWN)):
@@ -334,28 +332,16 @@ def _left_out(whole: str, message: dict[str, str], index: int) -> RowError:
 
 
 def _without_eos(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    end = tokenizer.eos_token
-    return text.removesuffix(end) if isinstance(end, str) else text
+    return text.removesuffix(str(tokenizer.eos_token or ""))
 
 
-def _render(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Messages,
-    *,
-    add_generation_prompt: bool = False,
-    continue_final_message: bool = False,
-) -> str:
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, **settings: bool) -> str:
     if not tokenizer.chat_template:
         raise DataError(
             "the row is a conversation, but the tokenizer has no chat template: name one with data.chat_template "
             "(chatml, zephyr or a file), use an instruction-tuned model, or write prompts and completions as plain text"
         )
-    return apply_template(
-        tokenizer,
-        messages,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-    )
+    return apply_template(tokenizer, messages, **settings)
 
 
 TEMPLATE_SECONDS = 10.0

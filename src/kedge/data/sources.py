@@ -11,11 +11,10 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from kedge.data.generated import generated_rows
 from kedge.data.records import Row, check_row_count, listed_rows, one_line_errors, parquet_rows, table_rows
 from kedge.data.text_files import COMPRESSIONS, csv_rows, json_rows
 from kedge_base.errors import DataError
-from kedge_base.generated import PREFIX
+from kedge_base.generated import PREFIX, open_entry, open_task
 from kedge_base.machine.memory import free_memory, memory_limit, private_memory
 from kedge_base.texts import IN_MEMORY, pointer_fault
 
@@ -64,7 +63,7 @@ def rows_of(source: Source) -> Iterator[Row]:
 
             - a `.jsonl`, `.json`, `.parquet`, `.csv` or `.tsv` file; texts also compressed;
             - a folder that `datasets` saved, or with such files; `folder:split` takes the files of one split;
-            - a task of reasoning-gym: `reasoning-gym:NAME,size=…,seed=…`, see `generated`;
+            - a task of reasoning-gym: `reasoning-gym:NAME,size=…,seed=…`;
             - a Hugging Face id: `org/name`, `org/name:split` (default `train`), `org/name:config:split`;
             - rows: a list (or any iterable) of mappings or texts, a `DatasetDict` or a DataFrame;
             - a list of the first four. A list of strings counts as names if each string is an existing file or looks
@@ -111,7 +110,7 @@ def _open_rows(name: str) -> Iterator[Row]:
     if name == IN_MEMORY:
         raise DataError(f"{name} is data that was passed from Python, or as text; pass it again, or name its file")
     if name.startswith(PREFIX):
-        return listed_rows(generated_rows(name), name)
+        return listed_rows(_generated_rows(name), name)
     if os.path.isfile(name):
         return _file_rows(Path(name))
     if os.path.isdir(name):
@@ -131,6 +130,13 @@ def _open_rows(name: str) -> Iterator[Row]:
     if _looks_like_path(folder):
         raise DataError(f"{name}: no such file or folder{_text_advice(name)}")
     return _hub_rows(name, folder, config, split or "train")
+
+
+def _generated_rows(source: str) -> Iterator[dict[str, str]]:
+    """Yield the rows of a generated source, with the errors of `open_task`. A verifier finds a row by its `entry`."""
+    for index in range(len(open_task(source))):
+        entry = open_entry(source, index)
+        yield {"question": entry["question"], "answer": str(entry["answer"]), "entry": f"{source}#{index}"}
 
 
 def _text_advice(name: str) -> str:

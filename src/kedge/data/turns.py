@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby, takewhile
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from kedge.data.chat import apply_template
 from kedge.data.fields import Messages
@@ -39,37 +39,6 @@ _PLACE = "What the environment says."
 _SHOWN = 40
 _KEPT = 1024
 """Rendered conversations to cache: games have few answers, and the responses to a prompt start alike."""
-
-
-class Turns(Protocol):
-    """Encodes the parts of conversations that the policy does not sample."""
-
-    @property
-    def rewrites(self) -> bool:
-        """True if earlier answers are written differently once the conversation continues: every turn then reads a
-        whole `context`, and `after` cannot be used.
-        """
-        ...
-
-    def opening(self, prompt: Prompt, messages: Messages) -> Messages:
-        """Return the conversation up to the policy's first turn."""
-        ...
-
-    def context(self, conversation: Messages) -> list[int]:
-        """Return the tokens of a whole conversation, up to the policy's next turn.
-
-        Raises:
-            RowError: It cannot be rendered.
-        """
-        ...
-
-    def after(self, sampled: Sequence[int], messages: Messages) -> list[int]:
-        """Return the tokens between one turn of the policy and its next.
-
-        Raises:
-            RowError: The messages cannot be rendered.
-        """
-        ...
 
 
 class ToolUse(Protocol):
@@ -101,7 +70,7 @@ class ToolUse(Protocol):
 
 
 class PlainTurns:
-    """Turns as concatenated texts, for models without a chat template.
+    """Turns as concatenated texts, for models without a chat template; see `TemplateTurns`.
 
     Args:
         tokenizer: The policy's.
@@ -113,20 +82,20 @@ class PlainTurns:
         self._tokenizer = tokenizer
 
     def opening(self, prompt: Prompt, messages: Messages) -> Messages:
-        """See `Turns`."""
+        """Return the conversation up to the policy's first turn."""
         return [_user(prompt.text), *messages]
 
     def context(self, conversation: Messages) -> list[int]:
-        """See `Turns`."""
+        """Return the tokens of a whole conversation, up to the policy's next turn."""
         return encode_prompt(self._tokenizer, _texts(conversation))
 
     def after(self, sampled: Sequence[int], messages: Messages) -> list[int]:
-        """See `Turns`."""
+        """Return the tokens between one turn of the policy and its next."""
         return encode_text(self._tokenizer, _texts(messages), continues=True)
 
 
 class TemplateTurns:
-    """Turns as the tokenizer's chat template writes them.
+    """Turns as the tokenizer's chat template writes them: encodes what the policy does not sample.
 
     Args:
         tokenizer: The policy's.
@@ -188,17 +157,23 @@ class TemplateTurns:
 
     @property
     def rewrites(self) -> bool:
-        """See `Turns`."""
+        """True if earlier answers are written differently once the conversation continues: every turn then reads a
+        whole `context`, and `after` cannot be used.
+        """
         return bool(self.rewriting)
 
     def opening(self, prompt: Prompt, messages: Messages) -> Messages:
-        """See `Turns`."""
+        """Return the conversation up to the policy's first turn."""
         given = prompt.columns.get("messages")
         asked = given if isinstance(given, list) else [_user(prompt.text)]
         return _opened(asked, self._with_tool_results(messages))
 
     def context(self, conversation: Messages) -> list[int]:
-        """See `Turns`."""
+        """Return the tokens of a whole conversation, up to the policy's next turn.
+
+        Raises:
+            RowError: It cannot be rendered.
+        """
         conversation = [*self._with_tool_results(conversation)]
         if self._description:
             first = next((place for place, each in enumerate(conversation) if each["role"] == "user"), 0)
@@ -211,7 +186,11 @@ class TemplateTurns:
         return encode_prompt(self._tokenizer, Rendered(text))
 
     def after(self, sampled: Sequence[int], messages: Messages) -> list[int]:
-        """See `Turns`."""
+        """Return the tokens between one turn of the policy and its next.
+
+        Raises:
+            RowError: The messages cannot be rendered.
+        """
         ids = encode_text(self._tokenizer, self._continuation(ANSWER, messages), continues=True)
         if not sampled or sampled[-1] not in self._stop_ids:
             return ids
@@ -228,9 +207,7 @@ class TemplateTurns:
             RowError: The template writes the question or the answer differently once the conversation continues.
         """
         begin = self._write([_user(QUESTION)])
-        whole = self._write(
-            [_user(QUESTION), {"role": "assistant", "content": answer}, *self._with_tool_results(messages)]
-        )
+        whole = self._write(_exchange(answer, *self._with_tool_results(messages)))
         rest = whole[len(begin) :].lstrip()
         if not whole.startswith(begin) or not rest.startswith(answer):
             raise RowError(
@@ -278,17 +255,15 @@ class TemplateTurns:
 
     def _writes_results(self) -> bool:
         """True if the template writes the result of a tool."""
-        turns = [_user(QUESTION), {"role": "assistant", "content": ANSWER}, RESULT]
         try:
-            return "nine" in self._write(turns)
+            return "nine" in self._write(_exchange(ANSWER, RESULT))
         except RowError:
             return False
 
     def _keeps_tools(self) -> bool:
         """True if the template shows the tools in the same place once the conversation continues."""
         before, question, _ = self._write([_user(QUESTION)]).rpartition(QUESTION)
-        whole = self._write([_user(QUESTION), {"role": "assistant", "content": ANSWER}, RESULT])
-        return whole.startswith(before + question)
+        return self._write(_exchange(ANSWER, RESULT)).startswith(before + question)
 
     def _rewriting(self, reply: dict[str, str]) -> str:
         """How the template changes earlier answers, including thoughts, as the conversation continues; empty if it
@@ -315,6 +290,9 @@ class TemplateTurns:
                 f"{_change(once + ANSWER + after, twice)}"
             )
         return ""
+
+
+Turns: TypeAlias = PlainTurns | TemplateTurns
 
 
 def opened_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, opening: str) -> Messages:
@@ -350,6 +328,10 @@ def _opened(conversation: Messages, messages: Messages) -> Messages:
 def _change(before: str, after: str) -> str:
     at = num_shared(before, after)
     return f"{before[at:][:_SHOWN]!r} becomes {after[at:][:_SHOWN]!r}"
+
+
+def _exchange(answer: str, *replies: dict[str, str]) -> Messages:
+    return [_user(QUESTION), {"role": "assistant", "content": answer}, *replies]
 
 
 def _user(text: str) -> dict[str, str]:
