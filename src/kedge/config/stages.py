@@ -1,6 +1,6 @@
 """Checks that a configuration is complete for a stage, and finds the metric that decides which checkpoint is best."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kedge.config.explain.describe import suggestion
 from kedge.config.presets import check_presets
@@ -33,8 +33,7 @@ def check_stage(config: Config, name: str) -> None:
     best_metric(config, name)
 
 
-@dataclass(frozen=True)
-class BestMetric:
+class BestMetric(NamedTuple):
     """The metric that decides.
 
     Attributes:

@@ -42,6 +42,11 @@ def room_for_prompt(
     return room
 
 
+def prompt_columns(prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
+    """Return the columns of prompts that all have the same ones, with an entry per prompt."""
+    return {name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns}
+
+
 def difficulties(prompts: Sequence[Prompt], column: str) -> list[float]:
     """Read the numbers in a column of the prompts.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate, compress
 from typing import Any, NamedTuple
 
@@ -194,11 +193,13 @@ def describe_samples(
         reasons: The reason for each response's score; None if the rewards give none.
         has_scores: False for a run without a reward.
     """
-    samples = [
-        _sample(experience, row, prompts[row], tokenizer, entropies, new_logprobs, reasons[row] if reasons else None)
-        for row in range(min(count, len(prompts)))
+    scores = experience.total_scores.tolist() if has_scores else [None] * len(prompts)
+    return [
+        _sample(
+            experience, row, prompt, tokenizer, entropies, new_logprobs, reasons[row] if reasons else None, scores[row]
+        )
+        for row, prompt in enumerate(prompts[:count])
     ]
-    return samples if has_scores else [replace(sample, score=None) for sample in samples]
 
 
 def _sample(
@@ -209,6 +210,7 @@ def _sample(
     entropies: Tensor | None,
     new_logprobs: Tensor | None,
     reason: str | None,
+    score: float | None,
 ) -> Sample:
     rollout = experience.rollout
     mask = rollout.action_mask[row]
@@ -227,7 +229,7 @@ def _sample(
         prompt=prompt,
         response=str(tokenizer.decode(sides.ids[:-1] if stopped else sides.ids)),
         tokens=sides.tokens,
-        score=float(experience.total_scores[row]),
+        score=score,
         stopped=stopped,
         logprobs=counted(experience.old_logprobs),
         ref_logprobs=(

@@ -10,6 +10,7 @@ import torch
 
 from kedge.config import Config
 from kedge.data import Prompt
+from kedge.data.prompts import prompt_columns
 from kedge.models import ActorCritic, AdapterSettings, HostWeights, LanguageModel, ScalarModel, hold_frozen
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import hold_bases
@@ -30,20 +31,15 @@ def adapter_of(config: Config) -> AdapterSettings | None:
     return AdapterSettings(given.kind, given.rank, given.alpha, given.target_modules, tuple(given.modules_to_save))
 
 
-def bases_of(config: Config) -> Bases | None:
-    """The bases that the models of a run share; None if it trains all weights."""
-    if config.adapter.kind == "none":
-        return None
-    return Bases(trust_remote_code=config.runtime.trust_remote_code, on_host=rounds_bases(config))
-
-
 def loading_of(config: Config, run: Run) -> LoadOptions:
     """How the models that a run trains are loaded, and, without the adapter, those that share their bases."""
+    adapter = adapter_of(config)
+    trusted = config.runtime.trust_remote_code
     return {
         "device": run.device,
-        "trust_remote_code": config.runtime.trust_remote_code,
-        "adapter": adapter_of(config),
-        "bases": bases_of(config),
+        "trust_remote_code": trusted,
+        "adapter": adapter,
+        "bases": adapter and Bases(trust_remote_code=trusted, on_host=rounds_bases(config)),
         "ranks": run.ranks,
     }
 
@@ -111,10 +107,9 @@ def hold_bases_of(
 
 def _scores(rewards: WeightedReward, prompts: Sequence[Prompt]) -> dict[str, list[float]]:
     """Scores of the reward models for prompts without a response, except models that cannot read them."""
-    columns = {name: [each.columns.get(name) for each in prompts] for name in prompts[0].columns}
     nothing: list[list[int]] = [[] for _ in prompts]
     texts = [each.text for each in prompts]
-    responses = Responses(texts, [""] * len(texts), nothing, nothing, [False] * len(texts), columns)
+    responses = Responses(texts, [""] * len(texts), nothing, nothing, [False] * len(texts), prompt_columns(prompts))
     found: dict[str, list[float]] = {}
     for name, source in zip(rewards.names, rewards.sources, strict=True):
         with suppress(RewardError):

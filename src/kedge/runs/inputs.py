@@ -13,6 +13,7 @@ from kedge.config import Config, DataConfig
 from kedge.data import Prompt, Sources, read_rows
 from kedge.data.chat import prompt_form
 from kedge.data.fields import Role, columns_of
+from kedge.data.prompts import prompt_columns
 from kedge.models.loading import Bases
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
 from kedge.rewards.source import RewardSource
@@ -117,11 +118,6 @@ def check_columns(check: Callable[[Mapping[str, Sequence[Any]]], None], prompts:
     except RewardError as error:
         number = re.compile(r"(?<=, )prompt (\d+)(?=: )")
         raise RewardError(number.sub(lambda found: prompts[int(found[1]) - 1].place, str(error))) from error
-
-
-def prompt_columns(prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
-    """Return the columns that at least one prompt has, with an entry per prompt."""
-    return {name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns}
 
 
 def load_rows(
@@ -270,5 +266,4 @@ def configured_rewards(config: Config) -> list[RewardTerm]:
 
 def call_limits(config: Config) -> CallLimits:
     """Return the limits on calls of reward functions, for `load_reward`."""
-    settings = config.reward_functions
-    return CallLimits(timeout=settings.timeout, retries=settings.retries, on_error=settings.on_error)
+    return CallLimits(**config.reward_functions.model_dump())

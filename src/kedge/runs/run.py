@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import difflib
 import os
 import shutil
 import tempfile
@@ -14,11 +13,11 @@ from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
-from kedge.config import Config, check_stage, full_name, preset_conflicts, resolved_yaml, with_values
+from kedge.config import Config, check_stage, full_name, preset_conflicts, resolved_yaml, suggestion, with_values
 from kedge.data.chat import render_as_of
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import Precision, model_width, resolve_precision
@@ -26,8 +25,8 @@ from kedge.models.frozen import load_bitsandbytes
 from kedge.models.sources import base_source, find_adapter
 from kedge.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
 from kedge.ranks.start import join_ranks, local_rank
-from kedge.rewards import RewardTerm
 from kedge.rewards.function import name_of
+from kedge.rewards.loading import terms_of
 from kedge.runs.claim import claim, claim_free_folder
 from kedge.runs.data_log import DataLog
 from kedge.runs.fingerprint import CODE, changed_inputs, input_hashes, outdated_models
@@ -81,14 +80,13 @@ def describe_in_memory(in_memory: Mapping[str, object]) -> dict[str, Any]:
 
     Rewards keep the name and weight of each term, so that readers of the run's folder can tell which term is a judge.
     """
-    reward = in_memory.get("reward")
-    return {**dict.fromkeys(in_memory, IN_MEMORY), **({} if reward is None else {"reward": _terms(reward)})}
-
-
-def _terms(reward: Any) -> list[dict[str, Any]]:
-    several = reward if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
-    terms = [term if isinstance(term, RewardTerm) else RewardTerm(term) for term in several]
-    return [{"source": _source(term.reward), "weight": term.weight, "name": term.name} for term in terms]
+    described: dict[str, Any] = dict.fromkeys(in_memory, IN_MEMORY)
+    if (reward := in_memory.get("reward")) is not None:
+        terms = terms_of(cast("Any", reward))
+        described["reward"] = [
+            {"source": _source(term.reward), "weight": term.weight, "name": term.name} for term in terms
+        ]
+    return described
 
 
 def _source(reward: str | Path | Callable[..., Any]) -> str:
@@ -144,18 +142,14 @@ def full_change(name: str, stage: str, said: str) -> str:
     sections = Config().model_dump(mode="json")
     fields = [f"{section}.{field}" for section, each in sections.items() if isinstance(each, dict) for field in each]
     known = [*sections, *fields]
-    if name.partition("[")[0].removesuffix(CODE) in known or name.startswith(
-        ("reward[", "data.", "rollout.", "reward.")
-    ):
+    if name.partition("[")[0].removesuffix(CODE) in known or name.startswith(("data.", "rollout.", "reward.")):
         return name
     if "." not in name:
         try:
             return full_name(name, stage)
         except ConfigError as error:
             raise ConfigError(f"{said}: {error}") from None
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ConfigError(f"{said}: there is no such field or section{hint}")
+    raise ConfigError(f"{said}: there is no such field or section{suggestion(name, known)}")
 
 
 @dataclass

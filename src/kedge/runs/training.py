@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -14,9 +16,8 @@ from torch import nn
 
 from kedge.config import best_metric
 from kedge.logs.incidents import truncate_incidents
-from kedge.logs.json_lines import MetricsLog, plain_json, rows_until
+from kedge.logs.json_lines import MetricsLog, RunLog, plain_json, rows_until
 from kedge.logs.loggers import PROJECT, LoggedRun, LoggerGroup, LoggerState
-from kedge.logs.phases import PhaseLog
 from kedge.ranks import AdaptiveTokens
 from kedge.runs.ending import end_stage, resumable
 from kedge.runs.out_of_memory import memory_in_one_line
@@ -28,7 +29,7 @@ from kedge.training.checkpoint.state import BestUpdate, RunState
 from kedge.training.runtime import Stopping, stopping
 from kedge_base.errors import ConfigError, KedgeError, OutOfMemoryError
 from kedge_base.machine.progress import Progress, say
-from kedge_base.run_folder.output import CHECKPOINTS, replace_file
+from kedge_base.run_folder.output import CHECKPOINTS, PROGRESS_FILE, replace_file
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ def stage_loop(run: Run, *, model: CheckpointModel, stop: Stopping | None = None
         OutOfMemoryError: Memory ran out; the state after the last complete step is saved.
     """
     checkpoint = run.config.checkpoint
+    metric = best_metric(run.config, run.stage)
     run.ranks.first(lambda: model.try_saving(run.folder))
 
     def begin() -> None:
@@ -177,7 +179,7 @@ def stage_loop(run: Run, *, model: CheckpointModel, stop: Stopping | None = None
             keep=checkpoint.keep,
             found=run.checkpoint,
             model=model,
-            best=_best(run),
+            best=metric and BestUpdate(*metric),
             ranks=run.ranks,
             sharded_above=checkpoint.sharded_above,
         )
@@ -206,7 +208,7 @@ def logged_steps(
     with (
         Progress(run.stage, total=num_steps, done=loop.done) as progress,
         open_loggers(run, warn=progress.say) as loggers,
-        MetricsLog(run.folder, also=loggers.write if loggers else None) as log,
+        MetricsLog(run.folder, also=loggers.write) as log,
     ):
         loop.when_restored(log.open)
         loop.sync_before_saving(run, log)
@@ -217,12 +219,6 @@ def logged_steps(
             progress.update(step, {name: metrics[name] for name in shown if name in metrics})
 
         yield on_step
-
-
-def _best(run: Run) -> BestUpdate | None:
-    """Create the tracker of the best update; None for a stage without such a metric."""
-    metric = best_metric(run.config, run.stage)
-    return None if metric is None else BestUpdate(metric.name, metric.higher_is_better, metric.is_kept)
 
 
 @contextmanager
@@ -262,17 +258,27 @@ def running(run: Run, *, save: Callable[..., object] | None = None) -> Iterator[
     end_stage(run, summary)
 
 
+OnPhase: TypeAlias = Callable[[str, int, int], None]
+"""Called with a phase's name, the number of completed responses, and their total."""
+
+
 @contextmanager
-def measuring(run: Run) -> Iterator[Callable[[str, int, int], None]]:
+def measuring(run: Run) -> Iterator[OnPhase]:
     """Start a run that trains nothing; a signal ends it, with several ranks between two phases.
 
     Yields:
-        A function of a phase's name, its completed part and its total, for `progress.jsonl`.
+        A function that appends a row to `progress.jsonl`, for watchers: `phase`, `done`, `total`, and the `seconds`
+        since the start.
     """
-    with run.started(), stopping(ranks=run.ranks, at_once=True) as stop, PhaseLog(run.folder) as log:
+    path = run.folder / PROGRESS_FILE
+    with run.started(), stopping(ranks=run.ranks, at_once=True) as stop, RunLog(path) as log:
+        log.open()
+        started = time.monotonic()
+        numbers = count(1)
 
         def on_phase(phase: str, done: int, total: int) -> None:
-            log.write(phase, done, total)
+            seconds = round(time.monotonic() - started, 3)
+            log.append(next(numbers), {"phase": phase, "done": done, "total": total, "seconds": seconds})
             stop.raise_if_requested()
 
         yield on_phase

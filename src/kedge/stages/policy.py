@@ -18,8 +18,8 @@ from kedge.config import Config
 from kedge.data import Prompt, encode_completion, encode_prompt, room_for_prompt, tldr_response
 from kedge.data.chat import render_prompt
 from kedge.data.fields import messages_of
+from kedge.data.prompts import prompt_columns
 from kedge.data.records import RowError
-from kedge.logs.phases import OnPhase
 from kedge.models import (
     LanguageModel,
     Precision,
@@ -38,6 +38,7 @@ from kedge.rewards.score import describe_responses
 from kedge.rollout import Engine, Sampler, SharedEngine, shared_out
 from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run
+from kedge.runs.training import OnPhase
 from kedge.training.runtime import (
     avoid_kernels_per_shape,
     resolve_device,
@@ -187,11 +188,10 @@ class Policy:
 
 def load_frozen_policy(
     source: str,
+    config: Config,
     *,
     device: torch.device,
     precision: Precision,
-    stop_token: str | int | Sequence[str | int] | None = None,
-    trust_remote_code: bool = False,
     chat_template: str | None = None,
     ranks: Ranks = ALONE,
 ) -> Policy:
@@ -199,21 +199,19 @@ def load_frozen_policy(
 
     Args:
         source: Folder or hub id.
+        config: Names its stop tokens, if not its own, and says whether Python code in its folder may run.
         device: Device of the weights.
         precision: Number format of the matrix products.
-        stop_token: The token or tokens that end a response; None for the policy's own.
-        trust_remote_code: Run Python code in the model folder.
         chat_template: Replaces the model's template; see `load_tokenizer`.
         ranks: The processes that share sampling and passes.
 
     Raises:
         ModelError: The policy cannot be loaded, or has no such stop token.
     """
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code, chat_template=chat_template)
-    named = named_stop_tokens(tokenizer, stop_token)
-    model = load_language_model(
-        source, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code, ranks=ranks
-    )
+    trusted = config.runtime.trust_remote_code
+    tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=chat_template)
+    named = named_stop_tokens(tokenizer, config.rollout.stop_token)
+    model = load_language_model(source, tokenizer=tokenizer, device=device, trust_remote_code=trusted, ranks=ranks)
     model.check_sampling()
     stop_tokens = named or own_stop_tokens(tokenizer, model)
     return Policy(source, tokenizer, model.requires_grad_(False), stop_tokens, precision, ranks)
@@ -226,21 +224,15 @@ def load_policies(sources: Sequence[str], config: Config) -> list[Policy]:
         ModelError: A policy cannot be loaded, or has no such stop token.
     """
     device = resolve_device(config.runtime.device)
-    trusted = config.runtime.trust_remote_code
     tune_memory()
     avoid_kernels_per_shape(device)
     set_threads(config.runtime.num_threads)
 
     def load(source: str) -> Policy:
-        width = model_width(source, trust_remote_code=trusted)
-        return load_frozen_policy(
-            source,
-            device=device,
-            precision=resolve_precision(config.runtime.precision, device, width=width),
-            stop_token=config.rollout.stop_token,
-            trust_remote_code=trusted,
-            chat_template=config.data.chat_template,
-        )
+        width = model_width(source, trust_remote_code=config.runtime.trust_remote_code)
+        precision = resolve_precision(config.runtime.precision, device, width=width)
+        template = config.data.chat_template
+        return load_frozen_policy(source, config, device=device, precision=precision, chat_template=template)
 
     return list(map(load, sources))
 
@@ -274,10 +266,9 @@ def load_policy(source: str, config: Config, run: Run) -> Policy:
     """
     policy = load_frozen_policy(
         source,
+        config,
         device=run.device,
         precision=run.precision,
-        stop_token=config.rollout.stop_token,
-        trust_remote_code=config.runtime.trust_remote_code,
         chat_template=config.data.chat_template if source == str(config.model) else None,
         ranks=run.ranks,
     )
@@ -364,9 +355,8 @@ def render_for(
     if policy.tokenizer.chat_template not in (None, reader.tokenizer.chat_template):
         rendered = [_rendered(policy, prompt) for prompt in prompts]
     room = policy.room(max_new_tokens, player=player)
-    for prompt in rendered if room is not None else []:
-        length = len(encode_prompt(policy.tokenizer, prompt.text))
-        if room is not None and length > room:
+    for prompt in rendered:
+        if room is not None and (length := len(encode_prompt(policy.tokenizer, prompt.text))) > room:
             raise DataError(
                 f"{prompt.place} is {length} tokens long for {policy.source!r}, which can continue at most {room}; "
                 "lower data.max_prompt_tokens"
@@ -396,5 +386,5 @@ def written_responses(
             encode_completion(tokenizer, text, eos=ended) for text, ended in zip(completions, stopped, strict=True)
         ],
         stopped=stopped,
-        columns={name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns},
+        columns=prompt_columns(prompts),
     )

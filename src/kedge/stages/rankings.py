@@ -1,4 +1,4 @@
-"""Samples comparisons from the policy, ranked by a labeler."""
+"""Makes comparisons of sampled responses, ranked by a labeler or not yet."""
 
 from __future__ import annotations
 
@@ -6,41 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kedge.data import Prompt, Rendered
-from kedge.logs.phases import OnPhase
 from kedge.rewards import MESSAGES_COLUMN, Responses, Scores, WeightedReward
-from kedge.stages.policy import Policy, SamplingSettings
 from kedge_base.errors import RewardError
 
 POST_FIELDS = ("subreddit", "title", "post")
 """Columns that `data.template=tldr` builds the prompt from; comparisons keep no other columns."""
 
 
-def sample_responses(
-    policy: Policy,
-    prompts: Sequence[Prompt],
-    sampling: SamplingSettings,
-    *,
-    num_responses: int,
-    title: str,
-    on_phase: OnPhase = lambda *_: None,
-) -> Responses:
-    """Sample several responses to each prompt; those to one prompt follow each other.
-
-    Args:
-        policy: The policy to sample from.
-        prompts: The prompts.
-        sampling: Sampling settings.
-        num_responses: Number of responses per prompt, ≥ 2.
-        title: Title of the progress display.
-        on_phase: Called with the progress of sampling.
-    """
-    repeated = [prompt for prompt in prompts for _ in range(num_responses)]
-    batches = policy.sample(repeated, sampling, title=title, on_phase=on_phase)
-    return Responses.joined([each.responses for each in batches])
-
-
 def ranked_rows(prompts: Sequence[Prompt], responses: Responses, labeler: WeightedReward) -> list[dict[str, Any]]:
-    """Rank the responses to each prompt by the labeler's scores.
+    """Rank the responses to each prompt, which follow each other, by the labeler's scores.
 
     Returns:
         Rows of `prompt`, `responses` and `ranks`, as `parse_comparison` expects them; prompts whose responses all have

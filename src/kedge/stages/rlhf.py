@@ -28,6 +28,7 @@ from kedge.logs.json_lines import plain_json
 from kedge.logs.table import Cell, print_table
 from kedge.models import load_scalar_model, load_tokenizer
 from kedge.rewards import Responses, RewardSpec, RewardTerm, WeightedReward
+from kedge.rewards.loading import terms_of
 from kedge.runs.calls import TrainingResult
 from kedge.runs.ending import chain_report, end_waiting, publish, resumable, say_next
 from kedge.runs.frozen import loading_of
@@ -42,7 +43,7 @@ from kedge.stages.ppo import PpoResult, run_ppo
 from kedge.stages.ppo.ahead import check_ahead
 from kedge.stages.ppo.critics import load_saved_critic
 from kedge.stages.ppo.roles import check_roles
-from kedge.stages.rankings import ranked_rows, sample_responses, unranked_rows
+from kedge.stages.rankings import ranked_rows, unranked_rows
 from kedge.stages.reward import RewardResult, run_reward
 from kedge.stages.sft import SftResult, run_sft
 from kedge.training.runtime import stopping, stream_seed
@@ -150,12 +151,7 @@ def run_rlhf(
     objects |= {"reward": reward, "rlhf.labeler": labeler}
     run = open_run(config, "rlhf", in_memory=objects, resume=resume)
     all_prompts, ranker = check_inputs(config, run)
-    with (
-        resumable(run),
-        run.started(),
-        chain_report(run),
-        published_policy(run),
-    ):
+    with resumable(run), run.started(), chain_report(run), published_policy(run):
         if comparisons is not None:
             path = run.shared_folder / "comparisons.jsonl"
             run.ranks.first(lambda: write_rows(path, comparisons))
@@ -179,7 +175,8 @@ def run_rlhf(
             trained = run_reward(for_reward, demonstrations=demonstrations, planned=plans.get("reward"), **then)
             start = sft.model if config.rlhf.restart_policy else policy
             scored = partial(scored_config, config, run, model=start, reward=trained.model)
-            given: Any = {"prompts": prompts, "reward": None if reward is None else with_trained(trained.model, reward)}
+            rewards = None if reward is None else [RewardTerm(str(trained.model)), *terms_of(reward)]
+            given: Any = {"prompts": prompts, "reward": rewards}
             critic = None
             for_ppo = scored(f"ppo{suffix}")
             if config.rlhf.train_critic:
@@ -193,16 +190,22 @@ def run_rlhf(
     summary = {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
     if missing:
         end_waiting(run, _labels_folder(run, len(rounds) + 1), missing)
-        return RlhfResult(run.shared_folder, sft, rounds, {**summary, "missing_labels": missing})
+        summary["missing_labels"] = missing
+    else:
+        _end(config, run, summary, start=sft.model, judge=rounds[-1].reward.model)
+    return RlhfResult(run.shared_folder, sft, rounds, summary)
+
+
+def _end(config: Config, run: Run, summary: dict[str, Any], *, start: Path, judge: Path) -> None:
+    """Write the summary, mark the chain as finished, print its rounds and the next command, and push the policy."""
     if run.ranks.is_first:
         run.sync()
         write_summary(run.folder, summary)
         run.finish({})
         print_rounds(run.folder, summary)
-        say_next(config, run.folder, "rlhf", start=str(sft.model), judge=str(rounds[-1].reward.model))
+        say_next(config, run.folder, "rlhf", start=str(start), judge=str(judge))
         publish(run)
     run.ranks.wait()  # so that the newest policy is there on every rank
-    return RlhfResult(run.shared_folder, sft, rounds, summary)
 
 
 def _suffix(number: int) -> str:
@@ -246,10 +249,10 @@ def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward
     if config.rlhf.train_critic and existing.critic.names_base:
         critic = with_critic(existing, Path(existing.critic.base))
         load_saved_critic(critic, tokenizer, loading_of(critic, run))
-    if config.rlhf.num_rounds > 1 and config.rlhf.asks_people and "rlhf.labeler" not in run.objects:
-        service("human_labels")  # installed
-        return prompts, None
     if config.rlhf.num_rounds == 1:
+        return prompts, None
+    if config.rlhf.asks_people and "rlhf.labeler" not in run.objects:
+        service("human_labels")  # installed
         return prompts, None
     named = run.objects.get("rlhf.labeler") or str(config.rlhf.labeler)
     if isinstance(named, str) and names_judge(named):
@@ -318,12 +321,6 @@ def with_critic(config: Config, critic: Path) -> Config:
     return with_values(config, {"ppo.critic": kind, "ppo.critic_init": str(critic)})
 
 
-def with_trained(model: Path, reward: Rewards) -> list[RewardSpec | RewardTerm]:
-    """Return the trained reward model, followed by rewards that were passed from Python."""
-    given = [reward] if isinstance(reward, (str, Path, RewardTerm)) or callable(reward) else list(reward)
-    return [RewardTerm(str(model)), *given]
-
-
 def label_round(
     config: Config, run: Run, prompts: Sequence[Prompt], labeler: WeightedReward | None, policy: Path, number: int
 ) -> tuple[Config, int]:
@@ -361,14 +358,13 @@ def label_round(
     with stopping(ranks=run.ranks, at_once=True) as stop:
 
         def sample() -> Responses:
-            return sample_responses(
-                load_policy(str(policy), config, run),
-                asked,
+            sampled = load_policy(str(policy), config, run).sample(
+                [prompt for prompt in asked for _ in range(settings.num_responses)],
                 sampling,
-                num_responses=settings.num_responses,
                 title=f"round {number}: sample to label",
                 on_phase=lambda *_: stop.raise_if_requested(),
             )
+            return Responses.joined([each.responses for each in sampled])
 
         if labeler is not None:
             rankings, missing = ranked_rows(asked, sample(), labeler), 0

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.statistics import win_rate
+from kedge.config import Config
 from kedge.data import Prompt, encode_prompt
 from kedge.models import response_logprobs
 from kedge.rewards.score import describe_responses
@@ -134,7 +135,7 @@ def gold_judge(world: World) -> Callable[..., list[float]]:
 
 def sample_summaries(model: Path, world: World, posts: Sequence[Post], *, draw: int = 0) -> list[str]:
     """Sample one summary per post from a policy, at the training temperature; `draw` selects the random streams."""
-    policy = load_frozen_policy(str(model), device=torch.device("cpu"), precision="fp32")
+    policy = load_frozen_policy(str(model), Config(), device=torch.device("cpu"), precision="fp32")
     sampling = SamplingSettings(
         recipe.MAX_NEW_TOKENS,
         recipe.TEMPERATURE,

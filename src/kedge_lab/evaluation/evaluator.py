@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kedge.data import Prompt
-from kedge.logs.phases import OnPhase
 from kedge.rewards import MESSAGES_COLUMN, Responses
 from kedge.rewards.model import share_tokens
+from kedge.runs.training import OnPhase
 from kedge.stages.judges import Judge, PairOutcomes, ScoredResponses
 from kedge.stages.policy import (
     Policy,

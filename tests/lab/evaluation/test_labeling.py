@@ -8,10 +8,10 @@ import pytest
 
 from kedge.config import load_config
 from kedge.data import Prompt, Ranking, read_rows
-from kedge.rewards import load_reward
+from kedge.rewards import Responses, load_reward
 from kedge.runs.run import open_run
 from kedge.stages.policy import Policy, SamplingSettings, load_policy
-from kedge.stages.rankings import rank_responses, ranked_rows, sample_responses
+from kedge.stages.rankings import rank_responses, ranked_rows
 from kedge_base.errors import RewardError
 from tests.tiny import save_tiny_policy, tiny_tokenizer
 
@@ -42,6 +42,11 @@ def policy_in(tmp_path) -> Policy:
     return load_policy(str(config.model), config, open_run(config, "generate"))
 
 
+def sampled(policy: Policy, prompts: list[Prompt], num_responses: int) -> Responses:
+    repeated = [prompt for prompt in prompts for _ in range(num_responses)]
+    return Responses.joined([each.responses for each in policy.sample(repeated, SAMPLING, title="label")])
+
+
 def test_a_higher_score_has_a_smaller_rank(tmp_path):
     asked: dict[str, Any] = {}
 
@@ -50,7 +55,7 @@ def test_a_higher_score_has_a_smaller_rank(tmp_path):
         return [-len(text) for text in completions]
 
     prompts = [Prompt(f"Deck {number}:", {"topic": number, "title": "Rope"}) for number in range(4)]
-    responses = sample_responses(policy_in(tmp_path), prompts, SAMPLING, num_responses=3, title="label")
+    responses = sampled(policy_in(tmp_path), prompts, 3)
     rows = ranked_rows(prompts, responses, load_reward(shortest))
     assert asked["topic"] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert set(rows[0]) == {"title", "prompt", "responses", "ranks"}
@@ -65,6 +70,6 @@ def test_a_higher_score_has_a_smaller_rank(tmp_path):
 def test_a_labeler_without_preferences_is_an_error(tmp_path):
     alike = load_reward(lambda completions: [1.0] * len(completions))
     prompts = [Prompt("Deck:")]
-    responses = sample_responses(policy_in(tmp_path), prompts, SAMPLING, num_responses=2, title="label")
+    responses = sampled(policy_in(tmp_path), prompts, 2)
     with pytest.raises(RewardError, match="scored all responses to each of 1 prompts the same"):
         ranked_rows(prompts, responses, alike)

@@ -274,9 +274,9 @@ def ppo_log(trainer: Trainer, loop: CheckpointedLoop) -> Iterator[PpoLog]:
     with (
         Progress("ppo", total=config.ppo.num_updates, done=loop.done) as progress,
         open_loggers(run, warn=progress.say) as loggers,
-        MetricsLog(run.folder, also=loggers.write if loggers else None) as metrics,
+        MetricsLog(run.folder, also=loggers.write) as metrics,
         RunLog(run.folder / DETAILS_FILE) as details,
-        SamplesLog(run.folder, also=loggers.write_samples if loggers else None) as samples,
+        SamplesLog(run.folder, also=loggers.write_samples) as samples,
         RunLog(run.folder / EVALUATIONS_FILE) as evaluations,
         RunLog(run.folder / CRITIC_CHECKS_FILE) as critic_checks,
     ):
