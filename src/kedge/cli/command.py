@@ -15,8 +15,21 @@ class StageCommand(command.Command):
     """
 
     def advice_on(self, option: str, command: str) -> str | None:
-        """As in `Command`."""
-        return _hint(option, command)
+        """The correct spelling of `--num_updates 3` or `--eps_clip 0.1`; None if kedge has no such name."""
+        name = option.lstrip("-").replace("-", "_")
+        if command not in stages() or not name:
+            return None
+        begin = f"{option} is not an option;"
+        if name == "dry_run":
+            return f"{begin} kedge plan {command} says what a run will hold and how long it will take"
+        try:
+            field = full_name(name, command)
+        except ConfigError as error:
+            return str(error) if "; " in str(error) else None  # it has an advice
+        if "." in field:
+            return f"{begin} fields are set without dashes: {name}=VALUE (see kedge config explain {field})"
+        options = ", ".join(flag.names[0] for flag in find_stage(command).flags)
+        return f"{begin} kedge {command} has {options} (fields: kedge config explain {field})"
 
 
 class RunStage(StageCommand, command.RunCommand):
@@ -30,22 +43,3 @@ class Root(command.Group):
         """As in `Group`."""
         known = registered("kedge.commands")
         return advice_for(command) or (None if known else "kedge is installed in part: install it again, with pip")
-
-
-def _hint(option: str, command: str) -> str | None:
-    """Return the correct spelling of `--num_updates 3` or `--eps_clip 0.1`; None if kedge has no such name."""
-    name = option.lstrip("-").replace("-", "_")
-    if command not in stages() or not name:
-        return None
-    if name == "dry_run":
-        return f"{option} is not an option; kedge plan {command} says what a run will hold and how long it will take"
-    try:
-        field = full_name(name, command)
-    except ConfigError as error:
-        return str(error) if "; " in str(error) else None  # it has an advice
-    if "." not in field:
-        return (
-            f"{option} is not an option; kedge {command} has "
-            f"{', '.join(flag.names[0] for flag in find_stage(command).flags)} (fields: kedge config explain {field})"
-        )
-    return f"{option} is not an option; fields are set without dashes: {name}=VALUE (see kedge config explain {field})"

@@ -54,7 +54,6 @@ SCORED = (*SHARED, "reward_functions")
 FOR_PPO = ("data.prompts", "data.eval_prompts", "data.pretraining", "data.curriculum", "data.draw")
 NEEDS_MODEL = {"model": "--model"}
 NEEDS_PROMPTS = {"data.prompts": "--prompts"}
-NEEDS_REWARD = {"reward": "--reward"}
 
 HIGHER = True
 LOWER = False
@@ -250,7 +249,7 @@ CRITIC = training_stage(
         ("ppo",),
     ),
     unread=("ppo.reference",),
-    needs={**NEEDS_MODEL, **NEEDS_PROMPTS, **NEEDS_REWARD},
+    needs={**NEEDS_MODEL, **NEEDS_PROMPTS, "reward": "--reward"},
     flags=(MODEL, PROMPTS, REWARD),
     arguments={"prompts": "data.prompts", "eval_prompts": "data.eval_prompts", "reward": "reward"},
     inputs=("critic.base",),

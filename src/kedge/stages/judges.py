@@ -169,12 +169,7 @@ class PairwiseJudge:
             self._loaded = _loaded(function, name)
             return self._loaded.name
 
-        self._name = ranks.first(load)
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        return self._name
+        self.name = ranks.first(load)
 
     @property
     def _function(self) -> FunctionReward:

@@ -11,28 +11,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from kedge.config import Config
 from kedge.data import Comparison, Ranking
 from kedge.models import ScalarModel, load_scalar_model, save_scalar_model
 from kedge.models.sharded import shard_model
-from kedge.runs.calls import TrainingResult
 from kedge.runs.frozen import hold_bases_of
 from kedge.runs.inputs import load_rows
 from kedge.runs.out_of_memory import stage_function
-from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, running
 from kedge.stages.planned import PlannedMemory
-from kedge.stages.supervised import SupervisedInputs, Trained, load_start, split_inputs, train_model
+from kedge.stages.supervised import EndedResult, SupervisedInputs, Trained, load_start, split_inputs, train_model
 from kedge.training.supervised.reward_model import RewardModelReport, train_reward_model
 from kedge_base.machine.progress import say
 
 
 @dataclass(frozen=True, repr=False)
-class RewardResult(TrainingResult):
+class RewardResult(EndedResult):
     """Result of a reward-model run.
 
     Attributes:
@@ -42,11 +39,6 @@ class RewardResult(TrainingResult):
     """
 
     summary: dict[str, Any]
-
-    @classmethod
-    def read(cls, folder: Path) -> RewardResult:
-        """The result of a finished run."""
-        return cls(folder, *read_ending(folder, "summary"))
 
 
 @stage_function("reward", RewardResult.read)
@@ -78,7 +70,7 @@ def run_reward(
     """
     in_memory = {"data.comparisons": comparisons, "data.demonstrations": demonstrations}
     run = open_run(config, "reward", in_memory=in_memory, resume=resume)
-    inputs = load_reward_inputs(config, run)
+    inputs = load_reward_inputs(run)
     model = inputs.model
     tokenizer = inputs.tokenizer
     split = inputs.split
@@ -114,9 +106,10 @@ def run_reward(
     return RewardResult.read(run.shared_folder)
 
 
-def load_reward_inputs(config: Config, run: Run) -> SupervisedInputs[ScalarModel, Comparison | Ranking]:
+def load_reward_inputs(run: Run) -> SupervisedInputs[ScalarModel, Comparison | Ranking]:
     """Load model, comparisons and demonstrations; errors as in `run_reward`."""
-    model, tokenizer = load_start(config, run, load_scalar_model, init="any")
+    config = run.config
+    model, tokenizer = load_start(run, load_scalar_model, init="any")
     if not model.has_new_head:
         say(f"{config.reward_model.base or config.model} is a reward model: it is trained further, with its head.")
     hold_bases_of([model], config, run.device)
@@ -128,7 +121,7 @@ def load_reward_inputs(config: Config, run: Run) -> SupervisedInputs[ScalarModel
         if run.objects.get("data.demonstrations") or config.data.demonstrations
         else []
     )
-    return split_inputs(config, run, model, tokenizer, records, zeroed, role="comparisons")
+    return split_inputs(run, model, tokenizer, records, zeroed, role="comparisons")
 
 
 def _facts(report: RewardModelReport) -> dict[str, object]:

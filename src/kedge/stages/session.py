@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial, wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from kedge.runs.run import Run
 from kedge.training.checkpoint.loop import CheckpointedLoop
@@ -156,18 +156,8 @@ class Session:
             _keep_forever(self.contexts)
 
 
-class Owner(Protocol):
-    """An object with a session."""
-
-    @property
-    def _session(self) -> Session: ...
-
-
-OwnerT = TypeVar("OwnerT", bound=Owner)
-
-
-def session_call(method: Callable[Concatenate[OwnerT, P], T]) -> Callable[Concatenate[OwnerT, P], T]:
-    """Decorate a method of an owner that uses the models: it runs in the session, with the lists of the first rank."""
+def session_call(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Decorate a method that uses the models: it runs in its owner's `_session`, with the lists of the first rank."""
     declared = signature(method)
     kinds = {name: each.kind for name, each in declared.parameters.items() if name != "self"}
     places = [
@@ -176,8 +166,8 @@ def session_call(method: Callable[Concatenate[OwnerT, P], T]) -> Callable[Concat
     example = f"{method.__name__}({', '.join(places)})"
 
     @wraps(method)
-    def call(self: OwnerT, *args: P.args, **arguments: P.kwargs) -> T:
-        session = self._session
+    def call(self: Any, *args: P.args, **arguments: P.kwargs) -> T:
+        session: Session = self._session
         session.check_usable()
         bound = declared.bind(self, *args, **arguments)
         lists = {name: bound.arguments[name] for name in LISTS if bound.arguments.get(name) is not None}

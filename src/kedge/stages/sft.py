@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -20,21 +19,19 @@ from kedge.data import Demonstration, encode_example
 from kedge.models import LanguageModel, load_language_model, own_stop_tokens, save_policy
 from kedge.models.pretrained import inner_matrices
 from kedge.models.sharded import shard_model
-from kedge.runs.calls import TrainingResult
 from kedge.runs.frozen import hold_bases_of
 from kedge.runs.inputs import load_rows
 from kedge.runs.out_of_memory import stage_function
-from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, running
 from kedge.stages.planned import PlannedMemory
-from kedge.stages.supervised import SupervisedInputs, Trained, load_start, split_inputs, train_model
+from kedge.stages.supervised import EndedResult, SupervisedInputs, Trained, load_start, split_inputs, train_model
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import CompletionLoss
 
 
 @dataclass(frozen=True, repr=False)
-class SftResult(TrainingResult):
+class SftResult(EndedResult):
     """Result of a fine-tuning run.
 
     Attributes:
@@ -46,12 +43,6 @@ class SftResult(TrainingResult):
 
     num_steps: int
     evaluation: dict[str, float]
-
-    @classmethod
-    def read(cls, folder: Path) -> SftResult:
-        """The result of a finished run."""
-        num_steps, evaluation = read_ending(folder, "num_steps", "evaluation")
-        return cls(folder, num_steps, evaluation)
 
 
 @stage_function("sft", SftResult.read)
@@ -80,7 +71,7 @@ def run_sft(
         KeyboardInterrupt, Terminated: The run was interrupted; the model is saved.
     """
     run = open_run(config, "sft", in_memory={"data.demonstrations": demonstrations}, resume=resume)
-    inputs = load_sft_inputs(config, run)
+    inputs = load_sft_inputs(run)
     model = inputs.model
     tokenizer = inputs.tokenizer
     split = inputs.split
@@ -113,14 +104,14 @@ def _held_out(evaluation: Mapping[str, float]) -> dict[str, float]:
     return {names.get(name, name): value for name, value in evaluation.items()}
 
 
-def load_sft_inputs(config: Config, run: Run) -> SupervisedInputs[LanguageModel, Demonstration]:
+def load_sft_inputs(run: Run) -> SupervisedInputs[LanguageModel, Demonstration]:
     """Load model and demonstrations; errors as in `run_sft`."""
-    model, tokenizer = load_start(config, run, load_language_model)
+    config = run.config
+    model, tokenizer = load_start(run, load_language_model)
     shard_model(model, run.ranks, run.precision)
     hold_bases_of([model], config, run.device)
-    context = model.context_length
-    records = load_rows("demonstrations", config, run, tokenizer, room=context)
-    return split_inputs(config, run, model, tokenizer, records, role="demonstrations")
+    records = load_rows("demonstrations", config, run, tokenizer, room=model.context_length)
+    return split_inputs(run, model, tokenizer, records, role="demonstrations")
 
 
 def train_sft(

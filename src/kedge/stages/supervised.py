@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
+from typing_extensions import Self
 
-from kedge.config import Config
 from kedge.data import Demonstration, Split
 from kedge.data.prompts import RecordT
 from kedge.models import LanguageModel, ScalarModel, load_tokenizer
 from kedge.ranks.sharding import gathered_state
+from kedge.runs.calls import TrainingResult
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.frozen import loading_of, say_loaded_whole
+from kedge.runs.resuming import read_ending
 from kedge.runs.run import Run
 from kedge.runs.training import Callback, logged_steps, stage_loop, watched
 from kedge.stages.planned import PlannedMemory, compared
@@ -28,6 +30,16 @@ from kedge_base.run_folder.output import MODEL_FOLDER, write_summary
 from kedge_base.stage import find_stage
 
 Model = TypeVar("Model", bound=LanguageModel | ScalarModel)
+
+
+@dataclass(frozen=True, repr=False)
+class EndedResult(TrainingResult):
+    """The result of a run whose `finished.json` has the other attributes."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The result of a finished run."""
+        return cls(folder, *read_ending(folder, *(each.name for each in fields(cls)[1:])))
 
 
 @dataclass(frozen=True)
@@ -52,19 +64,13 @@ class SupervisedInputs(Generic[Model, RecordT]):
     zeroed: Sequence[Demonstration] = ()
 
 
-def load_start(
-    config: Config, run: Run, load: Callable[..., Model], **options: Any
-) -> tuple[Model, PreTrainedTokenizerBase]:
+def load_start(run: Run, load: Callable[..., Model], **options: Any) -> tuple[Model, PreTrainedTokenizerBase]:
     """Load the model that a stage trains, using a function of `kedge.models`, and its tokenizer."""
+    config = run.config
     source = str(find_stage(run.stage).starting_model(config))
     trusted = config.runtime.trust_remote_code
     tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
-    model = load(
-        source,
-        tokenizer=tokenizer,
-        **loading_of(config, run),
-        **options,
-    )
+    model = load(source, tokenizer=tokenizer, **loading_of(config, run), **options)
     if config.runtime.recomputes:
         if model.trunk is None:  # an encoder with a pooled head
             say(f"runtime.activation_checkpointing is not for {type(model.classifier).__name__}, which keeps them")
@@ -75,7 +81,6 @@ def load_start(
 
 
 def split_inputs(
-    config: Config,
     run: Run,
     model: Model,
     tokenizer: PreTrainedTokenizerBase,
@@ -85,6 +90,7 @@ def split_inputs(
     role: str,
 ) -> SupervisedInputs[Model, RecordT]:
     """Hold out some of the records of a role in `data`."""
+    config = run.config
     split = run.data.split(role, records, config)
     mixture = run.data.mixture(role, config, split.train_rows)
     settings = getattr(config, _section(run))

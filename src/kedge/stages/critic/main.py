@@ -14,26 +14,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from kedge.config import Config
 from kedge.models import save_policy, save_scalar_model
-from kedge.runs.calls import TrainingResult
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
-from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, open_run
 from kedge.runs.training import Callback, running
 from kedge.stages.critic.sampling import Sampled, load_critic_inputs, sample_returns
 from kedge.stages.planned import PlannedMemory
-from kedge.stages.supervised import Trained, train_model
+from kedge.stages.supervised import EndedResult, Trained, train_model
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.returns import measure_explained, train_critic
 
 
 @dataclass(frozen=True, repr=False)
-class CriticResult(TrainingResult):
+class CriticResult(EndedResult):
     """Result of training a critic.
 
     Attributes:
@@ -43,11 +40,6 @@ class CriticResult(TrainingResult):
     """
 
     summary: dict[str, Any]
-
-    @classmethod
-    def read(cls, folder: Path) -> CriticResult:
-        """The result of a finished run."""
-        return cls(folder, *read_ending(folder, "summary"))
 
 
 @stage_function("critic", CriticResult.read)

@@ -21,10 +21,11 @@ from kedge_base.machine.progress import say
 from kedge_base.run_folder.output import replace_file, writing
 
 INDEX = "index.json"
-STORED = ("prompt_ids", "prompt_mask", "response_ids", "token_mask", "action_mask", "stopped", "group")
-"""The tensors of a rollout that are needed to train a critic."""
-PRIVILEGED = ("privileged_ids", "privileged_mask")
-"""Further tensors, for a critic with privileged information."""
+STORED = (
+    *("prompt_ids", "prompt_mask", "response_ids", "token_mask", "action_mask", "stopped", "group"),
+    *("privileged_ids", "privileged_mask"),
+)
+"""The tensors of a rollout that are needed to train a critic; the last two only for one with privileged information."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Part:
 
     returns: SampledReturns
     is_held_out: bool = False
-    missing_eos: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    missing_eos: Mapping[str, Any] = field(default_factory=dict)
     unscored: int = 0
     seconds: float = 0.0
 
@@ -49,7 +50,7 @@ class Part:
     def of(cls, experience: Experience, group: Tensor, **facts: Any) -> Part:
         """Make a part from an experience; `group` has the number of each row's prompt among all prompts."""
         rollout = experience.rollout
-        tensors = {name: table.cpu() for name, table in rollout.tensors().items() if name in (*STORED, *PRIVILEGED)}
+        tensors = {name: table.cpu() for name, table in rollout.tensors().items() if name in STORED}
         return cls.from_tensors(
             {**tensors, "group": group, "returns": experience.returns.cpu(), "mask": experience.reward_mask.cpu()},
             **facts,
@@ -58,7 +59,7 @@ class Part:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], **facts: Any) -> Part:
         """Make a part from stored tensors; see `tensors`."""
-        kept: dict[str, Any] = {name: tensors[name] for name in (*STORED, *PRIVILEGED) if name in tensors}
+        kept: dict[str, Any] = {name: tensors[name] for name in STORED if name in tensors}
         rollout = Rollout(
             **kept,
             logprobs=torch.zeros(tensors["action_mask"].shape),
@@ -70,7 +71,7 @@ class Part:
     def tensors(self) -> dict[str, Tensor]:
         """Tensors to store."""
         tables = self.returns.rollout.tensors()
-        rollout = {name: tables[name].contiguous() for name in (*STORED, *PRIVILEGED) if name in tables}
+        rollout = {name: tables[name].contiguous() for name in STORED if name in tables}
         return {**rollout, "returns": self.returns.returns.contiguous(), "mask": self.returns.mask.contiguous()}
 
     @property

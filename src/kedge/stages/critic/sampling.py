@@ -61,17 +61,12 @@ class CriticInputs:
         )
 
     @property
-    def num_responses(self) -> tuple[int, int]:
-        """Number of responses to sample to the training prompts and to the held-out prompts."""
-        each = self.config.rollout.num_responses
-        prompts = self.roles.prompts
-        return (self.num_prompts or len(prompts.train)) * each, len(prompts.held_out) * each
-
-    @property
     def plan(self) -> str:
         """One line that says how many responses will be sampled."""
-        train, held_out = self.num_responses
         each = self.config.rollout.num_responses
+        prompts = self.roles.prompts
+        train = (self.num_prompts or len(prompts.train)) * each
+        held_out = len(prompts.held_out) * each
         return (
             f"critic samples {train + held_out:,} responses, {each} per prompt, {held_out:,} of them to held-out "
             f"prompts, at most {self.config.rollout.max_new_tokens} new tokens"
