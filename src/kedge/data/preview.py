@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -49,25 +50,21 @@ class Preview:
             width: characters per line; longer examples lose their middle.
         """
         columns = ", ".join(f"{name} ({kind})" for name, kind in self.columns.items()) or "none: bare texts"
+        remedy = next(filter(None, map(hint_of, self.usage.dropped)), "")
+        separator = "|" if self.unit == "tokens" else ""
+        shown = partial(example_lines, width=width, num_lines=LINES_PER_PART, separator=separator)
         note = "" if self.unit == "tokens" else "; without a model, no limit of length is checked"
         return [
             f"as data of {self.stage}: {self.usage.line}",
             f"columns: {columns}",
-            f"lengths in {self.unit}{note}:" if self.lengths else self._remedy(),
+            f"lengths in {self.unit}{note}:" if self.lengths else f"no usable row{remedy}",
             *_table(self.lengths),
             *(
                 line
                 for number, parts in enumerate(self.examples, start=1)
-                for line in ("", f"example {number}, in {self.unit}:", *self._shown(parts, width))
+                for line in ("", f"example {number}, in {self.unit}:", *shown(parts))
             ),
         ]
-
-    def _shown(self, parts: Sequence[Part], width: int) -> list[str]:
-        separator = "|" if self.unit == "tokens" else ""
-        return example_lines(parts, width=width, num_lines=LINES_PER_PART, separator=separator)
-
-    def _remedy(self) -> str:
-        return f"no usable row{next(filter(None, map(hint_of, self.usage.dropped)), '')}"
 
     def __str__(self) -> str:
         return "\n".join(self.lines(shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns))

@@ -153,10 +153,6 @@ class DataLog:
         }
         if before or any(labels.values()):
             replace_file(folder / LABELS_FILE, [json.dumps(labels, default=str).encode()])
-        self.say()
-
-    def say(self) -> None:
-        """Print one line per role."""
         for role, usage in self.roles.items():
             say(f"{role}: {usage.line}")
         role, parts = next(iter(self.examples.items()))

@@ -92,8 +92,10 @@ def end_stage(run: Run, results: Mapping[str, object]) -> None:
     Raises:
         PushError: The model was not pushed.
     """
+    budget = run.micro_batch_tokens
+    found = {"micro_batch_tokens": budget.tokens} if isinstance(budget, AdaptiveTokens) else {}
     if run.ranks.is_first:
-        run.finish({**results, **_passes(run)})
+        run.finish({**results, **found})
         say_findings(run.folder)
         say_next(run.config, run.folder, run.stage)
         publish(run)
@@ -118,12 +120,6 @@ def publish(run: Run) -> None:
         again=shlex.join(["kedge", "push", str(run.folder), push.repo, *flags]),
     )
     say(f"pushed to {address}")
-
-
-def _passes(run: Run) -> dict[str, int]:
-    """The final number of tokens per pass, if the run determined it."""
-    budget = run.micro_batch_tokens
-    return {"micro_batch_tokens": budget.tokens} if isinstance(budget, AdaptiveTokens) else {}
 
 
 def say_next(config: Config, folder: Path, stage: str, *, start: str = "", judge: str = "") -> None:

@@ -34,6 +34,9 @@ Reward: TypeAlias = "RewardSpec | LoadedModel | RewardTerm"
 Weighted: TypeAlias = "Reward | Sequence[Reward] | Mapping[RewardSpec | LoadedModel, float]"
 """A reward model by name or loaded, `module:function`, or a function; a list of them, or a mapping to weights."""
 
+NAMES_CODE = ("ppo.advantage", "ppo.policy_loss", "environment.source")
+"""Fields with the name of a function or class, or else with another value."""
+
 LOADED = "kedge.LoadedModel(model, tokenizer)"
 
 UNNAMED = object()
@@ -82,10 +85,9 @@ def resolved_arguments(stage: Stage, given: Mapping[str, Any]) -> tuple[Config, 
         raise ConfigError("model and policy are two names of the same argument; give one of them")
     fields = _fields(stage)
     # `data={"max_length": 512}` is a section, although `data` is also the name of a flag.
-    sections = {name for name, value in given.items() if type(value) is dict and section_type(name) is not None}
-    own = {name: value for name, value in given.items() if name in fields.keys() - sections and value is not None}
-    settings = {name: value for name, value in given.items() if name not in fields.keys() - sections}
-    parts: list[Mapping[str, Any]] = [settings]
+    flags = {name for name in fields if type(given.get(name)) is not dict or section_type(name) is None}
+    own = {name: value for name, value in given.items() if name in flags and value is not None}
+    parts: list[Mapping[str, Any]] = [{name: value for name, value in given.items() if name not in flags}]
     objects: dict[str, Any] = {}
     for name, value in own.items():
         values, kept = read_argument(fields[name], value, name)
@@ -108,11 +110,10 @@ def read_argument(field: str, value: Any, name: str) -> tuple[Mapping[str, Any],
     if field == "reward":
         return _rewards(value)
     if callable(value) and not is_pretrained(value):
-        own = field in ("ppo.advantage", "ppo.policy_loss", "environment.source")
-        return {field: f"python:{function_name(value)}"} if own else {}, value
+        return {field: f"python:{function_name(value)}"} if field in NAMES_CODE else {}, value
     if field == "ppo.critic_init" and isinstance(value, str | Mapping):
         return {"ppo.critic": value} if isinstance(value, Mapping) else initial_critic(value), None
-    if field in ("ppo.advantage", "ppo.policy_loss", "environment.source"):
+    if field in NAMES_CODE:
         return {field: value}, None
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(f"{name} must be a folder, a hub id or {LOADED}, not {_shown(value)}")

@@ -157,34 +157,23 @@ def run_rlhf(
             run.ranks.first(lambda: write_rows(path, comparisons))
             config = with_values(config, {"data.comparisons": str(path)})
 
-        then: Any = {"resume": resume and replace(resume, chain=run), "callback": callback}
-        plans: Mapping[str, PlannedMemory] = planned or {}
-        sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations, planned=plans.get("sft"), **then)
+        def options(stage: str) -> dict[str, Any]:
+            in_chain = resume and replace(resume, chain=run)
+            return {"resume": in_chain, "callback": callback, "planned": (planned or {}).get(stage)}
+
+        sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations, **options("sft"))
         config = with_values(config, {"reward_model.base": config.reward_model.base or str(sft.model)})
 
-        policy = sft.model
         rounds = list[Round]()
         missing = 0
         for number in range(1, config.rlhf.num_rounds + 1):
-            suffix = _suffix(number)
+            policy = rounds[-1].ppo.model if rounds else sft.model
             if number > 1:
                 config, missing = label_round(config, run, all_prompts, ranker, policy, number)
                 if missing:
                     break
-            for_reward = stage_config(config, run, f"reward{suffix}")
-            trained = run_reward(for_reward, demonstrations=demonstrations, planned=plans.get("reward"), **then)
             start = sft.model if config.rlhf.restart_policy else policy
-            scored = partial(scored_config, config, run, model=start, reward=trained.model)
-            rewards = None if reward is None else [RewardTerm(str(trained.model)), *terms_of(reward)]
-            given: Any = {"prompts": prompts, "reward": rewards}
-            critic = None
-            for_ppo = scored(f"ppo{suffix}")
-            if config.rlhf.train_critic:
-                critic = run_critic(scored(f"critic{suffix}"), planned=plans.get("critic"), **given, **then)
-                for_ppo = with_critic(for_ppo, critic.model)
-            ppo = run_ppo(for_ppo, planned=plans.get("ppo"), **given, **then)
-            rounds.append(Round(trained, ppo, critic))
-            policy = ppo.model
+            rounds.append(_train_round(config, run, _suffix(number), start, options))
         run.start()  # resumed, with all stages finished
 
     summary = {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
@@ -194,6 +183,34 @@ def run_rlhf(
     else:
         _end(config, run, summary, start=sft.model, judge=rounds[-1].reward.model)
     return RlhfResult(run.shared_folder, sft, rounds, summary)
+
+
+def _train_round(config: Config, run: Run, suffix: str, start: Path, options: Callable[[str], dict[str, Any]]) -> Round:
+    """Train a reward model, the critic if configured, and the policy.
+
+    Args:
+        config: The round's configuration.
+        run: The run; has rows and rewards that were passed from Python.
+        suffix: The suffix of the stages' folders.
+        start: Folder of the policy that the round starts from.
+        options: Returns the further arguments of a stage.
+    """
+    demonstrations = run.objects.get("data.demonstrations")
+    trained = run_reward(
+        stage_config(config, run, f"reward{suffix}"), demonstrations=demonstrations, **options("reward")
+    )
+    scored = partial(scored_config, config, run, model=start, reward=trained.model)
+    reward = run.objects.get("reward")
+    given: Any = {
+        "prompts": run.objects.get("data.prompts"),
+        "reward": None if reward is None else [RewardTerm(str(trained.model)), *terms_of(reward)],
+    }
+    critic = None
+    for_ppo = scored(f"ppo{suffix}")
+    if config.rlhf.train_critic:
+        critic = run_critic(scored(f"critic{suffix}"), **given, **options("critic"))
+        for_ppo = with_critic(for_ppo, critic.model)
+    return Round(trained, run_ppo(for_ppo, **given, **options("ppo")), critic)
 
 
 def _end(config: Config, run: Run, summary: dict[str, Any], *, start: Path, judge: Path) -> None:
