@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
-from kedge_base.texts import printable
+from kedge_base.texts import printable, shortened
 from kedge_base.version import DISTRIBUTION
 
 LONGEST_MESSAGE = 2000
@@ -19,8 +19,7 @@ class KedgeError(Exception):
     """Base of all errors that kedge raises on purpose; its message is always one printable line."""
 
     def __str__(self) -> str:
-        line = printable(super().__str__())
-        return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}…"
+        return shortened(printable(super().__str__()), LONGEST_MESSAGE)
 
     def _render_traceback_(self) -> list[str]:
         """Show the one-line message instead of a traceback in IPython and notebooks."""

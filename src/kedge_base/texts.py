@@ -57,6 +57,11 @@ def markdown(text: str) -> str:
     return re.sub(r"([\\|\[\]<>*`])", r"\\\1", printable(text))
 
 
+def shortened(text: str, most: int) -> str:
+    """The first characters of a text, with an ellipsis if it has more."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def error_text(error: BaseException, limit: int = 300) -> str:
     """Return the message of an error from user or library code on one line, truncated if long, or its type if it has no
     message.
@@ -65,7 +70,7 @@ def error_text(error: BaseException, limit: int = 300) -> str:
         text = " ".join(str(error).split()) or type(error).__name__
     except Exception:  # `__str__` is user code as well
         return "(its message cannot be read)"
-    return text if len(text) <= limit else f"{text[:limit]}…"
+    return shortened(text, limit)
 
 
 def typed_error_text(error: BaseException, limit: int = 300) -> str:

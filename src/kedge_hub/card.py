@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from kedge.data.chat import PromptForm
 from kedge.models.origin import Origin, hub_id, public_name, read_origin
-from kedge_base.texts import markdown, printable
+from kedge_base.texts import markdown, printable, shortened
 from kedge_base.version import DISTRIBUTION
 
 MAX_SHOWN = 400
@@ -122,8 +122,7 @@ def _rounded(value: object) -> str:
 
 
 def _cut(text: str) -> str:
-    shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
-    return "\n".join(printable(line) for line in shown.split("\n"))
+    return "\n".join(printable(line) for line in shortened(text, MAX_SHOWN).split("\n"))
 
 
 def _code(text: str) -> str:

@@ -17,7 +17,7 @@ from kedge.config import LANGUAGE_PRESETS, PRESETS, completions, initial_critic
 from kedge.stages.descriptions import REWARD
 from kedge_base.errors import ConfigError
 from kedge_base.stage import Flag, stages
-from kedge_base.texts import printable
+from kedge_base.texts import printable, shortened
 
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -87,8 +87,10 @@ def parameter(name: str, kind: Any, default: Any = None) -> Parameter:
 
 def parameters_of(flags: Iterable[Flag]) -> list[Parameter]:
     """Make the parameters of some flags."""
-    kinds = {True: list[str] | None, False: str | None}
-    return [parameter(flag.parameter, Annotated[kinds[flag.repeats], _option_of(flag)]) for flag in flags]
+    return [
+        parameter(flag.parameter, Annotated[list[str] | None if flag.repeats else str | None, _option_of(flag)])
+        for flag in flags
+    ]
 
 
 def settings_of(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,9 +180,9 @@ def names_and_overrides(entries: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def announced(texts: list[str]) -> list[str]:
     """Print that these values are used as texts, and return them."""
-    first = texts[0] if len(texts[0]) <= 40 else f"{texts[0][:40]}…"
+    first = printable(shortened(texts[0], 40))
     more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
-    typer.echo(f"--prompts {printable(first)!r}{more}: taken as the text of a prompt; no file has that name", err=True)
+    typer.echo(f"--prompts {first!r}{more}: taken as the text of a prompt; no file has that name", err=True)
     return texts
 
 

@@ -18,6 +18,7 @@ from kedge.data.tokens import character_tokenizer
 from kedge.models import load_tokenizer
 from kedge.runs.inputs import reading
 from kedge_base.errors import ConfigError, DataError
+from kedge_base.texts import shortened
 
 ROLES: dict[str, Role] = {
     "sft": "demonstrations",
@@ -110,9 +111,4 @@ def _kinds(first: object) -> dict[str, str]:
     """List each column with its first value, truncated."""
     if not isinstance(first, Mapping):
         return {}
-    return {str(name): _short(value) for name, value in first.items()}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return {str(name): shortened(repr(value), _SHOWN) for name, value in first.items()}

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kedge_base.errors import LastingRewardError, RewardError
-from kedge_base.texts import error_text
+from kedge_base.texts import error_text, shortened
 from kedge_base.version import __version__
 from kedge_tasks.judge.ledger import Limits
 
@@ -220,5 +220,4 @@ def _is_here(url: str) -> bool:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 200 else f"{line[:200]}…"
+    return shortened(" ".join(text.split()), 200)

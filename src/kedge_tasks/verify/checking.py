@@ -12,6 +12,7 @@ from inspect import Parameter, signature
 from typing import Any, TypeAlias, TypeVar, cast
 
 from kedge_base.errors import KedgeError, RewardError
+from kedge_base.texts import shortened
 from kedge_base.thoughts import answer_of, opened_thought
 from kedge_base.verdict import Verdict, reads
 
@@ -113,7 +114,7 @@ def read_rows(
             shown = "a number of thousands of digits"
             with suppress(ValueError):  # Python refuses to print it
                 shown = " ".join(repr(entry).split())
-            shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
+            shown = shortened(shown, 80)
             raise RewardError(f"column {column!r}, prompt {row}: {shown} is not usable; expected {error}") from error
     return found
 

@@ -16,7 +16,7 @@ from kedge.config.schema.field import Choice, field_doc, forms
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section, parameters_of
 from kedge_base.stage import registered_stages
-from kedge_base.texts import printable
+from kedge_base.texts import printable, shortened
 
 _PLAIN = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "null"}
 _SOURCES = "a source or a list of sources"
@@ -191,8 +191,7 @@ def written(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     text = value if isinstance(value, str) and value else _as_json(value)
-    text = printable(text)
-    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
+    return shortened(printable(text), _MAX_LENGTH)
 
 
 def _as_json(value: object) -> str:
