@@ -354,6 +354,8 @@ def test_a_python_script_of_trls_is_read_and_not_run(tmp_path: Path) -> None:
         ("print(", r"train.py: is not Python: .* in line 1"),
         ("rows = 1\nGRPOConfig(", "in line 2"),
         ("print()", "train.py: is neither YAML .* nor Python"),
+        ("x = '\0'", "train.py: is not Python: source code .* null bytes"),
+        (f"x = {'(' * 9999}", "train.py: is not Python: "),
     ):
         script.write_text(text)
         with pytest.raises(ConfigError, match=said):

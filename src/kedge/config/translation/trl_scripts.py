@@ -35,6 +35,8 @@ def python_settings(script: str, place: str) -> tuple[dict[str, Any], str]:
         tree = ast.parse(script)
     except SyntaxError as error:
         raise ConfigError(f"{place}: is not Python: {error.msg} in line {error.lineno}") from None
+    except (ValueError, RecursionError, MemoryError) as error:  # zero bytes, or nested too deeply
+        raise ConfigError(f"{place}: is not Python: {error or 'it is nested too deeply'}") from None
     known: dict[str, ast.expr] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
