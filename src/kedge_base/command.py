@@ -108,7 +108,7 @@ class RunGroup(Group):
 
 
 def _raise_in_one_line(error: Exception, ctx: Any) -> None:
-    """Raise a usage error of click as `ConfigError`, in one line instead of a box; return for any other error."""
+    """Raise `ConfigError` with a usage error of click as one line; return for any other error."""
     if hasattr(error, "format_message"):  # typer versions import click's classes from different places
         message = " ".join(cast("Any", error).format_message().removesuffix(".").split())
         raise ConfigError(f"{message[:1].lower()}{message[1:]}; see {_name_of(ctx)} -h") from None

@@ -123,7 +123,7 @@ class TokenRows:
 
 
 class Pass(NamedTuple):
-    """What a pass over some rows reads.
+    """The tokens of a pass over some rows, and how they are laid out.
 
     Attributes:
         ids: The tokens, without the repetitions of shared ones.
