@@ -481,6 +481,31 @@ def test_what_is_written_loads(
     assert "scale_rewards=odd has no counterpart" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "name", "text", "said"),
+    [
+        ("from-verl", "train.py", "GRPOConfig(num_generations=2)", "is a script for TRL: kedge config from-trl"),
+        ("from-verl", "run.sh", "trl ppo --seed 1\n", "is a script for TRL: kedge config from-trl"),
+        ("from-trl", "run.sh", SCRIPT, "is a script for verl: kedge config from-verl"),
+    ],
+)
+def test_a_script_of_the_other_library_is_told_so(
+    command: str,
+    name: str,
+    text: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / name).write_text(text)
+    monkeypatch.setattr("sys.argv", ["kedge", "config", command, str(tmp_path / name)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / name} {said}\n"
+
+
 def test_columns_of_verls_rows_are_nested(tmp_path: Path) -> None:
     settings, lines = translate(
         "verl", {**GRPO, "custom_reward_function.path": None, "data.train_files": "gsm8k.parquet"}

@@ -115,6 +115,8 @@ def from_trl(file: Source, changes: Changes = None, num_prompts: NumPrompts = No
 
 def _translate(library: str, file: Path, changes: list[str] | None, num_prompts: int | None, out: Path | None) -> None:
     read = read_settings(file, changes or [])
+    if read.library not in ("", library):
+        raise ConfigError(f"{file} is a script for {read.library}: kedge config from-{read.library.lower()}")
     settings, lines = translate(library, read.settings, num_prompts, read.trainer)
     text = as_yaml(settings, [f"Translated from {library}'s {printable(file.name)}.", *lines])
     if out is None:

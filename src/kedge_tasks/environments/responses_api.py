@@ -31,6 +31,8 @@ def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     }
     if stored := next((key for key in STORED if key in given), None):
         raise Refusal(f"{stored} is not supported; send all items of the conversation as input")
+    if "n" in given:
+        raise Refusal("n is not supported; a response is one answer")
     asked = given["messages"]
     entries = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     system = given.pop("instructions", None)

@@ -247,6 +247,7 @@ def test_a_response_that_was_cut_is_incomplete(local):
         ({"previous_response_id": "resp_1"}, "previous_response_id is not supported; send all items of the conv"),
         ({"conversation": "conv_1"}, "conversation is not supported"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt is not supported"),
+        ({"extra_body": {"n": 2}}, "n is not supported; a response is one answer"),
         ({"tools": [{"type": "web_search"}]}, "a tool of type 'web_search' is not supported; expected function"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "an item of type 'item_reference' is not supported"),
         ({"temperature": 0}, "temperature=0 is not rollout.temperature"),

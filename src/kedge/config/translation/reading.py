@@ -33,9 +33,10 @@ _OPERATORS = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "Floo
 
 
 class Read(NamedTuple):
-    """The settings in a file, by dotted name, and the trainer that it names; empty if it names none."""
+    """The settings in a file, by dotted name, and the library and the trainer that it names; empty if it names none."""
 
     settings: dict[str, Any]
+    library: str = ""
     trainer: str = ""
 
 
@@ -51,7 +52,7 @@ def read_settings(path: Path, overrides: list[str]) -> Read:
         ConfigError: The file cannot be read, or has no settings.
     """
     text = text_of(path)
-    content, trainer = _content(text, path)
+    content, library, trainer = _content(text, path)
     if not content or not isinstance(content, (dict, list)):
         raise ConfigError(
             f"{path}: is neither YAML with settings, nor a script that starts verl's main_ppo or a script of TRL, nor "
@@ -64,20 +65,21 @@ def read_settings(path: Path, overrides: list[str]) -> Read:
             found[match[1]] = parse_value(match[2], match[0])
         elif override in overrides:
             raise ConfigError(f"--set {override}: must be NAME=VALUE")
-    return Read({name: _referred(found, name, value) for name, value in found.items()}, trainer)
+    return Read({name: _referred(found, name, value) for name, value in found.items()}, library, trainer)
 
 
-def _content(text: str, path: Path) -> tuple[Any, str]:
-    """Settings, or overrides, and the trainer that is named."""
+def _content(text: str, path: Path) -> tuple[Any, str, str]:
+    """Settings, or overrides, and the library and the trainer that are named."""
     if path.suffix in (".yaml", ".yml"):
-        return parse_value(text, str(path)), ""
+        return parse_value(text, str(path)), "", ""
     if path.suffix == ".py":
-        return python_settings(text, str(path))
+        settings, trainer = python_settings(text, str(path))
+        return settings, "TRL", trainer
     if command := _command(text, _VERL):
-        return command[1], ""
+        return command[1], "verl", ""
     if command := _command(text, _TRL):
-        return _options(command[1]), trainer_named(command[0])
-    return None, ""
+        return _options(command[1]), "TRL", trainer_named(command[0])
+    return None, "", ""
 
 
 def _options(words: list[str]) -> dict[str, Any]:
