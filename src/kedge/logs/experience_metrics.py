@@ -386,7 +386,7 @@ class Sides(NamedTuple):
             another text.
         turns: The turns of an episode, each with four numbers: the policy's tokens before it; those up to the last one
             that it has read, which are fewer in a new context; the tokens that it has read, including the prompt; and
-            those of them that came after the turn before. Empty for other responses.
+            how many of these are new since the turn before. Empty for other responses.
     """
 
     ids: list[int]

@@ -273,7 +273,7 @@ class Terminated(RunEnded):
 
 
 class Stopping:
-    """Whether a stop was requested, and by which signal; all ranks stop in the same place.
+    """A requested stop and its signal; all ranks stop in the same place.
 
     Args:
         ranks: The ranks that stop together.
