@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.ranks.ranks import budget_batches, plan_parts, share_rows
+from kedge.ranks.passes import budget_batches, plan_parts, share_rows
 
 lengths_of_rows = st.lists(st.integers(1, 50), max_size=30)
 

@@ -4,22 +4,17 @@ Whitening, the mean KL, controllers, divisors and the guard are computed on ever
 the results do not depend on the number of ranks, up to the rounding of sums.
 """
 
-from kedge.ranks.ranks import (
-    ALONE,
+from kedge.ranks.passes import (
     AdaptiveTokens,
     Part,
     PassTokens,
     Prompts,
-    Ranks,
     budget_batches,
     budget_metrics,
-    check_equal_weights,
-    checksum,
-    evaluate_in_passes,
     tokens_in,
     tokens_of,
-    within_memory,
 )
+from kedge.ranks.ranks import ALONE, Ranks, check_equal_weights, checksum, evaluate_in_passes, within_memory
 
 __all__ = [
     "ALONE",

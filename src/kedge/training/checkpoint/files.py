@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kedge.ranks import Ranks
-from kedge.ranks.ranks import share_rows
+from kedge.ranks.passes import share_rows
 from kedge.ranks.sharding import DTYPES
 from kedge_base.errors import DataError
 from kedge_base.machine.durable import sync
