@@ -40,7 +40,7 @@ class Command(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:
             option = str(getattr(error, "option_name", ""))
-            missing = not any(option in param.opts for param in self.params)  # else its value is missing
+            missing = not any(option in param.opts for param in self.params)  # otherwise its value is missing
             if missing and (advice := self.advice_on(option, str(ctx.info_name))):
                 raise ConfigError(advice) from None
             _raise_in_one_line(error, ctx)
@@ -73,7 +73,7 @@ class Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As in `Command`."""
         if not args:
-            return super().parse_args(ctx, args)  # which shows the help
+            return super().parse_args(ctx, args)  # shows the help
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -88,7 +88,7 @@ class Group(TyperGroup):
         """
         if (
             self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing
-        ):  # it is while a shell completes the line
+        ):  # True while a shell completes the line
             close = get_close_matches(args[0], self.commands, 1)
             advice = self.advice_on(args[0]) or (
                 f"did you mean {close[0]}?" if close else f"its commands are {', '.join(self.list_commands(ctx))}"

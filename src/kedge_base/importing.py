@@ -130,7 +130,7 @@ def _is_found_by_name(path: Path) -> bool:
 def _imports_relatively(path: Path) -> bool:
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # reported when it runs
+    except (SyntaxError, ValueError):  # reported when the file runs
         return False
     return any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree))
 

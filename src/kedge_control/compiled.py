@@ -126,7 +126,7 @@ class CompiledUpdate:
         parameters = all_parameters(self.optimizer)
         for parameter in parameters:
             own: dict[str, Any] = self.optimizer.state[parameter]
-            if not own:  # as torch starts
+            if not own:  # torch's own initial state
                 own["step"] = torch.zeros((), device=parameter.device)
                 own["exp_avg"] = torch.zeros_like(parameter)
                 own["exp_avg_sq"] = torch.zeros_like(parameter)

@@ -183,7 +183,7 @@ def _made(
 
 def _unavailable(error: gymnasium_errors.Error | ModuleNotFoundError) -> str:
     """Return the reason why Gymnasium could not make an environment, and a remedy."""
-    if isinstance(error, ModuleNotFoundError) and error.name is not None:  # it is None in Gymnasium's, of `module:Id`
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:  # Gymnasium's own error has no name
         return f"it needs the package {error.name!r}; {install_line('control')} has those of MuJoCo"
     return error_text(error)
 

@@ -151,7 +151,7 @@ def push_folder(folder: Path, repo: str, *, private: bool = False, existing: boo
         deleted = [CommitOperationDelete(name) for name in stale]
         commit = api.create_commit(repo, [*added, *deleted], commit_message="Model trained with kedge")
     except CLIENT_ERRORS as error:
-        if isinstance(error, ConfigError) and not again:  # from `kedge push`, with no training to keep
+        if isinstance(error, ConfigError) and not again:  # raised by `kedge push`, where no training can be lost
             raise
         repeat = f"; push it again with: {again}" if again else ""
         raise PushError(f"{folder} is complete, but was not pushed to {repo}: {_reason(error)}{repeat}") from error
@@ -214,7 +214,7 @@ def _pushed_files(api: HfApi, repo: str) -> list[str]:
     """List the files of a repository; none if it does not exist."""
     try:
         return api.list_repo_files(repo)
-    except (RepositoryNotFoundError, RevisionNotFoundError):  # the latter if it has no commit
+    except (RepositoryNotFoundError, RevisionNotFoundError):  # RevisionNotFoundError: it has no commit
         return []
 
 

@@ -80,7 +80,7 @@ class _LiveReport:
         self._lock = threading.Lock()
         self._next_build = 0.0
         self._files = ""
-        self._stops_at = math.inf  # when a run counts as stopped that the page shows as running
+        self._stops_at = math.inf  # when a run that the page shows as running counts as stopped
         self._built: tuple[str, Mapping[str, Any]] = ("", {})
 
     def answer(self, request: Request) -> Answer:

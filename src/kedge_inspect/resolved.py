@@ -88,7 +88,7 @@ def charges_kl(run: RunRecord) -> bool:
 
 def has_kl_in_loss(run: RunRecord) -> bool:
     """True if the KL is a term of the loss, separate from the advantages, and not a part of the rewards."""
-    return "loss" in (run.setting("ppo.kl_in") or ())  # a word, or {word: estimator}
+    return "loss" in (run.setting("ppo.kl_in") or ())  # the setting is a word, or {word: estimator}
 
 
 def weighs_scores(run: RunRecord) -> bool:

@@ -93,7 +93,7 @@ def make_again(folder: Path, update: int, workspace: Path | None = None, **objec
     kind = [f"{name} {here.get(name)}, not {each}" for name, each in start["machine"].items() if here.get(name) != each]
     if here["device"] != "cpu" and not config.runtime.deterministic:
         kind.append("runtime.deterministic=false on a GPU")
-    if kind:  # rewards are rounded otherwise, and other responses show in the metrics
+    if kind:  # rewards are rounded differently then, and different responses show in the metrics
         apart = {name: each for name, each in apart.items() if not name.endswith(TRAINED)}
     made = f"updates {first + 1} to {last}" if last > first + 1 else f"update {last}"
     what = f"{made} made again from the {f'checkpoint of update {first}' if first else 'start'}: metrics"

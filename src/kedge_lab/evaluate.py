@@ -220,7 +220,7 @@ def _opened(
     if against is not None:
         evaluator.check(against)
     for source in settings.frontier:
-        evaluator.check(load_policy(source, config, run))  # and again in its turn, so that one is held at a time
+        evaluator.check(load_policy(source, config, run))  # not kept: one in memory at a time
     return run, evaluator, against
 
 

@@ -376,7 +376,7 @@ def _again(person: Person) -> Finding | None:
 
 
 def _reliability(person: Person) -> Finding | None:
-    if person.others is None or person.num_others < 2:  # of two people, either may be the one
+    if person.others is None or person.num_others < 2:  # of two people who disagree, either may be wrong
         return None
     model = person.model
     agrees = f"agrees with others in {person.others.value:.0%} of the comparisons"

@@ -56,7 +56,7 @@ def labeled_prompts(model: Path) -> dict[str, Path]:
     """The hashes of the prompts whose labels a model's run, or one that made a model for it, was trained on."""
     found: dict[str, Path] = {}
     model = Path(abspath(model))
-    waiting = list(filter(is_run, (model, *model.parents)))[:1]  # that of its `model`, or of a checkpoint
+    waiting = list(filter(is_run, (model, *model.parents)))[:1]  # the run of its `model/` folder, or of a checkpoint
     seen = set[Path]()
     while waiting:
         run = _Run(waiting.pop())

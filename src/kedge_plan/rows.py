@@ -227,7 +227,7 @@ def _read(config: Config, role: Any, source: str | None) -> tuple[Any, list[Any]
     try:
         trusted = config.runtime.trust_remote_code
         tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
-    except KedgeError:  # a config.json is enough for a plan
+    except KedgeError:  # a plan needs only config.json
         return None
     options = ReadingOptions(**reading(config, role, tokenizer))
     table = read_table(Sources(tuple(sources)), role, options, num_rows=SAMPLE)

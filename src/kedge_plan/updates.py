@@ -268,7 +268,7 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
     phases.counter.hold([copies], ("weights", "sampler"))
     head = actor_critic.value_head if loop.critic.name == "readout" else None
     square = 0 if head is None or subject.accelerator else 8 * head.in_features**2  # in the CPU's memory
-    sums = _allocate(4 * square)  # of both halves, kept and of this update
+    sums = _allocate(4 * square)  # two halves, each with sums from earlier updates and from this one
     phases.counter.hold([sums], ("weights", "read-out"))
     rows, minibatches = _trial_rows(subject.rows, loop.num_minibatches)
     # The KL of models without contents is meaningless and must not stop the epochs early.
@@ -457,7 +457,7 @@ def _sampled(
     rows = subject.rows
     policy = trainer.roles.actor_critic.policy
     same = config.rollout.num_responses
-    greedy = 1 / same if trainer.settings.needs_baseline else 0.0  # responses, which are scored as well
+    greedy = 1 / same if trainer.settings.needs_baseline else 0.0  # the greedy responses are scored as well
     _decode(subject, phases, trainer, rows, "rollout", same=same, times=1 + greedy)
     for count, alike in _measurements(config):
         held_out = rows.like(count, rows.budget)
@@ -568,7 +568,7 @@ def _trainer(
         engine=sampler,
         optimizer=optimizer,
         pretraining=pretraining,
-        own=None,  # as the configuration names them
+        own=None,  # the configuration's own
     )
     device = next(actor_critic.parameters()).device
     run: Any = SimpleNamespace(

@@ -44,7 +44,7 @@ def _root(
         raise typer.Exit
     try:
         os.getcwd()
-    except FileNotFoundError:  # torch would end the process
+    except FileNotFoundError:  # checked first, because torch would abort the process
         raise ConfigError("the current folder has been removed; change to another one") from None
     if num_ranks() > 1 and context.invoked_subcommand not in launch.RANKED:
         raise ConfigError(
@@ -103,7 +103,7 @@ def _line_of(error: BaseException) -> str | None:
         return f"a library failed, such as on the regular expressions of a tokenizer.json: {error_text(error)}"
     if is_out_of_memory(error):
         return str(Exhaustion.of(error, "the command"))
-    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # of the module tempfile
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # raised by the module tempfile
         return "no folder for temporary files can be written; set TMPDIR to one"
     if isinstance(error, OSError) and error.errno in REFUSED:
         place = "" if error.filename is None else f"{printable(str(error.filename))} "

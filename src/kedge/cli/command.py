@@ -25,7 +25,7 @@ class StageCommand(command.Command):
         try:
             field = full_name(name, command)
         except ConfigError as error:
-            return str(error) if "; " in str(error) else None  # it has an advice
+            return str(error) if "; " in str(error) else None  # only a message with advice is worth showing
         if "." in field:
             return f"{begin} fields are set without dashes: {name}=VALUE (see kedge config explain {field})"
         options = ", ".join(flag.names[0] for flag in find_stage(command).flags)

@@ -383,7 +383,7 @@ def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **set
     try:
         if os.name != "posix" or not _has_usual_method(tokenizer):
             text = str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
-            text.encode()  # not half of a surrogate pair, which no tokenizer takes
+            text.encode()  # fails for half of a surrogate pair, which no tokenizer accepts
             reply: dict[str, Any] = {"length": len(text)} if len(text) > LONGEST_TEXT else {"text": text}
         else:
             template = tokenizer.get_chat_template(settings.get("chat_template"))

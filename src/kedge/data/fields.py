@@ -255,7 +255,7 @@ def columns_of(columns: Mapping[str, str], role: Role) -> dict[str, str]:
     read = "demonstrations" if role == "pretraining" else role
     names = (*_READ[read], *_OPTIONAL.get(read, ()))
     general = {ours: theirs for ours, theirs in columns.items() if ours in names}
-    if role == "prompts":  # also columns for reward functions
+    if role == "prompts":  # other columns may be meant for reward functions
         data = {name for known in (*_READ.values(), *_OPTIONAL.values()) for name in known}
         general |= {ours: theirs for ours, theirs in columns.items() if "." not in ours and ours not in data}
     specific = {name.partition(".")[2]: theirs for name, theirs in columns.items() if name.startswith(f"{role}.")}

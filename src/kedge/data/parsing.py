@@ -375,7 +375,7 @@ def _conversation_to_learn(
         raise RowError(_NOTHING_LEFT)
     messages = messages[: learned[-1] + 1]  # drop what follows the last learned answer: it changes nothing
     last = {name: messages[-1:]}
-    if len(learned) == 1 and messages[-2]["role"] != "assistant":  # which the last one would continue
+    if len(learned) == 1 and messages[-2]["role"] != "assistant":  # otherwise the answer would continue the one before
         prompt, completion = _fitted(messages[:-1], last, options)
         return Demonstration(prompt, completion)
     if options.truncate != "never":

@@ -241,7 +241,7 @@ class TemplateTurns:
     def _calls(self, sample: Mapping[str, Any], schemas: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         """Render a tool call with the template, cut at the end-of-turn token; yield nothing if the template cannot."""
         begin = self._render([_user(QUESTION)], schemas)
-        for arguments in (sample["arguments"], json.dumps(sample["arguments"])):  # a template takes one or the other
+        for arguments in (sample["arguments"], json.dumps(sample["arguments"])):  # templates differ
             call = {"id": CALL_ID, "type": "function", "function": {"name": sample["name"], "arguments": arguments}}
             answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
             with suppress(RowError):

@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from kedge.ranks.ranks import Ranks
 from kedge_base.errors import DataError
 
-if TYPE_CHECKING:  # its import takes a second, which runs without sharded weights need not wait
+if TYPE_CHECKING:  # importing it takes a second, which only runs with sharded weights should pay
     from torch.distributed.fsdp import FSDPModule
 
 ROWS = "DCP_SHARDING_INFO"

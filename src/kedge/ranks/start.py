@@ -82,7 +82,7 @@ def end_together(*, failed: bool) -> None:
     with suppress(RuntimeError, ConnectionError):
         if dist.get_rank() == 0:
             _store.set(ENDED, "1")
-        _leave()  # so that others in the middle of an operation notice
+        _leave()  # so that ranks in the middle of an operation notice
         if failed:
             _wait_for(ENDED, _store, seconds=LAST_WORDS_SECONDS)
 

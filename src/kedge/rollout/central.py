@@ -69,7 +69,7 @@ class CentralEngine:
             assert self.engine is not None, "the first rank has the engine"
             try:
                 return self.engine.publish(reading, version)
-            finally:  # also if it gave up in the middle
+            finally:  # also after an error
                 for _ in reading:
                     pass
 

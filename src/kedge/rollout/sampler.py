@@ -333,7 +333,7 @@ class Sampler:
             for row, prompt in zip(rows, request.dialogue.open(rows), strict=True):
                 request.prompts[row] = prompt  # an environment may open differently the second time
         while rows:
-            at_once = self.adaptive.rows  # which the last batch may have halved again
+            at_once = self.adaptive.rows  # read again, because the last batch may have halved it
             self._sample_batch(table, rows[:at_once])
             rows = rows[at_once:]
 
@@ -358,7 +358,7 @@ class Sampler:
         prompts, responses = table.request.prompts, table.responses
         index = torch.tensor(rows, device=device)
         speaks = torch.ones_like(index, dtype=torch.bool)
-        starts = torch.zeros_like(index)  # of each row's turn
+        starts = torch.zeros_like(index)  # where each row's turn starts
         limits = torch.tensor([dialogue.limit(row) for row in rows], device=device).clamp(max=self.max_new_tokens)
         last = torch.zeros_like(index)
         responses.start_turns(index)
@@ -371,7 +371,7 @@ class Sampler:
             self._note(table, speaking, places, tokens, logprobs, hidden)
             lengths = responses.lengths[index]
             speaks = speaks & ~torch.isin(last, self._stops) & (lengths < limits)
-            share = ANSWERED_SHARE if isinstance(decoder, PackedDecoder) else 1.0  # others read all rows again
+            share = ANSWERED_SHARE if isinstance(decoder, PackedDecoder) else 1.0  # other decoders read all rows again
             if len(rows) - int(speaks.sum()) < share * len(rows):
                 decoder.step(last, speaks)
                 continue
@@ -428,7 +428,7 @@ class Sampler:
             tokens, logprobs = self._draw(decoder.hidden, table.draws[rows, place])
             self._note(table, rows[alive], place, tokens[alive], logprobs[alive], decoder.hidden[alive])
             running = running & ~torch.isin(tokens, self._stops)
-            alive = running.nonzero().squeeze(1)  # once per token: a GPU is waited for
+            alive = running.nonzero().squeeze(1)  # the only wait for a GPU per token
             if len(alive) == 0 or place + 1 == self.max_new_tokens:
                 return
             if len(alive) <= (1 - COMPACTION_SHARE) * len(rows) and decoder.can_drop_rows:

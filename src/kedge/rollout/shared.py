@@ -62,7 +62,7 @@ class SharedEngine:
         count = self.ranks.count
         number = self.ranks.number
         rows = list(range(total * number // count, total * (number + 1) // count))
-        sampled = rows or [0]  # a rank without rows learns the tensors' shapes
+        sampled = rows or [0]  # a rank without rows samples one to learn the tensors' shapes
         with whole_weights(self.weights):
             options |= {
                 "seeds": [options["seeds"][row] for row in sampled],

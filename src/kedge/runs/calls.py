@@ -144,7 +144,7 @@ def _read_by(call: Call) -> dict[str, Any]:
 def after_sft(config: Config, model: str, start: str, judge: str) -> list[Call]:
     """Calls that train a reward model from the policy, and sample the policy's responses."""
     demonstrations, comparisons, _ = _data(config)
-    settings = _renamed(_training(config), r"^(?!.*\.)", "demonstrations.")  # not those of the comparisons as well
+    settings = _renamed(_training(config), r"^(?!.*\.)", "demonstrations.")  # not for comparisons
     data = {"demonstrations": demonstrations} if config.data.demonstrations else {}
     reward = Call("reward", {"model": (model,), "comparisons": comparisons, **data}, settings)
     as_prompts = _renamed(_carried(config), r"^demonstrations\.", "prompts.")

@@ -96,11 +96,11 @@ def claim_free_folder(path: Path) -> Path:
             try:
                 make_folder(folder)
                 place = _lock(folder)
-            except OutputError:  # another run's
+            except OutputError:  # the folder belongs to another run
                 continue
             except (FileExistsError, FileNotFoundError) as error:
                 if attempt < MOST_ATTEMPTS:
-                    break  # a run that ends removes it, or the folder above
+                    break  # a run that ended has removed it, or its parent folder
                 raise OutputError(f"{folder} cannot be created: {error.strerror}") from error
             except OSError as error:
                 check_creatable(folder)

@@ -56,7 +56,7 @@ def _imported_files(path: Path, roots: list[Path]) -> Iterator[Path]:
     """The files that a file imports from these folders, or from its own."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # reported when it is imported
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # reported when the file is imported
         return
     for node in ast.walk(tree):
         names: list[list[str]] = []
@@ -124,7 +124,7 @@ def _code(value: object) -> Iterator[bytes]:
         given: Any = getattr(entry, "reward", entry)
         is_own = (isfunction(given) or isclass(given)) and not is_own_module(str(given.__module__))
         if is_own and given.__name__ != "<lambda>":
-            for part in (given, *filter(isfunction, vars(given).values())):  # of a notebook's class, its methods alone
+            for part in (given, *filter(isfunction, vars(given).values())):  # a notebook's class has no source
                 with suppress(OSError, TypeError):
                     yield getsource(part).encode()
 

@@ -81,7 +81,7 @@ def reading(
     data = config.data
     longest = data.max_prompt_tokens if role == "prompts" else data.max_length
     longest = longest if room is None else min(longest, room)
-    is_mixed_in = role == "pretraining"  # other text than the task's
+    is_mixed_in = role == "pretraining"  # its text is not about the task
     return {
         "tokenizer": tokenizer,
         "template": "none" if is_mixed_in else data.template,
@@ -242,7 +242,7 @@ def load_player(config: Config, run: Run, *, tokens: int, by_turn: bool) -> Play
     source = run.objects.get("environment.source") or config.environment.source
     if source is None:
         return None
-    from kedge.rollout.episodes import Limits  # a run without one needs none of it
+    from kedge.rollout.episodes import Limits  # imported only if there is an environment
     from kedge.rollout.player import Player
 
     settings = config.environment

@@ -92,7 +92,7 @@ def memory_in_one_line(config: Config, stage: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause = error.__cause__ if isinstance(error, ModelError) else error  # that a model could not be loaded
+        cause = error.__cause__ if isinstance(error, ModelError) else error  # of a model that was not loaded
         if isinstance(error, OutOfMemoryError) or cause is None or not is_out_of_memory(cause):
             raise
         found = Exhaustion.of(cause, "loading")
@@ -128,7 +128,7 @@ def _remedies(config: Config, stage: Stage, phase: str) -> Iterator[tuple[str, A
     elif phase == "sampling":
         yield from _smaller_samples(config, stage)
     elif phase != "saving":
-        if config.runtime.micro_batch_tokens != "auto":  # which was halved until a pass held a single row
+        if config.runtime.micro_batch_tokens != "auto":  # "auto" has already been halved to one row per pass
             yield "runtime.micro_batch_tokens", "auto"
         if phase == "the update":
             if not config.runtime.activation_checkpointing:

@@ -90,7 +90,7 @@ class Receipt:
             return
         self._folder = run.folder
         path = run.folder / RECEIPT_FILE
-        self._lines = JsonLines(path)  # which cuts off an incomplete line
+        self._lines = JsonLines(path)  # cuts off an incomplete last line
         lines = list(read_lines(path))
         self._hash = lines[-1][1] if lines else ""
         before = Recorded.of(lines).rows
@@ -156,7 +156,7 @@ class Receipt:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with suppress(OSError, OutputError):  # it must not hide the block's own error
+        with suppress(OSError, OutputError):  # an error here must not hide the block's own
             if kind is not None and self._lines is not None:
                 self.end()
             self.close()
@@ -248,5 +248,5 @@ def _seen_from(folder: Path, path: Path) -> str:
     """The relative path of a file: it stays right if folder and file move together, and does not name the user."""
     try:
         return Path(os.path.relpath(path, folder)).as_posix()
-    except ValueError:  # on another drive of Windows
+    except ValueError:  # on Windows, a path on another drive
         return path.as_posix()

@@ -237,7 +237,7 @@ class Run:
             create_run_folder(self.folder)
             claim(self.folder)
             check_output(self.folder)  # another process may have been faster
-        with writing(self.folder / FINISHED_FILE):  # of the run that is extended
+        with writing(self.folder / FINISHED_FILE):  # written by the run that is now extended
             remove_parts(self.folder)
             (self.folder / FINISHED_FILE).unlink(missing_ok=True)
             (self.folder / WAITING_FILE).unlink(missing_ok=True)
@@ -341,7 +341,7 @@ def open_run(
     checkpoint = None
     if is_resumed:
         checkpoint = checkpoint_to_resume(named, shared, fingerprint, stage=described, allowed=allowed, ranks=ranks)
-        check_names(named, stage, objects)  # after the line on inputs that are lost
+        check_names(named, stage, objects)  # after the check above, whose message about missing inputs is clearer
     device = _find_device(named, described, ranks)
     run = Run(
         shared,
@@ -364,7 +364,7 @@ def open_run(
     if not ranks.is_first:
         run.folder = _temporary_folder()
         run.first_folder = shared
-    for name in () if is_resumed else sorted(DIAGNOSTIC_FILES):  # of an earlier run in this folder
+    for name in () if is_resumed else sorted(DIAGNOSTIC_FILES):  # written by an earlier run in this folder
         with writing(run.folder / name):
             (run.folder / name).unlink(missing_ok=True)
     return run
@@ -383,7 +383,7 @@ def _check_settings(config: Config, stage: Stage, ranks: Ranks) -> None:
             "optimizer's state each; use replicate, or more ranks"
         )
     check_stage(config, stage.name)
-    in_chain = config.out is not None and is_run(Path(config.out).parent)  # which has said it
+    in_chain = config.out is not None and is_run(Path(config.out).parent)  # the chain has already printed this
     if not in_chain and (line := preset_conflicts(config, stage.name)):
         say(line)
     if not ranks.are_several and (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1":
@@ -395,7 +395,7 @@ def _find_folder(out: str | None, stage: str, *, resumes: bool) -> tuple[str, bo
     if resumes and out is not None and is_run(Path(out)):
         folder = Path(os.path.expanduser(out))
         claim(folder)
-        if is_run(folder):  # still: its owner may just have removed it
+        if is_run(folder):  # checked again, because its owner may just have removed it
             return str(folder), True
     return str(claim_free_folder(Path("runs") / stage) if out is None else check_output(out)), False
 

@@ -139,7 +139,7 @@ def _check_rounds(config: Config) -> None:
             f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeler, which compares the new responses"
         )
     if config.data.columns:
-        from kedge.data.fields import columns_of  # with torch, which --help does without
+        from kedge.data.fields import columns_of  # imports torch, which --help does not need
 
         # The rows that a round labels use kedge's column names.
         renamed = columns_of(config.data.columns, "comparisons")
@@ -162,13 +162,13 @@ def _check_rounds(config: Config) -> None:
 
 
 def _check_critic(config: Config) -> None:
-    if config.ppo.reference != config.model:  # the policy's start, to which the KL is 0
+    if config.ppo.reference != config.model:  # the KL to the policy's own start is 0 at first
         _check_first_returns(config)
 
 
 def _check_first_returns(config: Config) -> None:
     """Check that the critic is fitted to the returns of PPO's first update, where the KL to the initial policy is 0."""
-    from kedge.config.schedules import config_at  # which imports the stages
+    from kedge.config.schedules import config_at  # not at the top: it imports the stages
 
     ppo = config_at(config, 1).ppo
     if ppo.reference is not None and ppo.charges_kl:

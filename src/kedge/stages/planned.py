@@ -51,7 +51,7 @@ def compared(plan: PlannedMemory | None, device: torch.device) -> dict[str, Any]
     if device.type == "cuda":
         planned = plan.peak.bytes
         measured = torch.cuda.max_memory_allocated(device)
-    elif sys.platform == "win32":  # has no record of the peak
+    elif sys.platform == "win32":  # keeps no record of the peak
         return {}
     else:
         import resource

@@ -113,7 +113,7 @@ def load_reward_inputs(run: Run) -> SupervisedInputs[ScalarModel, Comparison | R
     if not model.has_new_head:
         say(f"{config.reward_model.base or config.model} is a reward model: it is trained further, with its head.")
     hold_bases_of([model], config, run.device)
-    shard_model(model, run.ranks)  # gathered in fp32, as the scores are normalized in it
+    shard_model(model, run.ranks)  # gathered in fp32, because scores are normalized in fp32
     context = model.context_length
     records = load_rows("comparisons", config, run, tokenizer, room=context)
     zeroed = (

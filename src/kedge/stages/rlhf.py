@@ -174,7 +174,7 @@ def run_rlhf(
                     break
             start = sft.model if config.rlhf.restart_policy else policy
             rounds.append(_train_round(config, run, _suffix(number), start, options))
-        run.start()  # resumed, with all stages finished
+        run.start()  # only now if the run was resumed with all stages finished
 
     summary = {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
     if missing:
@@ -269,7 +269,7 @@ def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward
     if config.rlhf.num_rounds == 1:
         return prompts, None
     if config.rlhf.asks_people and "rlhf.labeler" not in run.objects:
-        service("human_labels")  # installed
+        service("human_labels")  # raises if it is not installed
         return prompts, None
     named = run.objects.get("rlhf.labeler") or str(config.rlhf.labeler)
     if isinstance(named, str) and names_judge(named):
@@ -361,7 +361,7 @@ def label_round(
     earlier = config.data.comparisons if settings.keep_comparisons else []
     path = run.shared_folder / f"comparisons-{number}.jsonl"
     told = with_values(config, {"data.comparisons": [*earlier, str(path)]})
-    if run.ranks.first(path.exists):  # written before the run was resumed
+    if run.ranks.first(path.exists):  # the run was resumed after writing it
         return told, 0
     stream = PromptStream(prompts, seed=stream_seed(seed, "labelled", number))
     asked = stream.next(min(settings.num_prompts, len(prompts)))
@@ -440,7 +440,7 @@ def published_policy(run: Run) -> Iterator[None]:
         numbered = sorted(folder.glob("ppo-*/model"), key=lambda path: int(path.parent.name.removeprefix("ppo-")))
         policies = [path for path in (folder / "sft" / "model", folder / "ppo" / "model", *numbered) if path.is_dir()]
         if policies and run.has_started:
-            model = folder / "model"  # there already, with an older policy, if the run was resumed
+            model = folder / "model"  # a resumed run may have one with an older policy
             with writing(model), replaced_folder(model) as part:
                 copy_tree(policies[-1], part)
 

@@ -134,7 +134,7 @@ class Session:
         if error is not None:
             self.contexts.__exit__(type(error), error, error.__traceback__)
             return
-        with self.contexts:  # which also ends the run if it cannot be saved
+        with self.contexts:  # ends the run even if it cannot be saved
             if not self.loop.done:
                 raise _NoUpdate("no update was made")
             if self.loop.done < self.num_updates and self.loop.ended is None:
@@ -150,7 +150,7 @@ class Session:
     def _close_forgotten(self) -> None:
         try:
             self.close()
-        except KedgeError as error:  # which no caller gets
+        except KedgeError as error:  # there is no caller to raise it to
             say(f"error: {error}")
         if self.process != os.getpid():
             _keep_forever(self.contexts)
@@ -200,5 +200,5 @@ def _keep_forever(contexts: ExitStack) -> None:
     It frees all objects at exit, and freeing a context exits it as an error would.
     """
     kept: list[Any] = [contexts]
-    kept.append(kept)  # a cycle, which the garbage collector alone would free
-    gc.freeze()  # it takes no part in any collection from here on
+    kept.append(kept)  # a cycle, which only the garbage collector could free
+    gc.freeze()  # from here on, no collection considers it

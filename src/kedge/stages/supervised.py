@@ -72,7 +72,7 @@ def load_start(run: Run, load: Callable[..., Model], **options: Any) -> tuple[Mo
     tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
     model = load(source, tokenizer=tokenizer, **loading_of(config, run), **options)
     if config.runtime.recomputes:
-        if model.trunk is None:  # an encoder with a pooled head
+        if model.trunk is None:  # the model is an encoder with a pooled head
             say(f"runtime.activation_checkpointing is not for {type(model.classifier).__name__}, which keeps them")
         else:
             model.trunk.checkpoint_activations()

@@ -58,7 +58,7 @@ class HostState:
                 for parameter in self.state:  # some libraries move the state of all parameters in their first step
                     self._move(parameter, self._to_host)
             if any(parameter.device.type == "cuda" for parameter in gradients):
-                torch.cuda.synchronize()  # the copies are complete before anybody reads them
+                torch.cuda.synchronize()  # so that the copies are complete before they are read
         finally:
             for parameter, gradient in gradients.items():
                 parameter.grad = gradient

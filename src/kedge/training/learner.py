@@ -208,7 +208,7 @@ class LanguageLearner:
         """See `Learner`. Rows of similar length are grouped; the same minibatch in the next epoch, in the same way."""
         if self.has_first_pass(batch):
             return [(torch.arange(len(batch.scores)), batch)]
-        if self._pending is not None:  # its rows are not those of the batch: some are masked
+        if self._pending is not None:  # it holds other rows than the batch, from which some were masked
             self._pending = None
             self.reused_first_pass = False
         tokens = tokens_of(self.micro_batch_tokens)

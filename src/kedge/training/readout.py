@@ -53,7 +53,7 @@ class Readout:
             states: The state of each of their slots, row by row.
         """
         mask = self._experience.reward_mask[rows]
-        states = states[mask[mask | self._experience.action_mask[rows]]]  # with credit by turn, not all slots count
+        states = states[mask[mask | self._experience.action_mask[rows]]]  # with credit by turn, not every action counts
         returns = self._experience.returns[rows][mask]
         is_new = ~self._is_read[rows]
         for sums, is_second in zip(self._sums, (False, True), strict=True):

@@ -353,7 +353,7 @@ class Stopping:
         if not signum:
             return
         self.was_raised = True
-        _set_timer(0.0)  # what follows is saving
+        _set_timer(0.0)  # no time limit while saving
         raise KeyboardInterrupt if signum == signal.SIGINT else Terminated(signum)
 
 
@@ -395,7 +395,7 @@ def listening(stop: Stopping, grace_seconds: float | None = None) -> Iterator[No
     def on_timer(_signum: int, _frame: FrameType | None) -> None:
         stop.grace_is_over(grace)
 
-    free = [signum for signum in ANNOUNCEMENTS if signal.getsignal(signum) == signal.SIG_DFL]  # not under nohup
+    free = [signum for signum in ANNOUNCEMENTS if signal.getsignal(signum) == signal.SIG_DFL]  # nohup ignores SIGHUP
     requests = dict.fromkeys([signal.SIGINT, signal.SIGTERM, *free], on_signal)
     handlers = {**requests, **({_TIMER: on_timer} if _TIMER else {})}
     before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}

@@ -431,7 +431,7 @@ class Steps(Generic[B]):
         outputs = self.learner.evaluate(part)
         rows = rows[part_rows]
         self.result.passes[-1].record(rows, outputs)
-        # In a later epoch, another rank may have read them.
+        # Only in the first epoch: later, a row may be evaluated on another rank, and would be read twice.
         if self.read_states is not None and outputs.states is not None and len(rows) and len(self.result.passes) == 1:
             self.read_states(rows, outputs.states)
         return self.objective(outputs, part, divisors)

@@ -70,7 +70,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         elapsed = format_duration(self._clock() - self._started)
-        # A signal raises SystemExit. Any other BaseException ends the stage on purpose.
+        # A signal raises SystemExit. Any other BaseException is a deliberate end of the stage.
         is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         ending = "failed" if isinstance(error, Exception) else "interrupted" if is_stopped else "done"
         self._view.stop(f"{self._stage}: {ending} after {self._done} of {self._total} in {elapsed}")

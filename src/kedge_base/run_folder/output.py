@@ -176,7 +176,7 @@ def _check_name(folder: Path) -> None:
         pass
     except OSError as error:
         raise OutputError(f"{folder} cannot be created: {error.strerror or error}") from error
-    except ValueError as error:  # a NUL, or half of a surrogate pair
+    except ValueError as error:  # the path contains NUL or half of a surrogate pair
         raise OutputError(f"{folder} cannot be created: {error}") from error
 
 
@@ -283,7 +283,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 def is_free(folder: Path) -> bool:
     """True for a folder that does not exist or only contains what a failed run leaves."""
-    try:  # a single call: another process may create the folder between two
+    try:  # a single call, because another process could create the folder between two
         entries = os.listdir(folder)
     except FileNotFoundError:
         return True

@@ -127,7 +127,7 @@ def load_parts(
     """
     use: ControlConfig = value_of(config, "control")
     if config.runtime.num_threads is None and run.device.type == "cpu":
-        torch.set_num_threads(1)  # small networks: another thread only costs
+        torch.set_num_threads(1)  # a second thread slows small networks down
     spec = EnvironmentSpec(env or str(use.env), use.env_options)
     environments = _environments(config, spec, "episodes")
     spaces = environments.spaces

@@ -163,7 +163,7 @@ def _translated(trainer: Trainer, row: Row, log: Log, judged: Iterable[str]) -> 
             found |= {} if value is None else {metric: value}
     found |= {f"score/{name}": row[f"rewards/{name}/mean"] for name in judged if f"rewards/{name}/mean" in row}
     if log.settings.get("mask_truncated_completions") and found.get("response/eos_rate") == 0:
-        found.pop("policy/entropy", None)  # the mean of no tokens, which TRL logs as 0
+        found.pop("policy/entropy", None)  # TRL logs the mean over no tokens as 0
     return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
 

@@ -169,7 +169,7 @@ def _read_tensorboard(files: tuple[Path, ...]) -> Log:
         rows += some
         texts |= said
     settings, trainer = _beside(files[0].parent)
-    written = texts.get("args/text_summary")  # by transformers
+    written = texts.get("args/text_summary")  # written by transformers
     return Log(rows, settings or (_flat(json.loads(written)) if written else {}), trainer)
 
 

@@ -71,10 +71,10 @@ def read_events(data: bytes) -> tuple[list[Row], dict[str, str]]:
         record = data[place + 12 : place + 12 + size]
         if len(record) < size:
             break
-        event = _named(record)  # 2: step, 5: summary
+        event = _named(record)  # field 2 is the step, 5 the summary
         for value in (_named(value) for number, value in _fields(event.get(5, b"")) if number == 1):
             tag = _text(value.get(1))
-            tensor = _named(value.get(8, b""))  # 1: type, 4: content, 5: floats, 8: texts
+            tensor = _named(value.get(8, b""))  # field 1 is the type, 4 the content, 5 floats, 8 texts
             scalar = value.get(2, tensor.get(5, tensor.get(4) if tensor.get(1) == 1 else None))
             if isinstance(scalar, bytes) and len(scalar) == 4:
                 step = event.get(2, 0)
@@ -105,10 +105,10 @@ def read_wandb(data: bytes) -> tuple[list[Row], dict[str, Any]]:
     config: dict[str, Any] = {}
     for record in _leveldb(data):
         for number, value in _fields(record):
-            if number == 2:  # history: 1 is an item
+            if number == 2:  # history; its field 1 is an item
                 row = _items(value, 1)
                 rows += [row] if row else []
-            elif number in (5, 17):  # configuration, and run, whose 4 is one
+            elif number in (5, 17):  # configuration, or a run, whose field 4 is the configuration
                 parts = [value] if number == 5 else [part for field, part in _fields(value) if field == 4]
                 for part in parts:
                     config |= _items(part, 1)
@@ -131,7 +131,7 @@ def _leveldb(data: bytes) -> Iterator[bytes]:
         if len(part) < size:
             return
         place += 7 + size
-        if kind in (1, 2):  # whole, or the first part
+        if kind in (1, 2):  # a whole record, or its first part
             parts = []
         parts.append(part)
         if kind in (1, 4):

@@ -275,7 +275,7 @@ def _rely_on_it_less(run: RunRecord) -> Iterator[Remedy]:
 
 
 def _warm_up(run: RunRecord) -> Iterator[Remedy]:
-    is_too_short = run.setting("ppo.num_updates") in range(1, WARM_UP + 1)  # no update would train the policy
+    is_too_short = run.setting("ppo.num_updates") in range(1, WARM_UP + 1)  # none left for the policy
     if not run.setting("ppo.value_warmup_updates.at_most") and not is_too_short:
         yield set_to("ppo.value_warmup_updates", WARM_UP, why="to train the critic alone first")
 
@@ -398,7 +398,7 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
 
 
 def _equal_start(run: RunRecord) -> Iterator[Remedy]:
-    if critic_of(run) != "shared":  # a shared one has no separate start
+    if critic_of(run) != "shared":  # a shared critic has no start of its own
         yield set_to("ppo.critic_init", "policy", why="to start with equal values")
 
 

@@ -201,7 +201,7 @@ def responses_cut_off(run: RunRecord, rate: float, length: float) -> Symptom | N
     Threshold: Fewer than half of the responses end with a stop token: a warning.
     """
     endings = run.summary.get("endings")
-    if endings:  # of episodes, in which a turn without a stop token is answered
+    if endings:  # episodes, in which a turn without a stop token is still answered
         rate = 1 - endings.get("max_tokens", 0.0) - endings.get("context_overflow", 0.0)
     if rate >= FEW_STOPPED:
         return None

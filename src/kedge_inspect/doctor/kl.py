@@ -100,7 +100,7 @@ def kl_exploding(run: RunRecord, kl: Series, length: Series) -> Symptom | None:
     """
     per_token = kl.late / max(length.late, 1.0)
     if run.setting("ppo.reference") is not None and kl.late <= kl.first:
-        return None  # it does not start at the reference, and has not moved away from it
+        return None  # the policy did not start at the reference, and has not moved away from it
     target = _target(run)
     far = kl.late > FAR and per_token > FAR_PER_TOKEN
     off_target = target is not None and len(kl) >= MIN_TREND and kl.late > max(OFF_TARGET * target, FAR)
@@ -226,7 +226,7 @@ def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series)
 def _charge_for_drift(run: RunRecord, gain: float) -> Iterable[Remedy]:
     if _target(run) is not None:
         return (LOWER_TARGET,)
-    if gain <= 0:  # of constant scores
+    if gain <= 0:  # constant scores
         return stronger_kl(run)
     # Choose β so that a drift of `DRIFTED` nats costs a quarter of the gain. With normalized advantages, count the gain
     # as 1.
@@ -338,7 +338,7 @@ def no_exploration(run: RunRecord) -> Symptom | None:
     """
     entropy = _of_responses(run)
     if entropy is None or entropy.start >= TWO_RESPONSES or rose(read(run, "reward/score_mean")):
-        return None  # answers of one token have little entropy, and may have enough
+        return None  # answers of one token have little entropy even in a healthy run
     return Symptom(
         "serious",
         f"a response has an entropy of {fmt(entropy.early)} nats from the start ({span(entropy.updates[:WINDOW])}): "
@@ -442,7 +442,7 @@ def _has_bonus(run: RunRecord) -> bool:
 
 
 def _raise_bonus(run: RunRecord) -> Iterator[Remedy]:
-    if run.setting("ppo.entropy_target") is None:  # whose controller would undo it
+    if run.setting("ppo.entropy_target") is None:  # otherwise its controller would undo the change
         yield scale("ppo.entropy_coef", 3.0) if _has_bonus(run) else set_to("ppo.entropy_coef", 0.001, "too_low")
 
 

@@ -108,7 +108,7 @@ def reward_dominates_time(run: RunRecord, scoring: Series, total: Series) -> Sym
     Threshold: Half of the update's time, for updates of at least half a second. A warning.
     """
     if waited := read(run, "time/waiting_for_rollout"):
-        scoring = combine(min, scoring, waited) or scoring  # in the background, only what is waited for costs time
+        scoring = combine(min, scoring, waited) or scoring  # of work in the background, only the wait costs time
     if total.late < SHORT_UPDATE or scoring.late < SCORING_SHARE * total.late:
         return None
     return Symptom(

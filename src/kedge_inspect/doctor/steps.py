@@ -266,7 +266,7 @@ def larger_steps(run: RunRecord) -> tuple[Remedy, ...]:
     kl = read(run, "objective/kl", of_policy=True)
     length = read(run, "response/length")
     if moved is None and kl is None:
-        return ()  # in a log of another library, where steps may be too large as well
+        return ()  # another library's log, where steps may be too large as well
     has_room = clipped is None or clips_sequences(run) or LARGER * clipped.peak <= FAR_CLIPPED
     is_short = moved is None or LARGER**2 * moved.peak <= FAR_MOVED
     is_near = kl is None or length is None or kl.late - kl.first <= FAR_MOVED * max(length.late, 1.0)
@@ -489,7 +489,7 @@ def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Sy
     next updates are as large.
     """
     if steps_too_large.find(run) is not None:
-        return None  # which covers more updates
+        return None  # another rule, which covers more updates, reports it
     seen: list[str] = []
     remedies: list[Remedy] = []
     ratio = read(run, "policy/ratio_max", at_least=1, of_policy=True)

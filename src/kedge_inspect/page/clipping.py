@@ -72,7 +72,7 @@ def _loss(record: RunRecord) -> str:
     setting: object = record.setting("ppo.policy_loss") or "clipped"
     loss = (
         ", ".join(map(str, setting)) if isinstance(setting, Mapping) else str(setting)
-    )  # a name, or {name: parameter}
+    )  # the setting is a name, or {name: parameter}
     whole = {"sequence": ", by whole responses", "turn": ", by whole turns"}
     return loss + whole.get(str(record.setting("ppo.ratio")), "")
 

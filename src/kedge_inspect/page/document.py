@@ -85,7 +85,7 @@ def _policy(script: str, *, connect: str) -> str:
 def _as_json(data: Mapping[str, Any]) -> str:
     try:
         text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except (ValueError, RecursionError) as error:  # what kedge itself writes is finite
+    except (ValueError, RecursionError) as error:  # kedge itself writes only finite numbers
         raise DataError(f"a file of the run has a number that no page can show ({error})") from error
     return text.translate(str.maketrans(ESCAPED))
 

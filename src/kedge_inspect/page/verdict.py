@@ -74,7 +74,7 @@ def _progress(record: RunRecord) -> str:
         return f"{title} stopped after {look.unit} {count:,}{of}"
     each = look.items_per_update(record)
     given = record.arguments
-    if each and (passes := given.get("steps_per_generation")):  # TRL's backward passes, made num_iterations times
+    if each and (passes := given.get("steps_per_generation")):  # TRL counts these backward passes num_iterations times
         each *= given.get("gradient_accumulation_steps", 1) / passes / given.get("num_iterations", 1)
     times = numbers_of(record.metrics, "time/update")
     done = [_duration(fmean(times) * count)] if times else []

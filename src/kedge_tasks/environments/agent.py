@@ -39,7 +39,7 @@ def is_agent(kind: Callable[..., Any]) -> bool:
         inspect.signature(kind).bind()
     except TypeError:
         return callable(kind)
-    except ValueError:  # it has no signature
+    except ValueError:  # the callable has no signature
         pass
     return False
 

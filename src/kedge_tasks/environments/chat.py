@@ -98,7 +98,7 @@ class Request:
         stop = take("stop", [])
         stop = [stop] if isinstance(stop, str) else stop
         limit = _checked("max_tokens", take("max_completion_tokens", take("max_tokens", None)))
-        _ = tools.schemas and tools.description  # reads all of the schemas
+        _ = tools.schemas and tools.description  # fails if a schema cannot be read
         shown = [dict(schema) for schema in tools.schemas] or None
         turn = EnvironmentTurn(tools=shown, max_tokens=limit, stop=[text for text in stop if text > ""])
         request = cls(_messages(messages), _checked("n", take("n", 1), LARGEST_NUMBER), tools, turn)

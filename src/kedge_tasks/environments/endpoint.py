@@ -113,7 +113,7 @@ class Endpoint:
 
     async def _answered(self, request: Any) -> dict[str, Any]:
         """The answer to a request, as arguments of `json_response`."""
-        self._episode(request)  # before reading what a stranger sends
+        self._episode(request)  # raises for a stranger, before anything it sent is read
         asked = f"{request.method} {request.path}"
         if asked == "GET /v1/models":
             return {

@@ -140,7 +140,7 @@ class Session:
         """Make one call within the time limit; a late answer to a step ends the episode."""
 
         async def begun() -> EnvironmentTurn:
-            seed_generators(episode.seed)  # only as it starts: concurrent calls share the generators
+            seed_generators(episode.seed)  # only at the start, because concurrent calls share the generators
             episode.seed += 1
             return await getattr(episode.environment, what)(**arguments)
 
@@ -232,7 +232,7 @@ def main(descriptor: int, tie: int) -> None:
     sessions: list[Session] = []
 
     def load(spec: str, name: str, timeout: float, temperature: float | None) -> dict[str, Any]:
-        seed_generators(0)  # for what its module draws
+        seed_generators(0)  # for draws while its module is imported
         is_served = spec.startswith(PREFIX)
         kind = find_served(spec) if is_served else find_named(spec, word="environment", error=EnvError)
         sessions.append(Session(kind, name, timeout, temperature))

@@ -231,7 +231,7 @@ def _check_signatures(environment: Any, name: str) -> None:
         _check_call(environment.step, name, expected, "")
         _check_call(environment.reset, name, expected, **accepted(environment.reset, {"row": {}, "seed": 0}))
     except ValueError:
-        return  # of C code
+        return  # implemented in C
 
 
 def _check_call(function: Callable[..., Any], name: str, expected: str, *values: Any, **named: Any) -> None:

@@ -183,7 +183,7 @@ class Judge:
             error = next(filter(None, (results.get() for _ in waiting)), None)
         finally:
             stop.set()
-        for thread in threads:  # what is on its way is paid for
+        for thread in threads:  # requests that are under way cost money, so wait for their answers
             thread.join()
         if error is not None:
             raise error

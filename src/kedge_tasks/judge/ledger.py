@@ -157,7 +157,7 @@ class Ledger:
             ("max_cost.cost", self._cost(prompts + prompt, answers + answer), (limits.max_cost or {}).get("cost")),
         ):
             if most is not None and used > most:
-                if flying and name != "max_requests":  # those on their way may use less than their bounds
+                if flying and name != "max_requests":  # requests under way may use less than they reserved
                     return POLL
                 raise JudgeLimitError(
                     f"judge.{name}={most} is reached: {requests:,} requests with {prompts + answers:,} tokens so "
@@ -203,7 +203,7 @@ def _totals(base: sqlite3.Connection) -> tuple[int, int, int]:
 
 
 def _is_running(process: int) -> bool:
-    if os.name != "posix" or process == os.getpid():  # a number that this process has taken over
+    if os.name != "posix" or process == os.getpid():  # a process id that was reused, here by this process
         return os.name != "posix"
     try:
         os.kill(process, 0)

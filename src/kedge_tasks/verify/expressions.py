@@ -65,7 +65,7 @@ def same_literal(found: str, reference: str) -> bool | None:
     texts = [re.sub(r"[{}\s~.]|\band\b", "", re.sub(r"\\text\w*|\\mathrm", '"', each)) for each in (found, reference)]
     for kind in _LITERALS:
         if (one := kind.fullmatch(texts[0])) and (two := kind.fullmatch(texts[1])):
-            parts = zip(one.groups(), two.groups(), strict=True)  # a.m. or p.m. may be left out
+            parts = zip(one.groups(), two.groups(), strict=True)  # a.m. and p.m. are optional
             return all(not a or not b or a.casefold().lstrip("0") == b.casefold().lstrip("0") for a, b in parts)
     measures = [
         [(value, UNITS.get(unit.lower())) for value, unit in _MEASURES.findall(each)]

@@ -63,8 +63,8 @@ _MEASURE = re.compile(
     r"(?:(?: ?/ ?| per )(?P<per>[^\W\d_]+(?:\^?[23])?))?"
 )
 
-_NAME = re.compile(r"(?:[A-Za-z][A-Za-z ]{0,20})?=[ ]*")  # of x = 42
-_LEAD = re.compile(  # of The answer is 42, Total: 42, 40 + 2 = 42
+_NAME = re.compile(r"(?:[A-Za-z][A-Za-z ]{0,20})?=[ ]*")  # in `x = 42`
+_LEAD = re.compile(  # in `The answer is 42`, `Total: 42`, `40 + 2 = 42`
     rf"(?:[^\n.:=]{{0,40}}{ANSWER}{IS}|[A-Za-z]{{3,}}[A-Za-z ]{{0,30}}:|[-+*/×÷x().,$ 0-9=]+=)[ ]*"
 )
 _FRACTION = re.compile(

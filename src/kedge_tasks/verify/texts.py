@@ -142,7 +142,7 @@ def _right(answer: Any, options: Mapping[str, str], letters: Mapping[str, str]) 
 
 def _options(choices: object) -> dict[str, str]:
     """Parse options by label: from a list, a mapping of labels to texts, or ARC's lists of both; also from JSON."""
-    if choices is None or choices == "" or choices != choices:  # the last is a table's NaN
+    if choices is None or choices == "" or choices != choices:  # NaN: a missing cell of a table
         return {}
     choices = decoded(choices)
     if isinstance(choices, Mapping) and {"text", "label"} <= set(choices):

@@ -138,7 +138,7 @@ def start(module: torch.nn.Module, weights: Mapping[str, Array]) -> None:
         given = torch.from_numpy(weights[_short(name)])
         weight[: len(given)] = given
     for name, frequencies in module.named_buffers():
-        if name.endswith("inv_freq"):  # which transformers rounds to float32
+        if name.endswith("inv_freq"):  # transformers rounds these to float32
             number = len(frequencies)
             frequencies.copy_(torch.from_numpy(ROTARY_BASE ** (-np.arange(number) / number)))
 

@@ -91,7 +91,7 @@ class Adapter(protocol.Adapter):
         stacked = torch.stack(weights)
 
         def term(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
-            if not mask[rows].any():  # refused
+            if not mask[rows].any():  # miniverl refuses rows without a counted token
                 return x.sum() * 0
             return reduction.weighted_mean(losses(x, rows), stacked[rows], denominator=total)
 

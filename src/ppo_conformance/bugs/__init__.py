@@ -99,7 +99,7 @@ def main(_: object) -> int:
     findings: dict[Any, list[tuple[Check, Deviation]]] = {}
     for each in all_bugs():
         if each.patch not in findings:  # some bugs occurred in several trainers
-            of_tokens = each.method.__qualname__.startswith("Conversations")  # which share no code with the others
+            of_tokens = each.method.__qualname__.startswith("Conversations")  # these share no code with the others
             findings[each.patch] = list(each.red(c for c in checks if c.id.startswith("tokens/") == of_tokens))
         red = findings[each.patch]
         ids = dict.fromkeys(check.id for check, _ in red)

@@ -246,7 +246,7 @@ def hold(relation: Relation, method: str, adapter: Any) -> float:
                 before = answer(method, original, adapter)
             except Deviation:
                 raise
-            except Exception:  # what fails already without the change, the vectors report
+            except Exception:  # the vectors report a method that fails without the change
                 continue
             try:
                 after = relation.back(method, original, call(adapter, method, *changed))

@@ -55,7 +55,7 @@ def shapes_of(model: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         shapes[f"{model['head']}.weight"] = (1, width)
     if model["head"] == "value_head":
         shapes["value_head.bias"] = (1,)
-    if model.get("lora"):  # last, so that the other weights are those of the model without it
+    if model.get("lora"):  # drawn last, so that all other weights equal those of the model without LoRA
         for name in [name for name in shapes if name.endswith(("q_proj.weight", "v_proj.weight"))]:
             shapes[name.replace("weight", "lora_A.weight")] = (model["lora"]["rank"], width)
             shapes[name.replace("weight", "lora_B.weight")] = (width, model["lora"]["rank"])

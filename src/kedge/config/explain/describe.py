@@ -197,7 +197,7 @@ def written(value: object) -> str:
 def _as_json(value: object) -> str:
     try:
         return json.dumps(value, default=_jsonable, ensure_ascii=False)
-    except (ValueError, RecursionError):  # it contains itself, or has more digits than Python prints
+    except (ValueError, RecursionError):  # the value contains itself, or has more digits than Python prints
         return "a value too long or too deep to show"
 
 

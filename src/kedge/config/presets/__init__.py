@@ -37,7 +37,7 @@ def advice_for(name: str) -> str | None:
         stage = stage_of(algorithm) or "ppo"
         python = f"kedge.{stage}(..., preset={algorithm!r})"
         return f"it is a preset: {as_argument(f'kedge {stage} --preset {algorithm}', python)}"
-    stage = "rlhf" if algorithm in ("dpo", "kto", "orpo") else algorithm  # which takes the same data
+    stage = "rlhf" if algorithm in ("dpo", "kto", "orpo") else algorithm  # rlhf takes the same data
     if stage not in stages():
         return None
     loop = " or kedge.PpoTrainer(...)" if stage == "ppo" else ""

@@ -113,7 +113,7 @@ class OptimizationConfig(Section):
                 self.of(section)
             except ValidationError as error:
                 [first, *_] = error.errors()
-                name = ".".join([section, *map(str, first["loc"][:1])])  # a combination of fields has no place
+                name = ".".join([section, *map(str, first["loc"][:1])])  # an error about several fields names none
                 reason = first["msg"].removeprefix("Value error, ")
                 raise ValueError(f"optimization.stages: {name}: {reason}") from None
 

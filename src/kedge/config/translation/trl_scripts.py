@@ -58,7 +58,7 @@ def python_settings(script: str, place: str) -> tuple[dict[str, Any], str]:
             found |= {"use_peft": True, **{each: _value(value, known) for each, value in lora.items()}}
         elif name == "load_dataset":
             given = {**dict(zip(_DATA, call.args, strict=False)), **given}
-            if "data_files" in given:  # of a format that `path` names
+            if "data_files" in given:  # `path` then names their format
                 given = {"path": given["data_files"]}
             read = {_DATA[each]: _value(value, known) for each, value in given.items() if each in _DATA}
             found |= {each: value if isinstance(value, str) else Computed(value) for each, value in read.items()}

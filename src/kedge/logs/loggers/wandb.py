@@ -73,7 +73,7 @@ def _records(data: bytes) -> Iterator[bytes]:
     begun = b""
     while at + RECORD_HEADER.size <= len(data):
         rest = BLOCK - at % BLOCK
-        if rest < RECORD_HEADER.size:  # the trailer of a block
+        if rest < RECORD_HEADER.size:  # too short for a header: the padding at the end of a block
             at += rest
             continue
         _, length, kind = RECORD_HEADER.unpack_from(data, at)

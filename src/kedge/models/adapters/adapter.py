@@ -252,7 +252,7 @@ def _inject(config: Any, model: PreTrainedModel, whole: set[str], *, described: 
     """Replace the targeted layers of a model by adapted ones; modules that are trained in full must not be targets."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about settings that do not matter here
+            warnings.simplefilter("ignore")  # PEFT's warnings are about settings that do not matter here
             import_peft().inject_adapter_in_model(config, model, adapter_name=NAME)
     except (ValueError, TypeError, RuntimeError, KeyError, re.error) as error:
         if config.use_dora and getattr(config, "target_parameters", None):
@@ -299,7 +299,7 @@ def _check_targets(settings: AdapterSettings, model: nn.Module, unfit: Collectio
 def _left_out(model: PreTrainedModel, heads: Sequence[str], unfit: Collection[str]) -> list[str] | None:
     """Linear layers that `auto` excludes: those of heads, with shared weights, or that cannot be adapted."""
     inside = [name for name, _ in model.named_modules() if name.startswith(tuple(f"{head}." for head in heads))]
-    tables = (model.get_input_embeddings(), model.get_output_embeddings())  # PEFT leaves them out itself
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())  # PEFT itself leaves these out
     shared = {name.rpartition(".")[0] for names in shared_weights(model) for name in names}
     shared = {name for name in shared if model.get_submodule(name) not in tables}
     return [*heads, *inside, *sorted(shared | set(unfit))] or None

@@ -56,7 +56,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
     _grow_embeddings(model, adapter)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about missing weights, which are refused below
+            warnings.simplefilter("ignore")  # PEFT's warnings are about missing weights, which are refused below
             adapted = peft.PeftModel.from_pretrained(model, str(adapter.folder), config=_config(adapter))
         present = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
     except Exception as error:  # untrusted files: PEFT passes on any error of its parts

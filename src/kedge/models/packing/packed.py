@@ -275,7 +275,7 @@ class KeyValues:
         self.max_columns = max_columns
         self._columns: Tensor | None = columns.clamp(min=0)
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._spans: tuple[Tensor, Tensor] | None = None  # each row's first column, and its end
+        self._spans: tuple[Tensor, Tensor] | None = None  # the first column of each row, and the column after its last
         self._block: _Block | None = None
         hidden = columns < 0
         self._mask = None

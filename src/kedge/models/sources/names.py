@@ -153,7 +153,7 @@ def _find(source: str | Path) -> str:
     run, at, which = str(source).rpartition("@")
     if not at or os.path.isfile(folder):
         return str(source)
-    if not is_run(Path(run)):  # no hub id contains @
+    if not is_run(Path(run)):  # no hub id contains @, so this must be a run's
         raise ModelError(f"model {str(source)!r}: {run!r} is not the folder of a run")
     return str(_checkpoint(Path(os.path.expanduser(run)), which, str(source)) / MODEL_FOLDER)
 

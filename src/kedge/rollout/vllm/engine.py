@@ -58,9 +58,9 @@ class SamplingSettings:
             "min_p": 0.0,
             "seed": seed & SEED_MASK,
             "max_tokens": self.max_new_tokens,
-            "logprobs": 0,  # of the sampled token alone
+            "logprobs": 0,  # only that of the sampled token
             "stop_token_ids": list(self.stop_tokens),
-            "ignore_eos": True,  # `stop_tokens` has it if it is one
+            "ignore_eos": True,  # `stop_tokens` contains EOS if it ends a response
             "detokenize": False,
             "skip_special_tokens": False,
         }

@@ -120,7 +120,7 @@ class Fleet:
             for call in done:
                 call.result()
             return [call.result() for call in calls]
-        except BaseException:  # includes Ctrl-C: no one waits for the answers any more
+        except BaseException:  # includes Ctrl-C: no one will read the answers
             self._break_off()
             raise
         finally:

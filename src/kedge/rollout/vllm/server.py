@@ -233,7 +233,7 @@ class ServerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
-                start_new_session=True,  # Ctrl-C in a terminal does not reach it
+                start_new_session=True,  # so that Ctrl-C in a terminal does not reach the server
             )
         self._finalizer = weakref.finalize(self, _end, self._process, os.getpid())
 

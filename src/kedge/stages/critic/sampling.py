@@ -250,7 +250,7 @@ def sample_part(inputs: CriticInputs, number: int, chunk: Chunk) -> Part:
     experience = trainer.evaluate(trainer.score(rollout, chunk.prompts, "reward", number))
     unscored = rollout.num_responses - len(experience.scores)
     whole = (~experience.rollout.was_cut).nonzero().squeeze(1)
-    if inputs.config.rollout.masks_truncated and len(whole):  # PPO takes no step on the others
+    if inputs.config.rollout.masks_truncated and len(whole):  # PPO does not train on truncated responses
         experience = experience.select(whole)
     numbers = torch.tensor(chunk.numbers)[experience.rollout.group.cpu()]
     return Part.of(

@@ -337,7 +337,7 @@ class ForwardCost:
         output = pretrained.get_output_embeddings()
         layer = list(output.parameters()) if isinstance(output, nn.Linear) else []
         looked_up = [each.weight for each in pretrained.modules() if isinstance(each, nn.Embedding)]
-        excluded = {id(each) for each in (*layer, *looked_up)}  # a tied output layer is both
+        excluded = {id(each) for each in (*layer, *looked_up)}  # a tied output layer is in both
         inner = [each for each in pretrained.parameters() if id(each) not in excluded]
         parts = (inner, layer, filter(is_frozen, inner), filter(is_frozen, layer))
         return cls(*map(num_weights, parts), shares_up_to=model.shares_up_to)

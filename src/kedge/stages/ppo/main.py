@@ -191,7 +191,7 @@ class Updates:
             event = Event(update, metrics)
         else:
             metrics = {
-                **self.log.describe(batch, estimated, result),  # scores and lengths are also of masked responses
+                **self.log.describe(batch, estimated, result),  # scores and lengths include masked responses
                 **clock.metrics(num_tokens=batch.num_tokens),
                 **batch.costs,
                 **trainer.publish(update),
@@ -225,7 +225,7 @@ def observers_of(
             trainer.coefficients.adapt(event.metrics, num_responses=len(event.experience.scores))
 
     def compare_with_best(event: Event) -> None:
-        if trainer.trains_policy:  # until the critic's warm-up ends, the metrics are the start's
+        if trainer.trains_policy:  # during the critic's warm-up, the metrics are those of the start
             loop.observe(event.update, event.metrics)
 
     yield log.after_update
@@ -239,7 +239,7 @@ def observers_of(
             if isinstance(event, Made) and (line := phase.observe(event.update, event.metrics)):
                 log.progress.say(line)
                 if phase is trainer.frozen and trainer.guard is not None:
-                    trainer.guard.forget_steps()  # the next ones train the critic as well
+                    trainer.guard.forget_steps()  # from now on, a step trains the critic as well
 
     yield watch_critic
     if callback is not None:

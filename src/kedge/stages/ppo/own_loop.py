@@ -248,7 +248,7 @@ class PpoTrainer:
                 prompt_ids = None
             else:
                 rows, prompt_ids = self._reader.prompts_to_sample(list(prompts))
-            # A second batch for the same update uses other random numbers.
+            # A second batch for the same update draws different random numbers.
             again = ("again", self._num_sampled) if self._num_sampled else ()
             self._published = self._trainer.publish(number - 1)
             with self._clock.phase("rollout"):
@@ -257,7 +257,7 @@ class PpoTrainer:
                 )
             is_exact = self._trainer.run_settings.exact
             batch = Batch.of(rollout, rows, self.roles.tokenizer, owner=self, is_exact=is_exact)
-        except (KeyboardInterrupt, Terminated):  # the next call draws what this one would have
+        except (KeyboardInterrupt, Terminated):  # the next call draws the prompts of this one
             if stream is not None and before is not None:
                 stream.load_state_dict(before)
             raise
@@ -325,7 +325,7 @@ class PpoTrainer:
         self._num_sampled = 0
         try:
             self._next = next(self._steps, None)
-        except (KeyboardInterrupt, Terminated):  # the update is made, and the caller may go on after it
+        except (KeyboardInterrupt, Terminated):  # the update is complete, and the caller may continue
             self._stop.forget()
             self._steps = self._loop.steps(self.num_updates)
             self._next = next(self._steps, None)
@@ -362,7 +362,7 @@ class PpoTrainer:
         self._stop.at_once = False
         self._loop.save()
         save_result(self._run, self.roles, interrupted=False)
-        self._run.ranks.wait()  # so that the model is there on every rank
+        self._run.ranks.wait()  # until the model is saved
         return self.folder / "model"
 
     def close(self) -> None:
@@ -409,7 +409,7 @@ class PpoTrainer:
                 f"ppo.advantage={self.config.ppo.estimator} compares with the score of a greedy response, which "
                 "reward= has to give: call update(batch) without scores"
             )
-        if listed is not None and self.config.ppo.on_nonfinite == "stop":  # the guard would note a stop of the run
+        if listed is not None and self.config.ppo.on_nonfinite == "stop":  # before the guard records a stop
             checked_scores(listed, name="scores", lengths=[len(ids) for ids in batch.response_ids])
         return listed
 

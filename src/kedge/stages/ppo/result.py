@@ -61,7 +61,7 @@ def save_result(run: Run, roles: Roles, *, interrupted: bool, model: bool = True
     elif not run.ranks.is_sharded:
         if run.ranks.is_first:
             _save(run, roles, metrics)
-    elif not interrupted:  # a rank may be gone otherwise; checkpoints have the policy as well
+    elif not interrupted:  # an interrupted run may lack a rank, and its checkpoint has the policy
         weights = gathered_state(roles.actor_critic.policy.causal, run.ranks)
         if run.ranks.is_first:
             _save(run, roles, metrics, weights)

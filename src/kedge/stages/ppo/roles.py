@@ -109,7 +109,7 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True, has_scores
     loading = loading_of(config, run)
     bases = loading.get("bases")
     terms = rewards_of(config, run)
-    # A teacher needs no score.
+    # A run that learns from a teacher needs no score.
     if player is not None and not (terms or has_scores or config.ppo.reference or player.environment.is_scored):
         raise EnvError(
             f"nothing scores the episodes of {player.environment.name}: add get_reward, or {as_argument('--reward')}"

@@ -250,7 +250,7 @@ class Sampling:
         is_given: bool = False,
     ) -> ScoredRollout:
         """Score a round's responses; if the advantage needs it, sample and score a greedy response to each prompt."""
-        streams = ("rollout", trainer.update, *names)  # episodes start as those that they are compared with
+        streams = ("rollout", trainer.update, *names)  # the seeds of the episodes that these are compared with
         names = ("reward", trainer.update, *names)
         with clock.phase("reward"):
             self._check(sampled[0])

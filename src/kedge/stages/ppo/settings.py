@@ -85,7 +85,7 @@ def _function(field: str, value: object, objects: Mapping[str, Any], arguments: 
             signature(function).bind(0, 0, **dict.fromkeys(taken_names(function)))
         except TypeError as error:
             raise ConfigError(f"{field}: {function_name(function)}: {error}; expected f({arguments})") from None
-        except ValueError:  # C code does not say
+        except ValueError:  # functions in C may have no signature
             pass
     return function
 
@@ -266,7 +266,7 @@ def advantage_of(config: Config) -> Advantage:
         "rloo": LeaveOneOutAdvantage(use.gamma),
         "grpo": GroupMeanAdvantage(use.gamma, scale_by_std=True),
         "dr_grpo": GroupMeanAdvantage(use.gamma),
-        "reinforce++": RewardToGo(use.gamma),  # whitened over the batch, as is the next
+        "reinforce++": RewardToGo(use.gamma),  # whitened over the batch, like the next one
         "reinforce++_baseline": GroupMeanAdvantage(use.gamma),
         "remax": GreedyBaselineAdvantage(use.gamma),
         "opo": OptimalBaselineAdvantage(use.gamma),

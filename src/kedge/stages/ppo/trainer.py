@@ -109,7 +109,7 @@ class Trainer:
                 controllers = self.coefficients.controllers
                 self.coefficients.controllers = replace(controllers, num_policy_updates=self.warmup.num_policy_updates)
             if update == self.warmup.num_updates + 1 and self.guard is not None:
-                self.guard.forget_steps()  # the critic's alone; the policy's are larger
+                self.guard.forget_steps()  # so far only the critic's, which are smaller than the policy's
         if self.settings.scheduled:
             self.coefficients.follow(self.settings.scheduled)
 

@@ -164,7 +164,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         files = {name: FileRecord(**record) for name, record in fields.pop("files").items()}
         return Manifest(**fields, files=files)
-    except (LookupError, TypeError, AttributeError) as error:  # its hash is right: a different version wrote it
+    except (LookupError, TypeError, AttributeError) as error:  # the hash is right: another version wrote it
         raise DataError(f"{path}: has other fields than this version of kedge reads ({error})") from error
 
 

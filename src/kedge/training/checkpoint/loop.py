@@ -111,7 +111,7 @@ class CheckpointedLoop:
         Raises:
             NumericsError: No checkpoint is valid.
         """
-        self._is_changing = True  # a requested stop waits: it would save the weights that are to be replaced
+        self._is_changing = True  # delays a requested stop, which would save the weights about to be replaced
         self._run_state.restore_weights(on_rejected=on_rejected)
 
     def steps(self, num_steps: int) -> Iterator[int]:
@@ -169,7 +169,7 @@ class CheckpointedLoop:
         """Record a step's metrics; if they are the best so far, the state after the step is saved and kept."""
         if self.best is None or not self.best.observe(step, metrics) or not self.best.is_kept:
             return
-        if step == 0:  # the start
+        if step == 0:  # the weights at the start
             self.save()
             self._run_state.point_at_best()
         else:
@@ -243,7 +243,7 @@ class CheckpointedLoop:
         if kind is not None and not issubclass(kind, OutputError) and self.done > 0 and self.can_save:
             self.save()
         self._run_state.release()
-        self.at_end = self.until = lambda *_: None  # what they belong to has this loop, and the models
+        self.at_end = self.until = lambda *_: None  # they refer to objects that hold this loop and the models
 
     def _save_last(self) -> None:
         """Save the final state; the run has succeeded even if the disk has no room for it."""

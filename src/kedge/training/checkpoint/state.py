@@ -199,7 +199,7 @@ class RunState:
             return
         try:
             self._restore(state, self.found)
-        except (LookupError, TypeError, AttributeError) as error:  # its hashes are right: a different version wrote it
+        except (LookupError, TypeError, AttributeError) as error:  # hashes are right: another version wrote it
             reason = f"{type(error).__name__}: {error}"
             raise DataError(f"{self.found.folder}: this version of kedge cannot restore it ({reason})") from error
 
@@ -212,7 +212,7 @@ class RunState:
             )
         if self.best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
             self.best.load_state_dict(progress["best"])
-        for name, part in {**self.parts, **self.optional}.items():  # one may let the best start again
+        for name, part in {**self.parts, **self.optional}.items():  # one of them may reset the best metric
             if name in progress:
                 part.load_state_dict(progress[name])
         if self.ahead is not None and AHEAD in found.state:
@@ -257,7 +257,7 @@ class RunState:
             return False
         streams = {"random": boundary.streams}
         values = {"random": boundary.generators, "progress": boundary.progress}
-        if self.ahead is not None:  # on every rank, since all work on it together
+        if self.ahead is not None:  # on every rank, because all of them sample it together
             streams[AHEAD], values[AHEAD] = self.ahead.saved(boundary.ahead)
         in_shards = self._writes_shards(state)
         if in_shards or self.ranks.is_sharded or self.ranks.is_first:
@@ -285,7 +285,7 @@ class RunState:
         gathered: dict[Tensor, Tensor] = {}
         if not in_shards:
             named = [each for group in weights.values() for each in group.values()]
-            if self.model is not None:  # which may have weights that are not trained
+            if self.model is not None:  # it may have weights that are not trained
                 named += self.model.parameters()
             gathered = gather(dict.fromkeys(named), keep=self.ranks.is_first)
         moments, groups = optimizer_state(

@@ -301,7 +301,7 @@ def accumulate_gradients(
         sums: dict[str, float] = {}
         for part in ranks.plan(lengths, micro_batch_tokens, prompts):
             terms = objective.sums([batch[row] for row in part.rows])
-            if torch.is_grad_enabled():  # off in `evaluate`
+            if torch.is_grad_enabled():  # they are off in `evaluate`
                 loss = terms["loss"]
                 (loss / total if part.counts else loss * 0.0).backward()
             for name, term in terms.items():

@@ -171,5 +171,5 @@ class RankingLoss:
         right = (1 + torch.sign(scores[:, :, None] - scores[:, None, :])).where(better, 0.0) / 2
         loss = ranking_loss(scores - margins, ranks, ties=self.ties, tie=self.tie)
         counts = better.sum((1, 2))
-        accuracy = torch.where(counts > 0, right.sum((1, 2)) / counts, 0.5)  # all tied: no order to get right
+        accuracy = torch.where(counts > 0, right.sum((1, 2)) / counts, 0.5)  # 0.5: all are tied
         return {"loss": loss * len(examples), "accuracy": accuracy.sum()}

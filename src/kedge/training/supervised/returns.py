@@ -261,7 +261,7 @@ def train_critic(
     settings = TrainingSettings(**training)
     show = settings.on_step
     settings = replace(settings, on_step=lambda step, metrics: show(step, with_explained(metrics)))
-    if not settings.loop.done:  # else a checkpoint has it
+    if not settings.loop.done:  # otherwise the checkpoint has it
         fit_head(loss, rows, **settings.passes)
     critic = loss.actor_critic.critic
     head = loss.actor_critic.value_head

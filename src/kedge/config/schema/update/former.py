@@ -69,7 +69,7 @@ def _now(name: str, value: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     if name == "surrogate_kl_coef" and ("policy_loss" not in settings or str(loss).startswith("kl_penalty")):
         return {"policy_loss": {settings.get("policy_loss", "kl_penalty_fixed"): value}}
     if name == "surrogate_kl_coef":
-        return {}  # a recorded setting that had no effect
+        return {}  # the recorded setting had no effect
     if name == "value_gradient" and value == "head" and critic in ("auto", "shared"):
         return {"critic": "detached"}
     if name == "freeze_critic" and value == "attention" and critic == "separate":
