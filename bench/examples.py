@@ -37,7 +37,7 @@ ROOT: Final = Path(__file__).parents[1]
 WORK: Final = ROOT / "bench" / ".work" / "examples"
 RECORD: Final = ROOT / "bench" / "results" / "examples.jsonl"
 DOCS: Final = ROOT / "docs"
-PAGE: Final = DOCS / "episodes.md"
+PAGE: Final = DOCS / "games.md"
 """Written by hand, except for the tables."""
 TUNING_SEED: Final = 100
 COLORS: Final = (POLICY, REFERENCES, QUALITY.color, SCORE.color, START)
@@ -162,7 +162,7 @@ def arms_of_critics(responses: int) -> dict[str, dict[str, Any]]:
 
 
 def ranges(responses: int, eval_every: int) -> Example:
-    """Numbers of ranges that the prompt says; docs/episodes.md has the plan.
+    """Numbers of ranges that the prompt says; docs/games.md has the plan.
 
     Args:
         responses: Per update.
@@ -202,7 +202,7 @@ def against_preset(
     num_held_out: int = 512,
     by_turn: bool = True,
 ) -> Example:
-    """A game on which the preset `critic` was not tuned; docs/episodes.md has the plan.
+    """A game on which the preset `critic` was not tuned; docs/games.md has the plan.
 
     Args:
         script: With the environment.
@@ -360,7 +360,7 @@ EXAMPLES: Final = {
 
 
 def main() -> int:
-    """Run what is missing, and renew the tables and curves of docs/episodes.md. Returns 2 on an error."""
+    """Run what is missing, and renew the tables and curves of docs/games.md. Returns 2 on an error."""
     parser = argparse.ArgumentParser(prog="python -m bench.examples", description=__doc__)
     parser.add_argument("examples", nargs="*", choices=[*EXAMPLES, []], help="these only")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")

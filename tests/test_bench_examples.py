@@ -1,4 +1,4 @@
-"""The examples' curves: learning rates, equal tokens, and the tables of docs/episodes.md."""
+"""The examples' curves: learning rates, equal tokens, and the tables of docs/games.md."""
 
 from __future__ import annotations
 

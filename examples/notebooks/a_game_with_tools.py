@@ -209,8 +209,8 @@ for name, curve in (("by token", by_token), ("by turn", by_turn)):
     print(f"{name}: {fmean(curve[:3]):.2f} at first, {fmean(curve[-5:]):.2f} at last")
 
 # %% [markdown]
-# Two runs do not make a comparison: with another seed their order may change. [Episodes and
-# tools](../../docs/episodes.md) has comparisons with intervals.
+# Two runs do not make a comparison: with another seed their order may change. [Games](../../docs/games.md)
+# has comparisons with intervals.
 #
 # ## One episode
 #
