@@ -4,7 +4,7 @@ r"""Verifiers against answers that others made: which they accept, corrupted one
 
 The files are those of https://github.com/openai/grade-school-math, https://github.com/arkilpatel/SVAMP and
 https://github.com/google-research/google-research (mbpp); without any, the hostile expressions alone are measured. The
-table is printed; with all three files it also goes into docs/rewards.md, and the figures into
+table is printed; with all three files it also goes into docs/verifiers.md, and the figures into
 bench/results/graders.json.
 
 - References: GSM8K's solutions as responses to themselves; SVAMP's number in a sentence and after `####`, as a float
@@ -44,7 +44,7 @@ from kedge_tasks.verify.programs import check_code
 
 ROOT: Final = Path(__file__).parents[1]
 RECORD: Final = ROOT / "bench" / "results" / "graders.json"
-PAGE: Final = ROOT / "docs" / "rewards.md"
+PAGE: Final = ROOT / "docs" / "verifiers.md"
 SEED: Final = 0
 RUNS: Final = 3
 

@@ -14,7 +14,7 @@ from kedge_tasks import verify
 from kedge_tasks.verify import instruction_text, instructions, instructions_partial
 from kedge_tasks.verify.instructions import KINDS, split_sentences
 
-DOCS = Path(__file__).resolve().parents[3] / "docs/rewards.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs/verifiers.md"
 
 CASES = [
     ("max_words", {"count": 3}, "one two-three four", "one two three four"),
