@@ -471,9 +471,9 @@ MUTATIONS = (
     ),
     Mutation(
         "entropy-at-temperature-one",
-        "_LogprobsAndEntropy.forward",
-        "entropy = -distribution.exp().mul_(distribution).nansum(-1)",
-        "entropy = torch.distributions.Categorical(logits=logits.float()).entropy()",
+        "token_logprobs_and_entropy",
+        "_entropy(distribution) if entropy is None",
+        "torch.distributions.Categorical(logits=logits.float()).entropy() if entropy is None",
         EACH_TOKEN,
     ),
     Mutation(
@@ -1425,7 +1425,7 @@ MUTATIONS = (
     ),
     Mutation(
         "entropy-gradient-with-the-wrong-sign",
-        "_LogprobsAndEntropy.backward",
+        "_Evaluated.backward",
         "factor = factor - surprise.mul_(",
         "factor = factor + surprise.mul_(",
         BOTH_AT_ONCE,

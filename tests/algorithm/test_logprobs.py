@@ -98,7 +98,8 @@ def test_both_at_once_are_what_each_is_alone_in_value_and_gradient(seed, tempera
         logits[..., 6] = -math.inf
     weights = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     plain, fused = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    apart = token_logprobs(plain, tokens, temperature=temperature), entropy_by_autograd(plain, temperature)
+    by_autograd = torch.log_softmax(plain / temperature, dim=-1).gather(-1, tokens[..., None])[..., 0]
+    apart = by_autograd, entropy_by_autograd(plain, temperature)
     together = token_logprobs_and_entropy(fused, tokens, temperature=temperature, entropy_gradient=True)
     for one, other in zip(together, apart, strict=True):
         torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
@@ -117,6 +118,7 @@ def test_the_gradients_written_down_are_those_of_finite_differences(temperature)
     assert torch.autograd.gradcheck(both, logits)
     assert torch.autograd.gradcheck(lambda logits: both(logits)[0], logits)
     assert torch.autograd.gradcheck(lambda logits: both(logits)[1], logits)
+    assert torch.autograd.gradcheck(lambda logits: token_logprobs(logits, tokens, temperature=temperature), logits)
 
 
 def test_without_its_gradient_the_entropy_is_a_figure_alone():
@@ -124,6 +126,7 @@ def test_without_its_gradient_the_entropy_is_a_figure_alone():
     logprobs, entropy = token_logprobs_and_entropy(logits, tokens)
     assert logprobs.requires_grad
     assert not entropy.requires_grad
+    torch.testing.assert_close(entropy, entropy_by_autograd(logits.detach(), 1.0))
 
 
 def test_both_at_once_keep_float32_where_the_logits_are_halved():

@@ -16,6 +16,18 @@ VOCABULARY = 300
 NUM_TOKENS = sum(map(len, RESPONSES))
 
 
+class Sums(TorchDispatchMode):
+    """Counts the sums that make an entropy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.nansum.default
+        return func(*args, **(kwargs or {}))
+
+
 class LargestTensor(TorchDispatchMode):
     """Size of the largest tensor returned by any operation, forward or backward."""
 
@@ -60,3 +72,20 @@ def test_the_logits_of_a_batch_are_never_held_together(monkeypatch):
     *_, in_chunks = evaluate(rollout, entropy_gradient=True)
     # The weights of the output layer are as large as the logits of 16 tokens.
     assert in_chunks == 16 * VOCABULARY
+
+
+def test_entropies_without_a_gradient_are_computed_once_per_chunk(monkeypatch):
+    monkeypatch.setattr(language, "MAX_LOGITS", VOCABULARY)
+    models = ActorCritic(language_model("llama", value_head=True))
+    with Sums() as sums:
+        outputs = models(make_rollout(), temperature=0.7)
+        assert sums.count == NUM_TOKENS
+        outputs.logprobs.sum().backward()
+    assert sums.count == NUM_TOKENS, "the backward pass computes the logits again, and no entropy"
+
+
+def test_a_reference_computes_no_entropy():
+    model = language_model("llama")
+    with torch.no_grad(), Sums() as sums:
+        language.response_logprobs(model, make_rollout(), temperature=0.7)
+    assert sums.count == 0

@@ -42,7 +42,7 @@ def vocabulary_logprobs(
 def token_logprobs(
     logits: Float[Tensor, "*shape vocab"], tokens: Int[Tensor, "*shape"], *, temperature: float = 1.0
 ) -> Float[Tensor, "*shape"]:
-    """Log probability of each token, in nats.
+    """Log probability of each token, in nats; differentiable once.
 
     log softmax(logits / τ)[token]
 
@@ -59,7 +59,7 @@ def token_logprobs(
 
     Source: spec §1, §4.14.
     """
-    return _log_softmax(logits, tokens, temperature).gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
+    return _evaluated(logits, tokens, temperature)[0]
 
 
 def token_logprobs_and_entropy(
@@ -71,9 +71,7 @@ def token_logprobs_and_entropy(
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
     """Log probability of each token and entropy of its distribution (nats), from one softmax.
 
-    H = −Σ_v p_v·log p_v,   p = softmax(logits / τ).   Only the log-softmax is saved for the backward pass:
-
-    ∂ log p_a / ∂ z_v = (1[v = a] − p_v) / τ,    ∂ H / ∂ z_v = −p_v·(log p_v + H) / τ
+    H = −Σ_v p_v·log p_v,   p = softmax(logits / τ)
 
     Args:
         logits: as in `token_logprobs`; −inf or a very low number masks a token, so that it does not contribute to the
@@ -88,38 +86,58 @@ def token_logprobs_and_entropy(
 
     Source: PPO eq. 9; spec §4.14, §6.29.
     """
-    both = _LogprobsAndEntropy.apply(logits, tokens.long(), temperature)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    logprobs, entropy = cast("tuple[Tensor, Tensor]", both)
-    return logprobs, entropy if entropy_gradient else entropy.detach()
+    logprobs, distribution, entropy = _evaluated(logits, tokens, temperature, entropy_gradient)
+    # After the function that saves tensors, where a checkpoint's recomputation ends: it need not repeat this.
+    return logprobs, _entropy(distribution) if entropy is None else entropy
 
 
-class _LogprobsAndEntropy(torch.autograd.Function):
-    """Computes both in one forward pass; the backward pass needs one tensor of the logits' size and works in place."""
+def _evaluated(
+    logits: Tensor, tokens: Tensor, temperature: float, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Log probabilities; the distributions, without a gradient; and the entropies, if they have one."""
+    found = _Evaluated.apply(logits, tokens.long(), temperature, entropy_gradient)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return cast("tuple[Tensor, Tensor, Tensor | None]", found)
+
+
+def _entropy(distribution: Tensor) -> Tensor:
+    # 0·log 0 = 0, but 0 · −inf is NaN, which nansum skips.
+    return -distribution.exp().mul_(distribution).nansum(-1)
+
+
+class _Evaluated(torch.autograd.Function):
+    """Saves only the log-softmax for the backward pass, which works in place.
+
+    ∂ log p_a / ∂ z_v = (1[v = a] − p_v) / τ,    ∂ H / ∂ z_v = −p_v·(log p_v + H) / τ
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, tokens: Tensor, temperature: float, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         distribution = _log_softmax(logits, tokens, temperature)
+        entropy = _entropy(distribution) if entropy_gradient else None
         ctx.temperature = temperature
         ctx.dtype = logits.dtype
         ctx.set_materialize_grads(False)
-        # 0·log 0 = 0, but 0 · −inf is NaN, which nansum skips.
-        entropy = -distribution.exp().mul_(distribution).nansum(-1)
         ctx.save_for_backward(distribution, tokens, entropy)
-        return distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), entropy
+        ctx.mark_non_differentiable(distribution)
+        return distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), distribution, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, logprob_grad: Tensor | None, entropy_grad: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, logprob_grad: Tensor | None, _: None, entropy_grad: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         distribution, tokens, entropy = ctx.saved_tensors
         # Divided by τ here, while there is one number per token instead of one per token and vocabulary entry.
-        direct = entropy.new_zeros(entropy.shape) if logprob_grad is None else logprob_grad / ctx.temperature
+        direct = distribution.new_zeros(tokens.shape) if logprob_grad is None else logprob_grad / ctx.temperature
         direct = direct.unsqueeze(-1)
         factor = -direct
         if entropy_grad is not None:
             surprise = (distribution + entropy.unsqueeze(-1)).masked_fill_(distribution.isneginf(), 0.0)
             factor = factor - surprise.mul_(entropy_grad.unsqueeze(-1) / ctx.temperature)
         gradient = distribution.exp().mul_(factor).scatter_add_(-1, tokens.unsqueeze(-1), direct)
-        return gradient.to(ctx.dtype), None, None
+        return gradient.to(ctx.dtype), None, None, None
 
 
 def truncated_importance_weights(

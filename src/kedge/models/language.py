@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.algorithm.critic import Bins
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs, Rollout
-from kedge.algorithm.logprobs import token_logprobs_and_entropy
+from kedge.algorithm.logprobs import token_logprobs, token_logprobs_and_entropy
 from kedge.algorithm.masking import in_float64
 from kedge.algorithm.readout import ReadoutSums
 from kedge.models.adapters import Adapter
@@ -347,8 +347,8 @@ def response_logprobs(
     reading = _Reading.of(rollout)
     with autocast("bf16" if model.holds_bf16 else precision, model.device):
         hidden = model.hidden(reading.rows)[reading.states]
-        logprobs, _ = model.over_logits(
-            partial(token_logprobs_and_entropy, temperature=temperature), hidden, reading.actions
+        [logprobs] = model.over_logits(
+            lambda logits, tokens: (token_logprobs(logits, tokens, temperature=temperature),), hidden, reading.actions
         )
     return reading.pad(logprobs, reading.action_mask)
 

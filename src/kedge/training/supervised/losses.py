@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from kedge.algorithm import ranking_loss, token_logprobs_and_entropy
+from kedge.algorithm import ranking_loss, token_logprobs
 from kedge.algorithm.preference import Ties, initial_tie
 from kedge.data import Comparison, EncodedExample, Ranking, encode_example
 from kedge.models import LanguageModel, Precision, ScalarModel, TokenRows, autocast
@@ -70,8 +70,7 @@ class CompletionLoss:
 
 
 def _logprobs_and_hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    logprobs, _ = token_logprobs_and_entropy(logits, targets)
-    return logprobs, logits.detach().argmax(dim=-1) == targets
+    return token_logprobs(logits, targets), logits.detach().argmax(dim=-1) == targets
 
 
 @dataclass(frozen=True)
