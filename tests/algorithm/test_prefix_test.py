@@ -180,6 +180,20 @@ def test_intervals_resample_prompts_not_prefixes():
     assert known(once.pairs_across).high - known(once.pairs_across).low > 0.05
 
 
+def test_resamples_of_equal_returns_explain_nothing_whatever_their_rounding():
+    # One of 30 prompts ever pays, as with a hard task: a third of the resamples lack it.
+    means = torch.zeros(120)
+    means[4:8] = torch.tensor([0.25, 0.5, 0.75, 1.0])
+    prompts = torch.arange(30).repeat_interleave(4)
+    values = means + torch.tensor([0.05, -0.05]).repeat(60)
+    test = prefix_test(values, means[:, None].expand(-1, 2), means[prompts * 4], prompts)
+    # Errors of variance 0.05². The prompt once among 30: returns of mean 2.5/120 and mean square 1.875/120.
+    once = 1 - 0.05**2 / (1.875 / 120 - (2.5 / 120) ** 2)
+    assert known(test.explained_variance).value == pytest.approx(once)
+    assert known(test.explained_variance).low == pytest.approx(once)
+    assert known(test.gain).low > -1.0
+
+
 def test_missing_scores_are_left_out_and_a_lone_return_is_refused():
     returns = torch.tensor([[1.0, NAN, 3.0], [0.0, 0.0, 3.0]])
     test = prefix_test(torch.tensor([2.0, 1.0]), returns, torch.zeros(2), torch.tensor([0, 0]), num_resamples=5)

@@ -81,6 +81,18 @@ def test_the_interval_is_around_the_explained_variance_and_resamples_whole_promp
     assert (again.low, again.high) == pytest.approx((found.low, found.high)), "copies of a prompt are no new prompts"
 
 
+@pytest.mark.parametrize("unit", [1e-7, 1e7])
+def test_the_interval_does_not_depend_on_the_unit_of_the_returns(unit: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    returns = torch.randn(12, 5, generator=generator)
+    values = returns + 0.5 * torch.randn(12, 5, generator=generator)
+    plain, other = (
+        explained_variance_interval(values * scale, returns * scale, returns > -9, torch.arange(12) // 2)
+        for scale in (1.0, unit)
+    )
+    assert (other.low, other.value, other.high) == pytest.approx((plain.low, plain.value, plain.high), abs=1e-5)
+
+
 def test_constant_returns_have_nothing_to_explain() -> None:
     ones = torch.ones(3, 2)
     found = explained_variance_interval(torch.zeros(3, 2), ones, ones.bool(), torch.arange(3))

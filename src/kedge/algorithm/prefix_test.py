@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kedge.algorithm.masking import check_same_shape
+from kedge.algorithm.readout import ROUNDING
 from kedge_base.errors import ShapeError
 from kedge_base.intervals import Interval, resampled_interval, share_interval
 
@@ -255,15 +256,15 @@ def _means(returns: Tensor) -> Float[Tensor, " prefixes"]:
 
 
 def _explained(guesses: Tensor, truths: Tensor, weights: Tensor) -> Float[Tensor, " rows"]:
-    """Explained variance per row of weights; NaN where the truths are constant."""
+    """Explained variance per row of weights; NaN where the truths are constant, up to rounding."""
 
-    def variance(numbers: Tensor) -> Tensor:
-        total = weights.sum(-1)
+    def moments(numbers: Tensor) -> tuple[Tensor, Tensor]:
         centered = numbers - numbers.mean()
-        return (weights @ centered.square()) / total - ((weights @ centered) / total).square()
+        mean, square = ((weights @ each) / weights.sum(-1) for each in (centered, centered.square()))
+        return square - mean.square(), square
 
-    spread = variance(truths)
-    return torch.where(spread > 0, 1 - variance(truths - guesses) / spread, torch.nan)
+    spread, square = moments(truths)
+    return torch.where(spread > ROUNDING * square, 1 - moments(truths - guesses)[0] / spread, torch.nan)
 
 
 def _bins(values: Tensor, means: Tensor, resamples: PromptResamples) -> list[CalibrationBin]:

@@ -24,6 +24,9 @@ MIN_SPREAD = 1e-12
 """Floor for the features' variance when the ridge penalties are scaled: features that do not vary give no direction to
 fit, and get weight 0."""
 
+ROUNDING = 1e-12
+"""Share of the mean square below which a variance counts as 0, because it is then only float64 rounding."""
+
 NUM_RESAMPLES = 2_000
 """Bootstrap resamples of the prompts."""
 
@@ -192,4 +195,4 @@ def _explained(sums: Float[Tensor, "*several 5"]) -> Float[Tensor, "*several"]:
     count, target, targets, error, errors = sums.unbind(-1)
     spread = targets / count - (target / count) ** 2
     unexplained = errors / count - (error / count) ** 2
-    return torch.where(spread > 1e-12, 1 - unexplained / spread, 0.0)
+    return torch.where(spread * count > ROUNDING * targets, 1 - unexplained / spread, 0.0)

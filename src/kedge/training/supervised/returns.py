@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kedge.algorithm.critic import explained_variance, spread_of_returns
 from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
 from kedge.algorithm.masking import in_float64
-from kedge.algorithm.readout import ReadoutSums, explained_variance_interval, fit_readout
+from kedge.algorithm.readout import ROUNDING, ReadoutSums, explained_variance_interval, fit_readout
 from kedge.models import ActorCritic, Precision
 from kedge.models.pretrained import inner_matrices
 from kedge.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_passes, within_memory
@@ -27,9 +27,6 @@ from kedge_base.machine.memory import in_phase
 
 NUM_PARTS = 3
 """Parts of a response whose explained variance is measured: a critic may predict the end but not the start."""
-
-ROUNDING = 1e-12
-"""Share of the mean square below which a variance counts as 0, because it is then only float64 rounding."""
 
 FIT_TOKENS = 8192
 """Tokens per forward pass if the run sets no limit."""
