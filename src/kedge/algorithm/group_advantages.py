@@ -207,7 +207,7 @@ def _by_group(
     counted = mask.cpu()
     groups = group.cpu()
     compared = torch.zeros_like(values)
-    for number in set(cast("list[int]", groups.tolist())):  # pyright: ignore[reportUnknownMemberType]
+    for number in cast(Tensor, groups.unique()):  # pyright: ignore[reportUnknownMemberType]
         rows = groups == number
         known = values[rows][counted[rows]]
         are_several = int(counted[rows].any(-1).sum()) > 1

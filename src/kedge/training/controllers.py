@@ -89,11 +89,12 @@ class Coefficients:
         use = self.controllers
         # Missing without a reference. The sampled estimate can be negative, unlike the true KL.
         kl = max(metrics.get("objective/kl", 0.0), 0.0)
-        if self.update > use.kl_wait_updates and use.kl == "ziegler":
+        waits = self.update <= use.kl_wait_updates
+        if use.kl == "ziegler" and not waits:
             self.kl_coef = adapt_kl_coef_ziegler(
                 self.kl_coef, kl, kl_target=use.kl_target, num_episodes=num_responses, horizon=use.kl_horizon
             )
-        elif self.update > use.kl_wait_updates and use.kl == "schulman":
+        elif use.kl == "schulman" and not waits:
             self.kl_coef = adapt_kl_coef_schulman(self.kl_coef, kl, kl_target=use.kl_target)
         if use.entropy_target is not None:
             self.entropy_coef = adapt_entropy_coef(

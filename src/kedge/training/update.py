@@ -61,10 +61,9 @@ def _combine(reduce: Reduction, one: Tensor, other: Tensor) -> Tensor:
 
 def reduce_steps(steps: Sequence[Mapping[str, float]], reductions: Mapping[str, Reduction]) -> dict[str, float]:
     """Reduce each metric over all steps; `mean` unless `reductions` says otherwise."""
-    names: Iterable[str] = steps[0] if steps else ()
     extremes = {"max": max, "min": min}
     reduced: dict[str, float] = {}
-    for name in names:
+    for name in steps[0] if steps else ():
         values = [step[name] for step in steps]
         extreme = extremes.get(reductions.get(name, "mean"))
         reduced[name] = extreme(values) if extreme else sum(values) / len(values)

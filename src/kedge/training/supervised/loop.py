@@ -293,7 +293,7 @@ def accumulate_gradients(
 
     Source: spec §6.30.
     """
-    total = sum(objective.weight(example) for example in batch) or 1  # rows without a learned token have no weight
+    total = sum(map(objective.weight, batch)) or 1  # rows without a learned token have no weight
     lengths, prompts = objective.tokens_read(batch)
 
     def summed() -> dict[str, float]:
@@ -344,7 +344,7 @@ def _take_step(
     optimizer.step()
     optimizer.zero_grad()  # evaluations and checkpoints need the memory
     seconds = time.perf_counter() - started
-    tokens = sum(objective.length(example) for example in batch)
+    tokens = sum(map(objective.length, batch))
     timed = {"grad_norm": norm, "time/update": seconds, "tokens_per_second": tokens / seconds}
     return metrics | timed | budget_metrics(settings.micro_batch_tokens)
 
