@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -175,6 +176,15 @@ def test_records_become_rows_the_best_first():
     assert texts == ["A sun<eos>", "A sea<eos>", "A sun<eos>", "A rope<eos>", "A sea<eos>"]
     assert (pair.ranks, pair.lengths, pair.margin) == ((0.0, 1.0), (4, 4), 0.5)
     assert (ranked.ranks, ranked.lengths, ranked.margin) == ((1.0, 2.0, 3.0), (4, 5, 4), 0.0)
+
+
+def test_ranks_that_float32_cannot_tell_apart_are_an_order():
+    """As of scores that count seconds or votes."""
+    objective = ranking_loss()
+    for example in (COMPARISONS[0], RANKING):
+        first, *_ = example.ranks
+        large = replace(example, ranks=tuple(2.0**40 + (rank - first) / 8 for rank in example.ranks))
+        assert evaluate(objective, [large]) == evaluate(objective, [example])
 
 
 @pytest.mark.parametrize(("make", "examples"), [(completion_loss, EXAMPLES), (ranking_loss, [*COMPARISONS, RANKING])])

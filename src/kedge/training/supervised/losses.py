@@ -157,12 +157,11 @@ class RankingLoss:
         packed = TokenRows.of(rows, self.model.device, self.model.pieces(rows))
         with autocast(self.precision, self.model.device):
             flat = self.model.scores(packed)
-        device = flat.device
         sizes = [len(example.rows) for example in examples]
-        scores = pad_sequence(list(flat.split(sizes)), batch_first=True)
-        ranks = pad_sequence([torch.tensor(example.ranks) for example in examples], True, padding_value=math.nan).to(
-            device
-        )
+        scores = pad_sequence(list(flat.split(sizes)), True)
+        # Places, since float32 would make ties of large ranks, such as negated scores, that are close together.
+        places = [torch.tensor([*map(each.ranks.index, each.ranks)]).float() for each in examples]
+        ranks = pad_sequence(places, True, padding_value=math.nan).to(flat.device)
         # Subtracting a comparison's margin from its better score is the loss with a margin.
         margins = torch.zeros_like(scores)
         margins[:, 0] = torch.tensor([example.margin for example in examples])
