@@ -6,10 +6,14 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import kedge
+from kedge.ranks.ranks import PATIENCE, Ranks, _group
 from kedge_inspect.verify import verify_run
 from tests.forking import forked_kedge
 from tests.ranks.cases import PAIRS, PROMPTS, save_models
@@ -259,3 +263,15 @@ def test_sharded_fine_tuning_is_resumed_with_whole_weights(kind: str, saved: int
     whole = {"model": tmp_path / "models" / "policy", "demonstrations": tmp_path / "models" / "texts.jsonl"}
     kedge.sft(out=tmp_path / "whole", device="cpu", precision="fp32", batch_size=2, **whole)
     assert_equal_runs(tmp_path / "whole", tmp_path / "run")
+
+
+def test_background_work_waits_as_long_for_a_slow_rank_as_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch gives a new group half an hour, less than a long rollout on the first rank takes."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # the machine's host name may not resolve
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with Ranks(count=2).apart()():
+            group = cast(Any, _group.get())
+            assert group._get_backend(torch.device("cpu")).options._timeout == PATIENCE
+    finally:
+        dist.destroy_process_group()

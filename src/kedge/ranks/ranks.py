@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -30,6 +31,11 @@ BUCKET = 2**25
 
 _group: ContextVar[dist.ProcessGroup | None] = ContextVar("group", default=None)
 """The process group of this thread's operations; None for the training's group."""
+
+PATIENCE = timedelta(hours=6)
+"""Maximum wait for another rank, for example because of a slow reward function. A rank that ends is noticed
+immediately.
+"""
 
 SHORTEST_PAUSE = 2e-5
 LONGEST_PAUSE = 2e-3
@@ -176,7 +182,7 @@ class Ranks:
         """
         if not self.are_several:
             return nullcontext
-        return partial(_within, cast(dist.ProcessGroup, dist.new_group(backend="gloo")))
+        return partial(_within, cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE)))
 
     def _told(self, message: str) -> dict[str, Any]:
         """Send a message of the first rank to every rank."""

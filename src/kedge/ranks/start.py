@@ -11,7 +11,6 @@ import atexit
 import os
 import time
 from contextlib import suppress
-from datetime import timedelta
 from typing import Literal
 
 import torch
@@ -19,16 +18,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from kedge.ranks.ranks import ALONE, Ranks
+from kedge.ranks.ranks import ALONE, PATIENCE, Ranks
 from kedge_base.errors import ConfigError, LostContactError
 from kedge_base.machine.invocation import check_rank_variables, local_rank, num_ranks
 
 Parallel = Literal["replicate", "shard"]
-
-PATIENCE = timedelta(hours=6)
-"""Maximum wait for another rank, for example because of a slow reward function. A rank that ends is noticed
-immediately.
-"""
 
 LAST_WORDS_SECONDS = 12.0
 """Maximum wait of a failed rank for the first one, which saves the run: torchrun ends all ranks once one has ended."""
