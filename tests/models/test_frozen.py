@@ -74,6 +74,14 @@ def test_scores_of_a_reward_model_in_bf16() -> None:
     assert model.head.weight.dtype == model.shift.dtype == torch.float32
 
 
+def test_a_model_that_was_loaded_in_host_memory_leaves_only_its_weights_there() -> None:
+    """As beside adapters on a rounded base: rows are placed on the device of the buffers."""
+    model = ScalarModel(tiny_reward_model(), tiny_tokenizer()).requires_grad_(False)
+    HostWeights(model, torch.device("meta"))
+    assert {weight.device.type for weight in model.parameters()} == {"cpu"}
+    assert {buffer.device.type for buffer in model.buffers()} == {model.device.type} == {"meta"}
+
+
 def test_weights_in_the_hosts_memory_change_no_score() -> None:
     """Here the device is the CPU, too; what can be tested is that every weight is there, and is put back."""
     model = ScalarModel(tiny_reward_model(), tiny_tokenizer()).requires_grad_(False)

@@ -291,10 +291,10 @@ def _in_fp32(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
 class HostWeights:
     """Keeps a frozen module's weights in host memory, and moves them to its device when needed.
 
-    Nothing is copied back: the weights do not change. Buffers, which are small, stay on the device.
+    Nothing is copied back: the weights do not change. Buffers, which are small, are always on the device.
 
     Args:
-        module: The module.
+        module: The module, on its device or in host memory.
         device: The device of its passes.
     """
 
@@ -306,6 +306,7 @@ class HostWeights:
         pinned = device.type == "cuda"  # pinned memory is copied directly
         for weight in self._weights:
             weight.data = weight.data.cpu().pin_memory() if pinned else weight.data.cpu()
+        module._apply(lambda each: each if isinstance(each, nn.Parameter) else each.to(device))
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
