@@ -163,6 +163,28 @@ def test_a_function_with_check_rows_reads_the_prompts_before_a_run():
         reward.check({"level": [7], "other": [1]})
 
 
+def test_check_rows_gets_the_columns_and_settings_that_it_names():
+    def mine(completions, level, hint=None, *, strict=False):
+        return [1.0] * len(completions)
+
+    read = []
+    mine.check_rows = lambda level: read.append(level)
+    reward = FunctionReward(mine, settings={"strict": True})
+    reward.check({"level": [7], "hint": ["x"]})
+    mine.check_rows = lambda **columns: read.append(columns)
+    reward.check({"level": [7], "hint": ["x"], "other": [1]})
+    assert read == [[7], {"level": [7], "hint": ["x"]}]
+
+
+def test_a_judge_over_an_api_scores_prompts_that_are_conversations():
+    """Their column `messages` is an argument of the judge, and nothing that it checks."""
+    reward = load_reward("openai:m@http://127.0.0.1:9/v1")
+    try:
+        reward.check({"messages": [[{"role": "user", "content": "Ahoy?"}]]})
+    finally:
+        reward.sources[0]._function.close()
+
+
 def test_a_verifier_checks_a_column_that_a_setting_gives():
     with pytest.raises(RewardError, match=r"column 'pattern', prompt 2: '\(' is not usable; expected a regular"):
         FunctionReward(pattern, settings={"pattern": ["a", "("]}).check({})

@@ -113,9 +113,9 @@ class FunctionReward:
     def check(self, columns: Collection[str]) -> None:
         """Check before a run that the prompts have the columns that the function needs.
 
-        A function may have an attribute `check_rows`, a function of the same columns that raises a `RewardError` for an
-        unusable row, which is then found before any rollout. It also gets the settings in its signature. It may return
-        the maximum seconds per response, which are then added to a call's limit for each response.
+        A function may have an attribute `check_rows`, a function of those of its columns and settings that it names; it
+        raises a `RewardError` for an unusable row, which is then found before any rollout. It may return the maximum
+        seconds per response, which are then added to a call's limit for each response.
 
         Args:
             columns: The names, or a mapping with an entry per prompt in each column, which `check_rows` reads.
@@ -134,10 +134,15 @@ class FunctionReward:
             if rows is not None:
                 passed = {name: [entries[row] for row in rows] for name, entries in passed.items()}
             check_rows = self.function.check_rows  # pyright: ignore[reportFunctionMemberAccess]
-            accepted = inspect.signature(check_rows).parameters
-            settings = {name: value for name, value in self.settings.items() if name in accepted}
+            parameters = inspect.signature(check_rows).parameters
+            takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+            given = {
+                name: value
+                for name, value in {**passed, **self.settings}.items()
+                if name in parameters or (takes_all and name in passed)
+            }
             with _one_line_errors(self.name):
-                seconds = check_rows(**{**passed, **settings})
+                seconds = check_rows(**given)
             if isinstance(seconds, (int, float)):
                 self.seconds = max(self.seconds, seconds)
 
