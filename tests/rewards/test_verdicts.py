@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 from dataclasses import replace
@@ -23,7 +24,7 @@ from kedge.rewards import (
 )
 from kedge.rewards.score import ScoredRollout, join_scored
 from kedge.rewards.source import checked_scores, plain_scores
-from kedge_base.errors import RewardError
+from kedge_base.errors import NonfiniteScoreError, RewardError
 from kedge_tasks.verify import number, pattern
 
 BATCH = Responses(["p"] * 4, ["a", "bb", "ccc", "d"], [[1]] * 4, [[1]] * 4, [True] * 4)
@@ -224,13 +225,26 @@ def test_verifiers_of_several_tasks_score_the_rows_that_have_their_columns(local
     assert scored.row_reasons() == ["number: right", "pattern: right", None, "number: wrong value"]
     some = batch.select([1, 2])
     assert reward.score_terms(some).terms["number"] == [None, None]
-    with pytest.raises(RewardError, match=r"number: column 'answer', prompt 1: 'x' is not usable"):
+    with pytest.raises(RewardError, match=r"number: column 'answer', prompt 2: 'x' is not usable"):
         reward.check({**columns, "answer": [None, "x", None, None]})
     with pytest.raises(RewardError, match=r"number: no prompt has an entry in all of its columns \(answer\)"):
         reward.check({**columns, "answer": [None] * 4})
     alone = load_reward(sources[0])
     with pytest.raises(RewardError, match=r"prompt 2: None is not usable; expected a number"):
         alone.check(columns)
+
+
+def test_a_score_that_is_not_finite_is_of_a_response_of_the_batch():
+    """Its number leads to the response; one among those that the function scores would lead to another."""
+
+    def judged(completions, answer):
+        return [math.nan] * len(completions)
+
+    judged.check_rows = lambda answer: None
+    reward = load_reward([judged, lambda completions: [0.0] * len(completions)], limits=CallLimits(retries=0))
+    with pytest.raises(NonfiniteScoreError, match="judged gave response 2 nan") as raised:
+        reward.score_terms(replace(BATCH, columns={"answer": [None, None, "1", "2"]}))
+    assert raised.value.row == 2
 
 
 def test_a_row_that_only_a_judge_scores_is_refused():

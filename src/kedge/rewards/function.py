@@ -12,7 +12,7 @@ from functools import partial
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
-from kedge.rewards.source import Responses, Score, checked_scores, free_names
+from kedge.rewards.source import PROMPT_NUMBER, Responses, Score, checked_scores, free_names
 from kedge_base.errors import LastingRewardError, RewardError, RunEnded
 from kedge_base.generators import seeded
 from kedge_base.importing import find_named
@@ -141,8 +141,14 @@ class FunctionReward:
                 for name, value in {**passed, **self.settings}.items()
                 if name in parameters or (takes_all and name in passed)
             }
-            with _one_line_errors(self.name):
-                seconds = check_rows(**given)
+            try:
+                with _one_line_errors(self.name):
+                    seconds = check_rows(**given)
+            except RewardError as error:
+                if rows is None:
+                    raise
+                text = PROMPT_NUMBER.sub(lambda found: f"prompt {rows[int(found[1]) - 1] + 1}", str(error), count=1)
+                raise RewardError(text) from error
             if isinstance(seconds, (int, float)):
                 self.seconds = max(self.seconds, seconds)
 
@@ -211,7 +217,8 @@ class FunctionReward:
             check: As `checked_scores`.
         """
         if (rows := self._rows_to_score(responses)) is not None:
-            collect = self.start(responses.select(rows), check=check) if rows else list[Score]
+            numbered = partial(check, rows=rows)
+            collect = self.start(responses.select(rows), check=numbered) if rows else list[Score]
             return lambda: _filled(rows, collect(), len(responses))
         if self.is_async:
             result = event_loop().submit(self._call_and_await(responses)).result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -154,7 +155,13 @@ class _Array(Protocol):
     def tolist(self) -> Any: ...
 
 
-def checked_scores(returned: object, *, name: str, lengths: Sequence[int]) -> list[Score]:
+PROMPT_NUMBER = re.compile(r"(?<=, )prompt (\d+)(?=: )")
+"""The number of a prompt, from 1, in an error about an entry of a column."""
+
+
+def checked_scores(
+    returned: object, *, name: str, lengths: Sequence[int], rows: Sequence[int] | None = None
+) -> list[Score]:
     """Check a source's return value, and convert it to Python floats.
 
     Args:
@@ -163,6 +170,7 @@ def checked_scores(returned: object, *, name: str, lengths: Sequence[int]) -> li
             Booleans count as 1 and 0.
         name: The source, for messages.
         lengths: Tokens per response.
+        rows: The numbers of the responses in the batch, for errors; None if they are all of it.
 
     Raises:
         RewardError: Another type or length.
@@ -176,7 +184,7 @@ def checked_scores(returned: object, *, name: str, lengths: Sequence[int]) -> li
     by_token = any(isinstance(each, (list, tuple)) and len(each) > 1 for each in map(_plain, entries))
     return [
         _checked_entry(entry, name=name, row=row, length=length, by_token=by_token)
-        for row, (entry, length) in enumerate(zip(entries, lengths, strict=True))
+        for row, entry, length in zip(rows or range(count), entries, lengths, strict=True)
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -16,7 +15,7 @@ from kedge.data.fields import Role, columns_of
 from kedge.data.prompts import prompt_columns
 from kedge.models.loading import Bases
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
-from kedge.rewards.source import RewardSource
+from kedge.rewards.source import PROMPT_NUMBER, RewardSource
 from kedge.runs.frozen import freeze_models
 from kedge.runs.judges import with_judges
 from kedge.runs.run import Run
@@ -116,8 +115,8 @@ def check_columns(check: Callable[[Mapping[str, Sequence[Any]]], None], prompts:
     try:
         check(prompt_columns(prompts))
     except RewardError as error:
-        number = re.compile(r"(?<=, )prompt (\d+)(?=: )")
-        raise RewardError(number.sub(lambda found: prompts[int(found[1]) - 1].place, str(error))) from error
+        text = PROMPT_NUMBER.sub(lambda found: prompts[int(found[1]) - 1].place, str(error), count=1)
+        raise RewardError(text) from error
 
 
 def load_rows(
