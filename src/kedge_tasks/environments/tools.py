@@ -21,12 +21,13 @@ HERMES = "tool_call"
 UNQUOTED = re.compile(r"<function=([^>\s]+)>(.*)</function>|([\w.-]+)\s*((?:<arg_key>.*)?)", re.DOTALL)
 """A call in this tag without JSON, as Qwen 3.5 and GLM 4.5 write it: a name, and arguments in tags."""
 ARGUMENT = re.compile(
-    r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>|\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>",
+    r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>|\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>",
     re.DOTALL,
 )
 PYTHON = {"True": True, "False": False, "None": None}
 MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(?=\[)")
-LLAMA = re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(\{.*\"(?:parameters|arguments)\".*\})\s*(?:</s>)?\Z", re.DOTALL)
+LLAMA = re.compile(r"\A\s*(?:<\|python_tag\|>\s*)?(\{.*\})\s*(?:</s>)?\Z", re.DOTALL)
+LLAMA_ARGUMENTS = re.compile(r"\"(?:parameters|arguments)\"")
 """In Llama 3, the whole turn is a call."""
 
 
@@ -134,7 +135,7 @@ class Tools:
                 return [self._call(entry) for entry in entries]
             except (ValueError, RecursionError) as error:
                 return [_unreadable(error)]
-        if llama := LLAMA.match(text):
+        if (llama := LLAMA.match(text)) and LLAMA_ARGUMENTS.search(llama[1]):
             return [self._read(llama[1])]
         return list(self._tagged(text))
 
@@ -142,7 +143,7 @@ class Tools:
         """Return the text before the first call in a turn, with its thought."""
         answer = answer_of(text) or ""
         tags = "|".join(map(re.escape, [HERMES, *self.names]))
-        before = re.split(rf"<(?:{tags})>|\[TOOL_CALLS\]|\A\s*(?:<\|python_tag\|>)?\s*{{", answer)[0]
+        before = re.split(rf"<(?:{tags})>|\[TOOL_CALLS\]|\A\s*(?:<\|python_tag\|>\s*)?{{", answer)[0]
         return f"{text[: text.rfind(answer)]}{before}".rstrip()
 
     def call(self, environment: Any, call: Call) -> Any:
@@ -163,9 +164,14 @@ class Tools:
     def _read(self, text: str) -> Call:
         if match := UNQUOTED.fullmatch(text):
             name, written = match[1] or match[3], match[2] or match[4] or ""
-            pairs = [(key or other, value or text) for key, value, other, text in ARGUMENT.findall(written)]
-            if not ARGUMENT.sub("", written).strip():
-                return self._checked(name, {key: self._typed(name, key, value) for key, value in pairs})
+            arguments: dict[str, Any] = {}
+            at = 0
+            while argument := ARGUMENT.match(written, at):
+                key, value, other, inner = argument.groups("")
+                arguments[key or other] = self._typed(name, key or other, value or inner)
+                at = argument.end()
+            if not written[at:].strip():
+                return self._checked(name, arguments)
         try:
             return self._call(json.loads(text))
         except (ValueError, RecursionError) as error:

@@ -191,6 +191,30 @@ def test_calls_are_read_as_models_write_them_and_errors_are_told(text, results):
     assert turn["ending"] == (None if results else "completed")
 
 
+@pytest.mark.parametrize(
+    ("before", "repeated", "after"),
+    [
+        ("", "\n", ""),
+        ("", " ", "x"),
+        ("", '{"parameters"}', " x"),
+        ("<tool_call><function=add>", " ", "x</function></tool_call>"),
+        ("<tool_call><function=add>", "<parameter=a>", "</function></tool_call>"),
+        ("<tool_call>add", "<arg_key>", "</tool_call>"),
+        ("<tool_call>add", "<arg_key>a</arg_key><arg_value>1", "</tool_call>"),
+    ],
+)
+def test_a_turn_that_repeats_itself_is_read_in_linear_time(before, repeated, after):
+    """As policies repeat themselves early in training; squares of such a length took from seconds to hours."""
+    tools = Session(worlds.Calculator, "Calculator").tools
+    assert tools is not None
+    text = before + repeated * (100_000 // len(repeated)) + after
+    started = time.process_time()
+    calls = tools.calls_in(text)
+    tools.text_before_calls(text)
+    assert time.process_time() - started < 1
+    assert all(call.fault for call in calls)
+
+
 def test_async_environments_run_at_the_same_time(world):
     together = world("Together")
     together.open({number: ({}, 0) for number in range(10)})
