@@ -215,7 +215,7 @@ class Judge:
                 if error.status in BAD_REQUEST and not self._has_answered and self._simplify(form, str(error)):
                     continue
                 failures += 1
-                pause = 2.0 ** (failures - 1) * random.uniform(0.5, 1.0) if error.wait is None else error.wait
+                pause = error.wait or 2.0 ** (failures - 1) * random.uniform(0.5, 1.0)  # a wait of 0 says nothing
                 is_last = failures > self._limits.retries or pause > LONGEST_WAIT
                 if not error.is_passing or is_last or stop.is_set():
                     raise

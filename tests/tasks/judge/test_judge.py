@@ -251,6 +251,15 @@ def test_a_passing_failure_is_tried_again(server, reply):
     assert len(server.requests) == 2
 
 
+def test_pauses_double_where_the_server_asks_to_wait_no_time(server):
+    """Else all retries would be over in milliseconds, and with them the run."""
+    server.replies(*[Reply({}, 429, {"Retry-After": "0"})] * 2)
+    assert judge(server, limits={"retries": 2}).score(["a"], ["e"]) == [2]
+    first, second, third = server.times
+    assert second - first >= 0.5
+    assert third - second >= 1.0
+
+
 def test_a_server_says_how_long_all_threads_wait(server):
     server.replies(said({"score": 1}), Reply({}, 429, {"Retry-After": "1"}))
     ours = judge(server, limits={"concurrency": 2})
