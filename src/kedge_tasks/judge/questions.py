@@ -20,7 +20,7 @@ TASKS = {
     "winner": "Say which is better, A or B; say tie if neither is. The order in which they are shown means nothing.",
 }
 VALUES: Mapping[str, Sequence[Any]] = {"score": range(1, 11), "winner": ("A", "B", "tie")}
-_FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
+_FENCE = re.compile(r"\s*```(?:json)?[ \t\r]*\n(.*)\n[ \t]*```\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)

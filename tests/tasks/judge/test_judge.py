@@ -231,6 +231,13 @@ def test_a_prompt_that_is_too_long_costs_its_own_score_alone(server):
     assert judge(server).score(PROMPTS, ["very long", "e", "ee"]) == [None, 2, 3]  # also as the first of a run
 
 
+def test_an_answer_of_line_breaks_is_read_in_linear_time():
+    """Small judges repeat themselves, and a search that takes the cube of the length stops the other threads, too."""
+    started = time.process_time()
+    assert Question("score", "Ahoy?", ("e",)).read("```" + "\n" * 20_000 + "x") is None
+    assert time.process_time() - started < 1
+
+
 # Failures.
 
 
