@@ -211,6 +211,22 @@ def test_turns_with_nothing_between_them_are_told_apart():
     assert cut.last_turns == [LAST]
 
 
+def test_turns_are_those_that_were_played_whatever_ends_the_responses_of_the_batch():
+    """No response of the batch stopped, so its last tokens do not say what ends a turn."""
+    played = episode(("six", True), ("seven", True), ("eight", True), stopped=False)
+    starts = torch.zeros_like(played.token_mask)
+    ends = (played.response_ids[0] == TOKENIZER.eos_token_id).nonzero().squeeze(1)
+    starts[0, torch.cat([torch.tensor([0]), ends + 1])] = True
+    played = replace(played, turn_starts=starts, parents=torch.arange(-1, starts.shape[1] - 1)[None])
+    assert told(played).last_turns == ["eight"]
+    stops = [TOKENIZER.eos_token_id]
+    responses = describe_responses(played, [Prompt("How many?")], TOKENIZER, stop_tokens=stops)
+    assert [each["content"] for each in responses.episodes[0]] == ["six", "seven", "eight"]
+    result = score_rollout(played, [Prompt("How many?")], load_reward(lambda episodes: [len(episodes[0])]), TOKENIZER,
+                           max_new_tokens=99, stop_tokens=stops)  # fmt: skip
+    assert result.scores.tolist() == [3.0]
+
+
 @pytest.mark.parametrize(
     ("parts", "prompt", "expected"),
     [

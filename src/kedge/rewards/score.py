@@ -133,6 +133,7 @@ def score_rollout(
     max_new_tokens: int,
     missing_eos: MissingEos | None = None,
     seed: int = 0,
+    stop_tokens: Collection[int] = (),
 ) -> ScoredRollout:
     """Score the responses of a rollout, and drop those without a score.
 
@@ -144,12 +145,15 @@ def score_rollout(
         max_new_tokens: The response length limit.
         missing_eos: The penalty for responses without a stop token; None for no penalty. Token scores are kept.
         seed: For functions that draw random numbers.
+        stop_tokens: See `describe_responses`.
 
     Raises:
         RewardError: A reward source failed or returned something other than scores.
         UnscoredError: No response has a score.
     """
-    described = describe_responses(rollout, prompts, tokenizer, max_new_tokens=max_new_tokens, seed=seed)
+    described = describe_responses(
+        rollout, prompts, tokenizer, max_new_tokens=max_new_tokens, seed=seed, stop_tokens=stop_tokens
+    )
     terms = reward.score_terms(described)
     rows = [row for row, score in enumerate(terms.scores) if score is not None]
     if not rows:
@@ -174,8 +178,18 @@ def describe_responses(
     *,
     max_new_tokens: int | None = None,
     seed: int = 0,
+    stop_tokens: Collection[int] = (),
 ) -> Responses:
-    """Describe a rollout by the texts, ids and columns that reward sources read."""
+    """Describe a rollout by the texts, ids and columns that reward sources read.
+
+    Args:
+        rollout: The sampled responses.
+        prompts: The prompts, one per response.
+        tokenizer: The policy's.
+        max_new_tokens: See `Responses`.
+        seed: See `Responses`.
+        stop_tokens: Tokens that end a turn, besides those that ended a response of the rollout.
+    """
     prompt_ids = unpadded(rollout.prompt_ids, rollout.prompt_mask)
     response_ids = unpadded(rollout.response_ids, rollout.token_mask)
     stopped = rollout.stopped.tolist()
@@ -191,9 +205,11 @@ def describe_responses(
     turns: list[list[dict[str, str]]] = []
     if rollout.rewards is not None or not torch.equal(rollout.token_mask, rollout.action_mask):
         own = unpadded(rollout.action_mask, rollout.token_mask)
-        stops = {ids[-1] for ids, ended in zip(response_ids, stopped, strict=True) if ended}
+        stops = {*stop_tokens, *(ids[-1] for ids, ended in zip(response_ids, stopped, strict=True) if ended)}
+        starts = torch.zeros_like(rollout.token_mask) if rollout.turn_starts is None else rollout.turn_starts
         read: Sequence[Mapping[int, list[int]]] = _new_contexts(rollout) if rollout.branches else [{}] * len(own)
-        turns = [_turns(tokenizer, *row, stops) for row in zip(response_ids, own, read, strict=True)]
+        rows = zip(response_ids, own, starts.tolist(), read, strict=True)
+        turns = [_turns(tokenizer, *row, stops) for row in rows]
     return Responses(
         prompts=texts,
         completions=[continuation(tokenizer, *ids) for ids in zip(prompt_ids, text_ids, strict=True)],
@@ -213,6 +229,7 @@ def _turns(
     tokenizer: PreTrainedTokenizerBase,
     ids: list[int],
     own: Sequence[bool],
+    starts: Sequence[bool],
     contexts: Mapping[int, list[int]],
     stops: Collection[int],
 ) -> list[dict[str, str]]:
@@ -222,6 +239,7 @@ def _turns(
         tokenizer: The policy's.
         ids: The response.
         own: True for the policy's tokens.
+        starts: True where a turn of the policy starts, if that is known.
         contexts: Where a turn has read a new context: the whole of it, by the place of the turn's first token.
         stops: The tokens that end a turn.
     """
@@ -229,7 +247,7 @@ def _turns(
     start = 0
     for end in range(1, len(ids) + 1):
         has_stopped = own[end - 1] and ids[end - 1] in stops  # the policy's next turn may follow immediately
-        if has_stopped or end == len(ids) or own[end] != own[end - 1] or end in contexts:
+        if has_stopped or end == len(ids) or own[end] != own[end - 1] or starts[end]:
             text = continuation(tokenizer, ids[:start], ids[start : end - has_stopped])
             if own[start] or end not in contexts:
                 turns.append({"role": "assistant" if own[start] else "environment", "content": text})

@@ -179,6 +179,7 @@ class Policy:
                     self.tokenizer,
                     max_new_tokens=sampling.max_new_tokens,
                     seed=stream_seed(sampling.seed, "reward", start),
+                    stop_tokens=self.stop_tokens.ids,
                 )
                 yield SampledResponses(rollout, described)
                 done = start + len(batch)

@@ -242,6 +242,7 @@ class Measurements:
             self._trainer.roles.tokenizer,
             max_new_tokens=settings.rollout.max_new_tokens,
             seed=stream_seed(settings.seed, "evaluation reward"),
+            stop_tokens=self._trainer.roles.stop_tokens.ids,
         )
         ours = judge.score(responses)
         if self._start is None:

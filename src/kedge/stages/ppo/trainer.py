@@ -231,6 +231,7 @@ class Trainer:
             max_new_tokens=self.settings.rollout.max_new_tokens,
             missing_eos=self.roles.missing_eos,
             seed=stream_seed(self.settings.seed, *(names or ("reward", self.update))),
+            stop_tokens=self.roles.stop_tokens.ids,
         )
 
     def estimate(self, scored: ScoredRollout, *, takes_steps: bool = True) -> Experience:
