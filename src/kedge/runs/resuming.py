@@ -112,7 +112,7 @@ def _check_unchanged(
         changes += changed_inputs(recorded, fingerprint, allowed=allowed)
     if changes:
         because = f"{folder} cannot be resumed, because {'; '.join(changes)}"
-        fields = dict.fromkeys(change.split(":")[0] for change in changes)
+        fields = dict.fromkeys(field for change in changes for field in re.findall(r"^\w+(?:\.\w+)?", change))
         options = " ".join(f"--allow-changes {field}" for field in fields)
         names = options if is_command_line() else f"resume={list(fields)!r}"
         raise ConfigError(f"{because}. If this is intended: {names}")

@@ -134,7 +134,8 @@ def resumed(
 
 
 def full_change(name: str, stage: str, said: str) -> str:
-    """Return the dotted name of a field, which may be given as in the stage's settings, or of a section.
+    """Return the dotted name of a field, which may be given as in the stage's settings or by a part of its value, or of
+    a section.
 
     Raises:
         ConfigError: It is neither.
@@ -142,8 +143,12 @@ def full_change(name: str, stage: str, said: str) -> str:
     sections = Config().model_dump(mode="json")
     fields = [f"{section}.{field}" for section, each in sections.items() if isinstance(each, dict) for field in each]
     known = [*sections, *fields]
-    if name.partition("[")[0].removesuffix(CODE) in known or name.startswith(("data.", "rollout.", "reward.")):
+    if name.partition("[")[0].removesuffix(CODE) in known or name.startswith(
+        ("data.", "rollout.", "reward.", "schedules.")
+    ):
         return name
+    if whole := [field for field in fields if name.startswith(f"{field}.")]:
+        return whole[0]
     if "." not in name:
         try:
             return full_name(name, stage)
