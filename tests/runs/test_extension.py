@@ -115,10 +115,12 @@ def test_what_is_stretched_is_said():
         "The run continues after update 40. Allowed to change: ppo.kl_coef. The result is not that of a run that was "
         "this long from the start."
     )
-    assert "the evaluation after update 42 is an additional one" in describe_extension(
-        load_config(None, settings), find_stage("ppo"), 42
-    )
-    assert "additional" not in describe_extension(load_config(None, settings), find_stage("ppo"), 40)
+    for every in ("4", "{updates: 4, num_prompts: 9}"):
+        config = load_config(None, [*settings, f"ppo.eval_every={every}"])
+        assert "the evaluation after update 42 is an additional one" in describe_extension(
+            config, find_stage("ppo"), 42
+        )
+        assert "additional" not in describe_extension(config, find_stage("ppo"), 40)
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "critic"])

@@ -24,7 +24,7 @@ from kedge.config.schema.field import Choice
 from kedge.config.schema.ppo import PpoConfig
 from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.root import Config
-from kedge.config.stages import best_metric, check_stage, metric_in_chain
+from kedge.config.stages import best_metric, check_stage, evaluations_of, metric_in_chain
 
 __all__ = [
     "CHANGED_FIRST",
@@ -46,6 +46,7 @@ __all__ = [
     "describe_presets",
     "differences",
     "effective_settings",
+    "evaluations_of",
     "explain",
     "field_advice",
     "full_name",

@@ -1,6 +1,6 @@
 """Checks that a configuration is complete for a stage, and finds the metric that decides which checkpoint is best."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kedge.config.explain.describe import suggestion
 from kedge.config.presets import check_presets
@@ -55,13 +55,19 @@ def best_metric(config: Config, name: str) -> BestMetric | None:
     """
     stage = find_stage(name)
     wanted = config.checkpoint.keep_best
-    evaluates = bool(stage.evaluations and value_of(config, stage.evaluations))
+    evaluates = bool(evaluations_of(config, stage))
     if wanted in ("auto", "none") or not stage.best_metrics:
         if stage.best_by_default is None or not evaluates:
             return None
         return BestMetric(stage.best_by_default(config), higher_is_better=True, is_kept=wanted == "auto")
     _check(config, stage, wanted, evaluates=evaluates)
     return BestMetric(wanted, stage.best_metrics.get(wanted, True)) if stage.length else None
+
+
+def evaluations_of(config: Config, stage: Stage) -> Any:
+    """The value of the field without which the stage makes no evaluations; the first parameter of one with several."""
+    value: Any = value_of(config, stage.evaluations) if stage.evaluations else None
+    return next(iter(value.values())) if hasattr(value, "values") else value
 
 
 def metric_in_chain(config: Config, name: str) -> str:

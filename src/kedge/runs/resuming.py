@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kedge.config import Config, changed_settings, differences, effective_settings, load_config
+from kedge.config import Config, changed_settings, differences, effective_settings, evaluations_of, load_config
 from kedge.models.origin import CARD, public_settings
 from kedge.ranks import Ranks
 from kedge.runs.fingerprint import changed_inputs, lost_inputs
@@ -138,7 +138,7 @@ def describe_extension(
     effects += [f"Allowed to change: {', '.join(changes)}."] if changes else []
     if effects:
         return f"{so_far}. {' '.join(effects)} The result is not that of a run that was this long from the start."
-    evaluations = value_of(config, stage.evaluations)
+    evaluations = evaluations_of(config, stage)
     if stage.unit == "update":
         additional = evaluations and done % evaluations
         condition = f"; the evaluation after update {done} is an additional one" if additional else ""

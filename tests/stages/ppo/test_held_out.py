@@ -342,6 +342,10 @@ def test_held_out_prompts_that_are_trained_on_are_counted(policy, tmp_path, caps
         ({"checkpoint.keep_best": "eval/scor", "eval_every": 2}, "did you mean eval/score?"),
         ({"checkpoint.keep_best": "eval/accuracy", "eval_every": 2}, "eval/accuracy is not a metric of ppo"),
         ({"checkpoint.keep_best": "eval/score"}, "set ppo.eval_every"),
+        (
+            {"checkpoint.keep_best": "eval/score", "eval_every": {"updates": None, "num_prompts": 9}},
+            "set ppo.eval_every",
+        ),
         *(
             ({"checkpoint.keep_best": name, "eval_every": 2}, f"{name} is not a metric of ppo that tells which model")
             for name in (
