@@ -153,6 +153,17 @@ def test_a_resolved_configuration_reads_back(
     assert load_config(path) == config
 
 
+@pytest.mark.parametrize(
+    "text", ["1e5", "1e-5", "-3E+6", "+.5e3", "2.e1", "1_0e2", "1e5x", "0x1F", "1:30", "~", "no", "3"]
+)
+def test_a_text_that_looks_like_a_number_reads_back_as_text(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    reward = {"source": "f.py:g", "settings": {"unit": text, text: 1e-5}}
+    config = config_from_settings("ppo", {"out": text, "data.columns": {"prompt": text}, "reward": reward})
+    path.write_text(resolved_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+
+
 def test_resolved_yaml_names_the_versions() -> None:
     assert resolved_yaml(Config()).startswith("# kedge ")
     assert "torch " in resolved_yaml(Config()).splitlines()[0]

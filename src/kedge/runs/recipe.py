@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import yaml
-
 from kedge.config import Config
+from kedge.config.loading.yaml_text import to_yaml
 from kedge.models.origin import public_settings
 
 NOT_SHOWN = ("out", "preset", "runtime", "checkpoint", "push")
@@ -15,4 +14,4 @@ def recipe_of(config: Config) -> str:
     """Format the settings that differ from kedge's defaults as YAML, without local paths."""
     changed = config.model_dump(mode="json", exclude_defaults=True, exclude=set(NOT_SHOWN))
     seed = {"runtime": {"seed": config.runtime.seed}}
-    return yaml.safe_dump(public_settings({**changed, **seed}), sort_keys=False, allow_unicode=True)
+    return to_yaml(public_settings({**changed, **seed}))

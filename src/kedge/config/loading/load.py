@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_origin
 
-import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kedge.config.explain.describe import accepts, all_fields, find_field, section_type, unknown, written
 from kedge.config.loading.names import full_name
-from kedge.config.loading.yaml_text import Document, parse_value, read_document
+from kedge.config.loading.yaml_text import Document, parse_value, read_document, to_yaml
 from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schedules import check_schedules
 from kedge.config.schema.judge import JudgeConfig
@@ -93,8 +92,7 @@ def resolved_yaml(config: Config) -> str:
     """Format the full configuration as YAML that `--config` reads, after a comment with the versions."""
     versions = {"kedge": __version__} | {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
-    body = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    return f"# {packages}, Python {platform.python_version()}\n{body}"
+    return f"# {packages}, Python {platform.python_version()}\n{to_yaml(config.model_dump(mode='json'))}"
 
 
 def _mistake(values: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Reads safe YAML: `3e-6` is a number, duplicate keys and aliases are errors; keeps the line of every field."""
+"""Reads and writes safe YAML: `3e-6` is a number, duplicate keys and aliases are errors; keeps the lines of fields."""
 
 import os
 import re
@@ -39,10 +39,15 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes texts which `_Loader` would read as numbers."""
+
+
 # YAML 1.1 reads `3e-6`, which has no dot, as text.
-_Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,11 @@ def parse_value(text: str, where: str) -> Any:
         ConfigError: The text is not YAML.
     """
     return _load(text, where)[0]
+
+
+def to_yaml(settings: object, *, width: int = 80) -> str:
+    """Write settings in their order, as YAML that is read back unchanged, with lines of about this width."""
+    return yaml.dump(settings, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
 
 
 def text_of(path: Path) -> str:

@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from kedge.config.libraries import foreign_names, lead_of, without_links
 from kedge.config.loading.load import nested, resolve
-from kedge.config.loading.yaml_text import parse_value
+from kedge.config.loading.yaml_text import parse_value, to_yaml
 from kedge.config.translation.reading import computed
 from kedge.config.translation.trl_scripts import Computed
 from kedge_base.errors import ConfigError
@@ -93,7 +91,7 @@ def translate(
 def as_yaml(settings: Mapping[str, Any], lines: list[str]) -> str:
     """A file for `--config`, with the lines as comments."""
     comments = "".join(f"# {line}\n" for line in lines)
-    return comments + yaml.safe_dump(nested(settings), sort_keys=False, allow_unicode=True, width=120)
+    return comments + to_yaml(nested(settings), width=120)
 
 
 def _others(rows: Mapping[str, str], others: Mapping[str, Any]) -> Iterator[str]:
