@@ -33,6 +33,33 @@ def test_a_call_is_quoted_for_the_shell_and_for_python() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "token",
+    [
+        "\n",
+        "###",
+        "[/INST]",
+        "1e5",
+        "null",
+        "yes",
+        "|",
+        "a: b",
+        "'",
+        '"',
+        "\\",
+        " ",
+        "é\t",
+        "<|end|>",
+        "7",
+        7,
+        [7, "7"],
+    ],
+)
+def test_a_setting_in_a_call_keeps_its_value(token: Any) -> None:
+    [*_, word] = shlex.split(Call("ppo", {}, {"rollout.stop_token": token}).shell())
+    assert load_config(overrides=[word]).rollout.stop_token == token
+
+
 def test_control_characters_do_not_reach_the_terminal() -> None:
     line = Call("ppo", {"resume": ("it's\n\x1b[31m \\ red",)}).shell()
     assert line.isprintable()
@@ -222,10 +249,10 @@ def test_python_resumes_with_the_whole_call() -> None:
     )
     [parsed] = ast.parse(line).body
     assert isinstance(parsed, ast.Expr)
-    changes = {"runtime.activation_checkpointing": "true"}
+    changes = {"runtime.activation_checkpointing": True}
     changed = resuming_call(config, "ppo", FOLDER, by_command=False, changes=changes).python()
     assert "resume=['runtime.activation_checkpointing']" in changed
-    assert "'ppo.num_updates': 7, 'runtime.activation_checkpointing': 'true'}" in changed
+    assert "'ppo.num_updates': 7, 'runtime.activation_checkpointing': True}" in changed
     in_memory = config_from_settings("ppo", {"model": "m", "reward": [{"source": "f.py:g", "name": "mine"}]})
     line = resuming_call(in_memory, "ppo", FOLDER, by_command=False).python()
     assert "prompts=prompts, reward=reward" in line

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from typing_extensions import Self
 
-from kedge.config import Config, changed_values, load_config
+from kedge.config import Config, changed_values, load_config, parse_value
 from kedge_base.errors import KedgeError
 from kedge_base.registry import service
 from kedge_base.run_folder.output import CONFIG_FILE, MODEL_FOLDER, REPORT_FILE
@@ -68,8 +68,16 @@ class Call:
             if name == "preset":
                 yield from (f"--preset {_quoted(preset)}" for preset in value)
                 continue
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text = value if _stays_text(value) else json.dumps(value, ensure_ascii=False)
             yield _quoted(f"{name}={text}")
+
+
+def _stays_text(value: object) -> bool:
+    """True for a text that an override does not read as another value, as it would `###` or `1e5`."""
+    try:
+        return isinstance(value, str) and parse_value(value, value) == value
+    except KedgeError:
+        return False
 
 
 def _alone(values: list[str]) -> str | list[str]:

@@ -104,7 +104,7 @@ def memory_in_one_line(config: Config, stage: str) -> Iterator[None]:
     advice = remedies(config, found.phase)
     if not advice:
         raise OutOfMemoryError(f"{found}; raise the limit, or use a smaller model") from None
-    *others, last = (f"{name}={value}" for name, value in advice)
+    *others, last = (f"{name}={str(value).lower()}" for name, value in advice)
     # Another model does not match the checkpoint; settings of a registered stage may determine its number of updates.
     own = ("adapter.kind", "ppo.critic", *(f"{section}." for section in described.adds_sections))
     changes = [] if found.phase == "loading" else [each for each in advice[:1] if not each[0].startswith(own)]
@@ -132,7 +132,7 @@ def _remedies(config: Config, stage: Stage, phase: str) -> Iterator[tuple[str, A
             yield "runtime.micro_batch_tokens", "auto"
         if phase == "the update":
             if not config.runtime.activation_checkpointing:
-                yield "runtime.activation_checkpointing", "true"
+                yield "runtime.activation_checkpointing", True
             yield from _smaller_training(config, stage)
         elif stage.samples or not stage.trains:
             yield from _smaller_frozen(config)
