@@ -129,6 +129,14 @@ def test_flags_that_cannot_be_followed_are_refused(flag):
     assert reason(row).startswith(f"field 'messages[1].{name}' is ")
 
 
+@pytest.mark.parametrize("blank", ["", " ", None, []])
+def test_a_system_message_that_is_left_out_moves_no_flag(blank):
+    messages = [USER, answer("Wrong.", weight=0), {"role": "system", "content": blank}, USER, answer("So.")]
+    assert learned({"messages": messages}) == ["So."]
+    assert learned({"messages": [*messages[2:], *messages]}) == ["So.", "So."]
+    assert learned({"prompt": "Why?", "completion": messages[1:]}) == ["So."]
+
+
 def test_the_flags_of_a_comparison_hold_where_it_is_a_demonstration():
     row = {"chosen": [USER, answer("So.", weight=0)], "rejected": [USER, answer("No.")]}
     assert reason(row).startswith("nothing to learn")

@@ -192,11 +192,17 @@ def _message(entry: object, name: str) -> dict[str, str] | None:
         if entry.get(key) and is_given(entry, key):
             unread = f"which kedge does not read: {remedy}"
             raise RowError(f"field {f'{name}.{key}'!r} holds {held}, {unread}", f"messages with {key}, {unread}")
-    text = _joined(entry.get(content), f"{name}.{content}")
-    if role == "system" and content in entry and not is_given({content: text}, content):
+    if is_empty_system(entry, name):
         return None
-    field_of(entry, content)
+    text = _joined(field_of(entry, content), f"{name}.{content}")
     return {"role": _ROLES.get(role.lower(), role), "content": text_of(text, f"{name}.{content}")}
+
+
+def is_empty_system(entry: Fields, name: str) -> bool:
+    """True for a system message without text, which is left out of the conversation; `name` is its name in errors."""
+    content = _name_in(entry, "content", "value")
+    text = _joined(entry.get(content), f"{name}.{content}")
+    return role_of(entry) == "system" and content in entry and not is_given({content: text}, content)
 
 
 def _joined(content: object, name: str) -> object:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kedge.data.fields import Fields, decoded, is_conversation, is_given, role_of
+from kedge.data.fields import Fields, decoded, is_conversation, is_empty_system, is_given, role_of
 from kedge.data.forms import MASKS
 from kedge.data.records import RowError
 
@@ -44,8 +44,9 @@ def excluded_answers(fields: Fields) -> set[int]:
         value = decoded(fields.get(name))
         entries: Any = [value] if isinstance(value, Mapping) else value
         if is_conversation(entries):
-            places = enumerate(entries, start=-len(entries))
-            return {place for place, entry in places if _is_excluded(entry, f"{name}[{place + len(entries)}]")}
+            named = [(entry, f"{name}[{index}]") for index, entry in enumerate(entries)]
+            read = [each for each in named if not is_empty_system(*each)]
+            return {place - len(read) for place, each in enumerate(read) if _is_excluded(*each)}
     return set()
 
 
