@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -163,6 +164,20 @@ def test_turns_that_are_cut_keep_what_is_learned():
     ]
     whole = learned({"messages": messages[2:]})
     assert learned({"messages": messages}, truncate="keep_end", max_length=120) == whole == ["One.", "Two."]
+
+
+@pytest.mark.parametrize("num_systems", [0, 1, 2, 3])
+def test_of_a_conversation_that_is_cut_the_answers_that_are_left_are_learned(num_systems: int) -> None:
+    systems = [{"role": "system", "content": "Be brief."}] * num_systems
+    turns = [[USER, answer(f"Number {number}.")] for number in range(6)]
+    found = []
+    for length in range(60, 400, 20):
+        messages = [*systems, *(message for turn in turns for message in turn)]
+        with suppress(DataError):
+            found.append(learned({"messages": messages}, truncate="keep_end", max_length=length))
+    assert {tuple(each) for each in found} == {
+        tuple(f"Number {number}." for number in range(start, 6)) for start in range(6)
+    }
 
 
 TURN = "{% for m in messages %}<|{{ m.role }}|>\n"

@@ -383,8 +383,12 @@ def _conversation_to_learn(
         limits = options if len(learned) == 1 else replace(options, max_prompt_tokens=None)
         left = _cut(messages[:-1], _rendered(messages[:-1], last, options), limits)
         dropped = len(messages) - 1 - len(left)
-        learned = [index - dropped for index in learned if index - dropped >= max(first - dropped, 1)]
-        messages = [*cast("Messages", left), messages[-1]]
+        rest = [*cast("Messages", left), messages[-1]]
+        # In the place of an answer that was dropped is another message, or none.
+        learned = [
+            index - dropped for index in learned if index >= dropped and rest[index - dropped] is messages[index]
+        ]
+        messages = rest
     prompt, completion, read = render_demonstration(options.tokenizer, messages, learned)
     _checked_lengths(prompt, {}, options)
     record = Demonstration(prompt, text_of(completion, name), read)
