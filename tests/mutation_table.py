@@ -1216,7 +1216,7 @@ MUTATIONS = (
     Mutation(
         "rows-mixed-at-a-rotary-switch",
         "Trunk._hidden_sorted",
-        "rows.split([num_beyond, len(rows.lengths) - num_beyond])",
+        "rows.apart(self._rope_switch)",
         "[rows]",
         f"{UNUSUAL}::test_rows_on_both_sides_of_a_rotary_switch_do_not_change_each_other",
     ),

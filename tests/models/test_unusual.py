@@ -44,7 +44,7 @@ from kedge.models.live_bytes import LiveBytes
 from kedge.models.packing.decoders import GroupedDecoder
 from kedge.models.packing.packed import PackedDecoder
 from kedge.models.precision import autocast
-from kedge.models.scalar import find_batching
+from kedge.models.scalar import find_batching, score_rows
 from kedge.rollout import Sampler
 from kedge_base.errors import ModelError
 from tests.tiny import tiny_causal_lm, tiny_tokenizer
@@ -192,6 +192,12 @@ def test_an_unknown_formula_for_the_logits_is_refused_even_if_it_hardly_shows(mo
         LanguageModel(causal, tiny_tokenizer())
 
 
+def test_an_output_layer_may_start_at_0():
+    causal = build(Qwen2Config(**GROUPED, rms_norm_eps=1.3e-6))  # a configuration that no other test has probed
+    torch.nn.init.zeros_(causal.lm_head.weight)
+    assert_rows_alone(LanguageModel(causal, tiny_tokenizer()))
+
+
 def test_a_trunk_that_the_model_calls_in_part_is_supported():
     assert_rows_alone(policy(OPTConfig(**{**SIZES, "ffn_dim": 32}, word_embed_proj_dim=16, max_position_embeddings=64)))
 
@@ -321,6 +327,16 @@ def test_a_score_does_not_depend_on_the_other_texts(name, order):
         expected = torch.cat([classifier(input_ids=torch.tensor([row])).logits[0] for row in rows])
         assert expected.std() > 1e-3
         torch.testing.assert_close(model.scores(TokenRows.of(rows)), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_short_texts_are_not_padded_to_the_longest_one():
+    classifier = build(TEXT_SCORERS["BERT"], AutoModelForSequenceClassification)
+    model = ScalarModel(classifier, tiny_tokenizer())
+    read = []
+    classifier.register_forward_pre_hook(lambda *call: read.append(call[2]["input_ids"].numel()), with_kwargs=True)
+    rows = [ROWS[0], ROWS[1], *[[7, place, 2] for place in range(20)]]
+    score_rows(model, rows)
+    assert sum(read) <= sum(map(len, rows)) / 0.7  # padded to the longest one, 22 rows of 17 tokens would be read
 
 
 def test_padding_is_the_tokenizers():

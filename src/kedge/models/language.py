@@ -163,12 +163,12 @@ class LanguageModel(nn.Module):
         """
         size = max(1, MAX_LOGITS // len(self.forbidden))
         weight = self._output_weight()
-        if len(targets) <= size:
-            return measure(self._logits(hidden, weight), targets)
 
         def chunk(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
             return measure(self._logits(states, weight), tokens)
 
+        if len(targets) <= size:
+            return chunk(hidden, targets)
         parts = [
             checkpoint(chunk, states, tokens, use_reentrant=False)
             for states, tokens in zip(hidden.split(size), targets.split(size), strict=True)
@@ -217,7 +217,8 @@ class LanguageModel(nn.Module):
         ids = rows.ids[: rows.longest]
         hidden = self.hidden(TokenRows(ids, (len(ids),)))
         weight = self._output_weight()
-        factor = max(1.0, PROBED_LOGIT / float(self._raw_logits(hidden, weight).abs().max()))
+        # An output layer may start at 0.
+        factor = max(1.0, PROBED_LOGIT / float(self._raw_logits(hidden, weight).abs().max().clamp(min=ROUNDING)))
 
         def amplify(module: nn.Module, inputs: object, output: Any) -> Any:
             nonlocal hidden

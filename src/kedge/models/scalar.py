@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from itertools import groupby
 from typing import Literal, cast
 
 import torch
@@ -275,14 +274,9 @@ def classify(classifier: PreTrainedModel, rows: TokenRows, *, batching: Batching
     """
     classifier.eval()
     order = rows.order()
-    switch = rope_switch(classifier)
-    by_length = rows.take(order)
-
-    def batch_of(length: int) -> object:
-        return length if batching == "equal" else switch is not None and length > switch
-
+    sides = rows.take(order).apart(rope_switch(classifier))
     scores = []
-    for part in by_length.split(len(list(lengths)) for _, lengths in groupby(by_length.lengths, batch_of)):
+    for part in (part for side in sides for part in side.batches(equal=batching == "equal")):
         # A decoder finds a row's last token by the pad id, so no other filler would work.
         ids, mask = part.pad(classifier.config.get_text_config().pad_token_id or 0, left=batching == "left")
         scores.append(classifier(input_ids=ids, attention_mask=mask.long()).logits.float().squeeze(-1))

@@ -106,6 +106,16 @@ class TokenRows:
             first_token += sum(lengths)
         return parts
 
+    def apart(self, limit: int | None) -> list[TokenRows]:
+        """Split rows sorted by length, longest first, into those longer than a limit, if there is one, and the rest."""
+        num_beyond = sum(limit is not None and length > limit for length in self.lengths)
+        return self.split([num_beyond, len(self.lengths) - num_beyond])
+
+    def batches(self, *, equal: bool) -> list[TokenRows]:
+        """Split rows sorted by length, longest first, into batches of equal or else of similar length, for padding."""
+        groups = (list(each) for _, each in groupby(self.lengths)) if equal else group_by_length(self.lengths)
+        return self.split(map(len, groups))
+
     def token_indices(self, rows: Sequence[int]) -> Int[Tensor, " chosen"]:
         """Indices of the tokens of these rows, row by row."""
         starts = self.starts
@@ -304,7 +314,7 @@ def group_by_length(lengths: tuple[int, ...]) -> Iterator[list[int]]:
 def _group(lengths: list[int], device: torch.device, prompt: Spans | None = None) -> Group:
     longest = max(lengths)
     num_tokens = sum(lengths)
-    full = len(list(groupby(lengths))) == 1
+    full = min(lengths) == longest
     mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
     slots = None if full else mask.flatten().nonzero().squeeze(1).to(device)
     seen = None

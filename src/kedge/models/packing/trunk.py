@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import groupby, product
+from itertools import product
 
 import torch
 from jaxtyping import Float
@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from kedge.models.packing.decoders import DECODERS, Decoder, DecoderKind, GroupedDecoder, PaddedDecoder
 from kedge.models.packing.packed import Gather, PackedDecoder, packed_states, recompute_attention
 from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
-from kedge.models.packing.rows import TokenRows, group_by_length
+from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import rope_switch
 from kedge.ranks import Ranks
 from kedge_base.errors import ModelError
@@ -72,7 +72,7 @@ class Trunk:
     @cached_property
     def pads(self) -> bool:
         """True if padding on the right changes nothing; otherwise only rows of equal length run together."""
-        return self._error("padded", self._padded) <= TOLERANCE
+        return self._error("padded", partial(self._in_batches, equal=False)) <= TOLERANCE
 
     @property
     def takes_one_pass(self) -> bool:
@@ -155,10 +155,7 @@ class Trunk:
         """The states of rows sorted by length, longest first."""
         if self.takes_one_pass:
             return self._packed(rows)
-        parts = [rows]
-        if self._rope_switch is not None:
-            num_beyond = sum(length > self._rope_switch for length in rows.lengths)
-            parts = rows.split([num_beyond, len(rows.lengths) - num_beyond])
+        parts = rows.apart(self._rope_switch)
         return _join([self._packed(part) if self.packs(part.longest) else self._unpacked(part) for part in parts])
 
     def _packed(self, rows: TokenRows) -> Tensor:
@@ -178,14 +175,10 @@ class Trunk:
         return torch.cat([part for half, one, other in pairs for part in (one[:half], other[half:])])
 
     def _unpacked(self, rows: TokenRows) -> Tensor:
-        return self._padded(rows) if self.pads else self._by_length(rows)
+        return self._in_batches(rows, equal=not self.pads)
 
-    def _padded(self, rows: TokenRows) -> Tensor:
-        return _join([self._pad_and_run(part) for part in rows.split(map(len, group_by_length(rows.lengths)))])
-
-    def _by_length(self, rows: TokenRows) -> Tensor:
-        equal = (len(list(lengths)) for _, lengths in groupby(rows.lengths))
-        return _join([self._pad_and_run(part) for part in rows.split(equal)])
+    def _in_batches(self, rows: TokenRows, *, equal: bool) -> Tensor:
+        return _join([self._pad_and_run(part) for part in rows.batches(equal=equal)])
 
     def _pad_and_run(self, rows: TokenRows) -> Tensor:
         ids, mask = rows.pad(self._pad_id)
@@ -236,7 +229,7 @@ class Trunk:
         return compute(), recompute()
 
     def _check_batches(self) -> None:
-        if not self.pads and self._error("by length", self._by_length) > TOLERANCE:
+        if not self.pads and self._error("by length", partial(self._in_batches, equal=True)) > TOLERANCE:
             raise self._refusal("a row's states depend on the other rows of its batch")
 
     @cached_property
