@@ -102,7 +102,16 @@ def test_a_json_array_and_a_json_file_of_lines(tmp_path):
         ({"train": ROWS, "test": ROWS[:1]}, ROWS),
         ({"prompt": "a"}, ROWS[:1]),
         (ROWS, ROWS),
-        ({"messages": [{"role": "user", "content": "a"}]}, [{"messages": [{"role": "user", "content": "a"}]}]),
+        *(
+            (row, [row])
+            for row in (
+                {"messages": [{"role": "user", "content": "a"}]},
+                {"id": 1, "conversation": [{"role": "user", "content": "a"}]},
+                {"dialog": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+                {"input_ids": [5, 6], "labels": [-100, 6]},
+            )
+        ),
+        ({"input_ids": [[5, 6], [7]]}, [{"input_ids": [5, 6]}, {"input_ids": [7]}]),
     ],
 )
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])

@@ -115,7 +115,8 @@ def _held_rows(value: dict[str, Any], source: str) -> list[Any]:
     Raises:
         DataError: It contains several lists of rows.
     """
-    if any(isinstance(value.get(name), str) or is_conversation(value.get(name)) for name in _OF_A_ROW):
+    has_text = any(isinstance(value.get(name), str) for name in _OF_A_ROW)
+    if has_text or any(map(is_conversation, value.values())) or _is_list_of(int, value.get("input_ids")):
         return [value]
     is_around = not value.keys() & _OF_A_ROW
     if value and is_around and all(isinstance(row, dict) and row.keys() & _OF_A_ROW for row in value.values()):
