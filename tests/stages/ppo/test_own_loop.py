@@ -470,6 +470,34 @@ def test_an_interrupt_in_an_update_that_is_still_made_ends_no_loop(policy: Path,
     assert [row["update"] for row in rows(tmp_path / "run")] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("failing", ["on_update", "checkpoint"])
+def test_an_error_after_a_complete_update_does_not_repeat_it(policy: Path, tmp_path: Path, failing: str) -> None:
+    failures = [OutputError("the disk is full")]
+
+    def fail(*_: object) -> None:
+        if failures:
+            raise failures.pop()
+
+    settings = {**SIZES, "checkpoint": {"every": 1}, "prompts": PROMPTS}
+    if failing == "on_update":
+        settings["on_update"] = fail
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **settings) as trainer:
+        if failing == "checkpoint":
+            save = trainer._loop.save
+            trainer._loop.save = lambda: (fail(), save())
+        for number in trainer.updates():
+            batch = trainer.sample()
+            if number == 1:
+                with pytest.raises(OutputError, match="the disk is full"):
+                    trainer.update(batch, scored(batch.responses))
+                with pytest.raises(ConfigError, match="update 1 has trained on this batch"):
+                    trainer.update(batch, scored(batch.responses))
+            else:
+                trainer.update(batch, scored(batch.responses))
+    trained(policy, tmp_path / "whole", checkpoint={"every": 1})
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
 CALLS: dict[str, Any] = {
     "sample": lambda trainer, _: trainer.sample(),
     "generate": lambda trainer, _: trainer.generate(PROMPTS),

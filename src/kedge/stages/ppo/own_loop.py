@@ -235,11 +235,10 @@ class PpoTrainer:
         stream = self._stream
         if prompts is None and stream is None:
             raise ConfigError("sample() needs prompts: pass them, or give the trainer prompts=")
-        number = self._begin()
+        number, clock = self._begin()
         longest = self._trainer.settings.rollout.max_new_tokens
         if max_new_tokens is not None and not (is_whole(max_new_tokens) and 1 <= max_new_tokens <= longest):
             raise ConfigError(f"max_new_tokens is {max_new_tokens!r}; rollout.max_new_tokens allows 1 to {longest}")
-        assert self._clock is not None
         before = None if stream is None else stream.state_dict()
         try:
             if prompts is None:
@@ -251,7 +250,7 @@ class PpoTrainer:
             # A second batch for the same update draws different random numbers.
             again = ("again", self._num_sampled) if self._num_sampled else ()
             self._published = self._trainer.publish(number - 1)
-            with self._clock.phase("rollout"):
+            with clock.phase("rollout"):
                 rollout = self._trainer.sample(
                     rows, "rollout", number, *again, prompt_ids=prompt_ids, max_new_tokens=max_new_tokens
                 )
@@ -317,19 +316,14 @@ class PpoTrainer:
             NumericsError: The guard stops the run.
         """
         listed = self._checked_for_update(batch, scores)
-        number = self._begin()
-        assert self._clock is not None
-        metrics = self._updates.make(number, partial(self._scored, batch, listed), self._clock)
-        batch._trained.append(number)
-        self._clock = None
-        self._num_sampled = 0
+        number, clock = self._begin()
         try:
-            self._next = next(self._steps, None)
-        except (KeyboardInterrupt, Terminated):  # the update is complete, and the caller may continue
-            self._stop.forget()
-            self._steps = self._loop.steps(self.num_updates)
-            self._next = next(self._steps, None)
+            metrics = self._updates.make(number, partial(self._scored, batch, listed), clock)
+        except BaseException:
+            if self._loop.done == number:  # `on_update` failed
+                self._advance(batch)
             raise
+        self._advance(batch)
         return {"update": number, **metrics}
 
     @session_call
@@ -389,8 +383,21 @@ class PpoTrainer:
         self._stop.at_once = False  # from here on, estimators and models learn of the batch
         return replace(batch, costs=self._published)
 
-    def _begin(self) -> int:
-        """Start the next update unless it has been started; return its number."""
+    def _advance(self, batch: Batch) -> None:
+        """Complete the update that was made of a batch, and go on to the next one, also after an error."""
+        batch._trained.append(self._trainer.update)
+        self._clock = None
+        self._num_sampled = 0
+        try:
+            self._next = next(self._steps, None)
+        except BaseException:  # the update is complete, and the caller may continue
+            self._stop.forget()
+            self._steps = self._loop.steps(self.num_updates)
+            self._next = next(self._steps, None)
+            raise
+
+    def _begin(self) -> tuple[int, Stopwatch]:
+        """Start the next update unless it has been started; return its number and its clock."""
         if self._next is None:
             more = f"; num_updates={2 * self.num_updates} and resume=True would make more" if not self.ended else ""
             why = self.ended or f"it has made its {self.num_updates} updates (ppo.num_updates)"
@@ -398,7 +405,7 @@ class PpoTrainer:
         if self._clock is None:
             self._trainer.begin(self._next)
             self._clock = Stopwatch(self._run.device)
-        return self._next
+        return self._next, self._clock
 
     def _checked_for_update(self, batch: Batch, scores: Iterable[Any] | None) -> list[Any] | None:
         listed = self._checked(batch, scores, "update")
