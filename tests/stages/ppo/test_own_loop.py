@@ -224,6 +224,22 @@ def test_a_batch_of_texts_is_the_batch_of_their_ids(policy: Path, tmp_path: Path
     assert_same(tmp_path / "texts", tmp_path / "ids")
 
 
+def test_what_numpy_and_pandas_hold_is_read(policy: Path, tmp_path: Path) -> None:
+    trainer = kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES)
+    texts = np.array(PROMPTS)
+    assert trainer.sample(texts).prompts == PROMPTS
+    responses = np.array([" lay", " sea", " it", " sun"])
+    assert trainer.batch(texts, responses, policy_version=np.int64(0)).responses == responses.tolist()
+    missing = [{"prompt": "The boat", "source": float("nan")} for _ in range(2)]  # as a DataFrame has them
+    assert trainer.batch(missing, [" sank", " lay"]).groups == [0, 0]
+    for numbers in (torch.tensor([5, 6]), np.array([5, 6])):  # the ids of one prompt instead of a list of prompts
+        with pytest.raises(DataError, match=r"2 of 2 rows .* cannot be used"):
+            trainer.sample(numbers)
+    with pytest.raises(DataError, match="prompt 0 has no tokens"):
+        trainer.sample([torch.tensor([], dtype=torch.long)])
+    trainer.close()
+
+
 def test_several_turns_train_the_policys_own_tokens_alone(policy: Path, tmp_path: Path) -> None:
     with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
         tokenizer = trainer.tokenizer
@@ -389,6 +405,9 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
             "log probabilities of response 0 are of type float; exp",
         ),
         ({"responses": ["a", "b"], "policy_version": 3}, "policy_version is 3; expected 0 to 0"),
+        ({"responses": np.array([5, 6])}, "response 0 is of type int64; expected a text"),
+        ({"responses": ["a", [5]], "logprobs": [[-1.0, -1.0], [-math.inf]]}, r"response 1 has .* -inf; expected a fin"),
+        ({"responses": ["a", [5]], "logprobs": [[-1.0, -1.0], [-1e39]]}, r"response 1 has .* -1e\+39; expected a fin"),
     ],
 )
 def test_a_batch_that_cannot_be_used_is_refused(

@@ -15,9 +15,11 @@ from kedge.algorithm.experience import Rollout
 from kedge.data import Prompt, encode_prompt
 from kedge.data.fields import is_conversation
 from kedge.data.tokens import encode_completion
+from kedge.logs.json_lines import plain_json
 from kedge.rewards.score import describe_responses
 from kedge.rollout.sampler import Request, Responses
 from kedge.runs.inputs import given_prompts
+from kedge.stages.arguments import is_whole
 from kedge.stages.ppo.trainer import Trainer
 from kedge_base.errors import DataError
 from kedge_base.workers.codec import own_copy
@@ -145,6 +147,8 @@ class Reader:
         for place, (prompt, ids) in enumerate(zip(prompts, by_ids, strict=True)):
             if ids:
                 found = _checked(self.trainer, prompt, f"prompt {place}")
+                if not found:
+                    raise DataError(f"prompt {place} has no tokens")
                 if self.room is not None and len(found) > self.room:
                     raise DataError(f"prompt {place} has {len(found)} tokens; the context leaves {self.room}")
                 rows.append(Prompt(str(tokenizer.decode(found))))
@@ -204,7 +208,7 @@ class Reader:
             if entries is not None and len(entries) != len(responses):
                 raise DataError(f"{len(entries)} {name} for {len(responses)} responses; expected one per response")
         version = done if policy_version is None else policy_version
-        if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= done:
+        if not (is_whole(version) and 0 <= version <= done):
             raise DataError(f"policy_version is {version!r}; expected 0 to {done}, the updates that were made")
         trainer = self.trainer
         rows, prompt_ids = self.prompts(prompts)
@@ -251,7 +255,9 @@ def _groups(
     for place, key in enumerate(keys):
         if tuple(prompt_ids[place]) != tuple(prompt_ids[firsts[key]]):
             raise DataError(f"responses {firsts[key]} and {place} are in one group and have different prompts")
-        if groups is None and rows[place].columns != rows[firsts[key]].columns:
+        # In JSON, missing values are equal; NaN is not.
+        columns, others = (plain_json(rows[each].columns) for each in (place, firsts[key]))
+        if groups is None and columns != others:
             raise DataError(
                 f"responses {firsts[key]} and {place} have one prompt and different columns; number them in groups="
             )
@@ -304,9 +310,9 @@ class _Response:
 
 
 def is_ids(value: Any) -> bool:
-    """True for token ids: a tensor, an array, or a list of numbers."""
+    """True for token ids: a tensor, an array, or a list of numbers; not for a single number or text of NumPy."""
     if hasattr(value, "tolist"):
-        return True
+        return getattr(value, "ndim", 1) > 0
     return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Integral)
 
 
@@ -349,6 +355,6 @@ def _logprobs(place: int, given: Sequence[float], count: int) -> torch.Tensor:
             "probabilities"
         )
     for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, Real) or not float(number) <= 1e-4:
-            raise DataError(f"response {place} has the log probability {number!r}; expected a number of at most 0")
+        if isinstance(number, bool) or not isinstance(number, Real) or not -1e30 < float(number) <= 1e-4:
+            raise DataError(f"response {place} has the log probability {number!r}; expected a finite one of at most 0")
     return torch.tensor(numbers, dtype=torch.float32)
