@@ -9,14 +9,17 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import is_dataclass
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import jaxtyping
 import pytest
 import typer.main
 from hypothesis import settings
+from torch import Tensor
 
 from kedge_base.machine import invocation
 
@@ -25,8 +28,35 @@ with mock.patch("random.getrandbits", random.Random(0).getrandbits):
     from beartype import BeartypeConf, beartype
 
 # An int is a float, as PEP 484 has it and every caller expects.
+beartyped = beartype(conf=BeartypeConf(is_pep484_tower=True))
+
+
+def check(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Check each combination of types and shapes that a function is called with once: runs repeat them many times."""
+    checked, passed = beartyped(function), set[Hashable]()
+
+    @functools.wraps(function)
+    def once(*args: object, **kwargs: object) -> None:
+        kinds = (len(args), *map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
+        if kinds not in passed:
+            checked(*args, **kwargs)
+            if None not in kinds:
+                passed.add(kinds)
+
+    return once
+
+
+def _kind(value: object) -> Hashable:
+    """What a check depends on; None where that is more than a type and a shape."""
+    if isinstance(value, Tensor):
+        return type(value), value.shape, value.dtype
+    if isinstance(value, str):
+        return value
+    return type(value) if value is None or isinstance(value, int | float) or is_dataclass(value) else None
+
+
 typechecker = ModuleType("kedge_typechecker")
-typechecker.check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+typechecker.check = check
 sys.modules[typechecker.__name__] = typechecker
 jaxtyping.install_import_hook("kedge.algorithm", "kedge_typechecker.check")
 

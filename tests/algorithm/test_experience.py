@@ -1,8 +1,12 @@
 from dataclasses import FrozenInstanceError, fields, replace
+from importlib import import_module
+from typing import Literal
 
 import jaxtyping
 import pytest
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from kedge.algorithm import Experience, Rollout, check_masks, masked_mean, sequence_kl
 from kedge_base.errors import ShapeError
@@ -105,3 +109,22 @@ def test_shapes_are_checked_at_every_call_of_the_tests(experience):
         replace(experience, scores=torch.zeros(4))
     with pytest.raises(jaxtyping.TypeCheckError):
         masked_mean(torch.zeros(2, 3), torch.ones(2, 4, dtype=torch.bool))
+
+
+def test_a_call_that_passed_is_checked_again_with_any_other_shape_or_type():
+    @jaxtyping.jaxtyped(typechecker=import_module("kedge_typechecker").check)
+    def repeated(row: Float[Tensor, " n"], times: int, to: Literal["rows", "batch"] = "rows") -> Float[Tensor, "_ n"]:
+        return row.repeat(times, 1) if times else row
+
+    for _ in range(2):
+        repeated(torch.zeros(3), 2)
+        repeated(torch.zeros(3), times=2, to="batch")
+    for wrong in (
+        lambda: repeated(torch.zeros(3), 0),
+        lambda: repeated(torch.zeros(3, dtype=torch.long), 2),
+        lambda: repeated(torch.zeros(3, 1), 2),
+        lambda: repeated(torch.zeros(3), times=2, to="entries"),
+        lambda: repeated(torch.zeros(3), [2]),
+    ):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            wrong()
