@@ -60,7 +60,9 @@ def test_a_stage_is_one_block_that_is_replaced(monkeypatch, capsys):
 
 
 def test_a_block_without_a_start_shows_nothing():
-    _NotebookBlock(3, lambda: 0.0, Display()).show(1, "a", "", "?", last=True)
+    display = Display()
+    _NotebookBlock(3, lambda: 0.0, display).show(1, "a", "", "?", last=True)
+    assert (display.created, display.updated) == ([], [])
 
 
 @pytest.mark.parametrize(("seconds_per_step", "most"), [(1.0, 22), (60.0, 202)])

@@ -24,6 +24,7 @@ from kedge.config import config_from_settings, load_config
 from kedge.models import (
     AdapterSettings,
     LanguageModel,
+    ScalarModel,
     autocast,
     load_language_model,
     load_scalar_model,
@@ -598,6 +599,12 @@ def test_a_trained_copy_of_a_tied_output_layer_is_refused(tmp_path: Path) -> Non
         load_language_model(base, tokenizer=tiny_tokenizer(), adapter=AdapterSettings(modules_to_save=["lm_head"]))
 
 
+def embeddings(model: LanguageModel | ScalarModel) -> torch.Tensor:
+    """The weights that no adapter here changes."""
+    assert model.trunk is not None
+    return model.trunk.model.get_input_embeddings().weight
+
+
 @pytest.mark.parametrize("other", [False, True], ids=["alone", "beside another folder of that name"])
 def test_a_base_that_is_named_relative_to_the_adapter_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool
@@ -609,12 +616,16 @@ def test_a_base_that_is_named_relative_to_the_adapter_is_found(
     save_tiny_reward_model(tmp_path / "base")
     adapt(tmp_path / "base", tmp_path / "adapter", scalar=True)
     edit(tmp_path / "adapter", base_model_name_or_path="../base")
-    load_scalar_model(tmp_path / "adapter", tokenizer=load_tokenizer(tmp_path / "adapter"))
+    tokenizer = load_tokenizer(tmp_path / "adapter")
+    found, named = (load_scalar_model(tmp_path / name, tokenizer=tokenizer) for name in ("adapter", "base"))
+    assert torch.equal(embeddings(found), embeddings(named))
 
 
 def test_a_folder_is_the_base_at_any_revision(base: Path, tmp_path: Path) -> None:
     adapt(base, tmp_path / "adapter", revision="v1")
-    load_language_model(tmp_path / "adapter", tokenizer=load_tokenizer(tmp_path / "adapter"))
+    tokenizer = load_tokenizer(base)
+    found, named = (load_language_model(folder, tokenizer=tokenizer) for folder in (tmp_path / "adapter", base))
+    assert torch.equal(embeddings(found), embeddings(named))
 
 
 @pytest.mark.parametrize(

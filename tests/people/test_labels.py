@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from kedge_base.errors import DataError
+from kedge_base.errors import DataError, OutputError
 from kedge_people.labels import (
     ANSWERS_FILE,
     COMPARISONS_FILE,
@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_whole_lines(folder, monkeypatch):
     with AnswerFile(folder) as file:
         file.add(answer("a"))
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(Exception, match="No space left on device"):
+        with pytest.raises(OutputError, match="No space left on device"):
             file.add(answer("b"))
         monkeypatch.undo()
         file.add(answer("c"))

@@ -122,6 +122,7 @@ def test_what_was_simulated_is_found():
 
 def test_two_people_suffice_and_share_the_reliability():
     found = fit_comparers(simulated(ana={}, ben={}, num=100))
+    assert found.keys() == {"ana", "ben"}
     for each in found.values():
         assert 0.5 < each.accuracy.low < each.accuracy.value < each.accuracy.high < 0.9
         assert 0.65 < each.accuracy.value < 0.8

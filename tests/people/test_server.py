@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from kedge_base.errors import DataError
+from kedge_base.errors import DataError, OutputError
 from kedge_base.machine.local_server import LocalServer
 from kedge_people.assignments import Assignments, read_assignments, write_assignments
 from kedge_people.labels import ANSWERS_FILE, Answer, AnswerFile, Item, read_labels, write_items
@@ -447,7 +447,7 @@ def test_links_are_as_they_were_if_they_cannot_be_written(tmp_path, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         patch.setattr(Path, "replace", full)
-        with pytest.raises(Exception, match="No space left on device"), serving(tmp_path):
+        with pytest.raises(OutputError, match="No space left on device"), serving(tmp_path):
             pass
     with serving(tmp_path) as server:
         assert server.urls == before

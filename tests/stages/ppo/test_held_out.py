@@ -227,10 +227,11 @@ def test_a_response_without_a_score_keeps_the_reasons_of_the_others(policy, tmp_
 
     config = configure(policy, tmp_path / "run", eval_every=1, num_updates=1)
     run_ppo(config, prompts=PROMPTS, eval_prompts=HELD_OUT, reward=judged)
-    for row in read_json_lines(tmp_path / "run" / EVALUATIONS_FILE):
-        assert [(each["number"], each["reason"]) for each in row["responses"]] == [
-            (number, f"because of {HELD_OUT[number]}") for number in (1, 2)
-        ]
+    found = [
+        [(each["number"], each["reason"]) for each in row["responses"]]
+        for row in read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)
+    ]
+    assert found == [[(number, f"because of {HELD_OUT[number]}") for number in (1, 2)]] * 2, "before and after"
 
 
 def scripted(monkeypatch, scores: list[float]) -> None:
