@@ -6,7 +6,7 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,8 @@ def _one_run(path: Path, files: list[Path], *, by_folder: bool) -> tuple[Path, .
     runs = sorted({file.parent if by_folder else file for file in files})
     if len(runs) > 1:
         names = ", ".join(str(run.relative_to(path)) for run in runs[:4]) + (", …" if len(runs) > 4 else "")
-        raise DataError(f"{str(path)!r} holds {len(runs)} runs: {names}; name one of them")
+        found = "runs" if by_folder else "files that may be the log of a run"
+        raise DataError(f"{str(path)!r} holds {len(runs)} {found}: {names}; name one of them")
     return tuple(files)
 
 
@@ -112,7 +113,10 @@ def read_log(path: Path, settings: Path | None = None) -> Log:
         raise
     except (OSError, *UNLIKE_ANY_RUN) as error:
         raise DataError(f"{str(files[0])!r} cannot be read: {type(error).__name__}: {error}") from error
-    rows = merge_rows([row for row in log.rows if isinstance(row, dict)])
+    try:
+        rows = merge_rows([_with_numbers(row) for row in log.rows if isinstance(row, dict)])
+    except ValueError as error:
+        raise DataError(f"{str(files[0])!r} holds several runs: {error}; keep the rows of one of them") from error
     if not rows:
         raise DataError(f"{str(files[0])!r} has no rows with numbers")
     known = {**log.settings, **(_read_settings(settings) if settings else {})}
@@ -122,13 +126,20 @@ def read_log(path: Path, settings: Path | None = None) -> Log:
 def merge_rows(rows: Sequence[Row]) -> list[Row]:
     """Join the rows of each step; later values replace earlier ones.
 
-    Rows are numbered if they have no step, or if it restarts, as in every call of Stable-Baselines3's `learn`.
+    Rows are numbered if they have no step, or if it restarts in every call of Stable-Baselines3's `learn`.
+
+    Raises:
+        ValueError: The steps of another library restart.
     """
     joined: dict[int, Row] = {}
     column = next((name for name in STEPS if any(_is_step(row.get(name)) for row in rows)), "")
     steps = [row[column] for row in rows if column and _is_step(row.get(column))]
-    if any(after < before and after <= steps[0] for before, after in itertools.pairwise(steps)):
-        column = ""
+    for before, after in itertools.pairwise(steps):
+        if after < before and after <= steps[0]:
+            if not column.startswith("time/"):
+                raise ValueError(f"after step {before:g} it begins again at step {after:g}")
+            column = ""
+            break
     last = 0
     for number, row in enumerate(rows, start=1):
         given: Any = row.get(column) if column else number
@@ -142,6 +153,11 @@ def merge_rows(rows: Sequence[Row]) -> list[Row]:
 
 def _is_step(value: object) -> bool:
     return is_number(value) and 0 <= value < 1 << 53
+
+
+def _with_numbers(row: Row) -> Row:
+    """Replace numbers that are written as text, as W&B exports `NaN`."""
+    return {name: _number(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def _read_state(files: tuple[Path, ...]) -> Log:
@@ -179,38 +195,49 @@ def _read_offline(files: tuple[Path, ...]) -> Log:
 
 
 def _read_rows(files: tuple[Path, ...]) -> Log:
-    """JSON lines: flat, or with the values in `data`, as verl writes them. The last line may be incomplete."""
-    lines = files[0].read_text("utf-8").splitlines()
-    rows: list[Row] = []
+    """JSON lines, or one JSON array: flat rows, or with the values in `data`, as verl writes them."""
+    text = files[0].read_text("utf-8-sig")
+    rows = json.loads(text) if text.lstrip().startswith("[") else list(_parsed_lines(files[0], text.splitlines()))
+    has_data = [isinstance(row, dict) and isinstance(row.get("data"), dict) for row in rows]
+    return Log([{**row, **row["data"]} if inner else row for row, inner in zip(rows, has_data, strict=True)])
+
+
+def _parsed_lines(file: Path, lines: Sequence[str]) -> Iterator[Any]:
+    """The content of each line; the last one may be incomplete."""
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line) if line.strip() else {}
-        except ValueError:
+            if line.strip():
+                yield json.loads(line)
+        except ValueError as error:
             if number == len(lines) > 1:
-                break
-            raise
-        inner = row.get("data")
-        rows.append({**row, **(inner if isinstance(inner, dict) else {})})
-    return Log(rows)
+                return
+            raise DataError(f"{str(file)!r} cannot be read: line {number} is not JSON") from error
 
 
 def _read_csv(files: tuple[Path, ...]) -> Log:
-    """A table: Stable-Baselines3's, or one that W&B has exported, in which a column may begin with the run's name."""
-    with files[0].open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file, restkey=""))
+    """A table: Stable-Baselines3's, or one that W&B has exported, in which a column may begin with the run's name.
+
+    Cells are separated by commas, tabs, or semicolons, with which a decimal point may be a comma.
+    """
+    with files[0].open(encoding="utf-8-sig", newline="") as file:
+        header = file.readline()
+        separator = max(",;\t", key=header.count)
+        file.seek(0)
+        found = list(csv.DictReader(file, restkey="", delimiter=separator))
     split = {name: name.rpartition(" - ") for row in found[:1] for name in row}
     used = {name: parts for name, parts in split.items() if not parts[2].endswith(("__MIN", "__MAX"))}
     runs = {parts[0] for parts in used.values() if parts[0]}
     if len(runs) > 1:
         raise DataError(f"{str(files[0])!r} holds {len(runs)} runs; export one of them")
     cells = [{parts[2]: row[name] for name, parts in used.items() if row.get(name)} for row in found]
-    return Log([{name: _number(text) for name, text in row.items()} for row in cells])
+    point = {ord(","): "."} if separator == ";" else {}
+    return Log([{name: text.translate(point) for name, text in row.items()} for row in cells])
 
 
-def _number(text: Any) -> float | None:
+def _number(text: str) -> float | None:
     try:
         return float(text)
-    except (TypeError, ValueError):
+    except ValueError:
         return None
 
 
@@ -239,5 +266,6 @@ READERS: dict[str, Callable[[tuple[Path, ...]], Log]] = {
     "tfevents": _read_tensorboard,
     ".wandb": _read_offline,
     ".csv": _read_csv,
+    ".tsv": _read_csv,
 }
 """Readers by a part of the file's name; anything else is read as JSON lines."""

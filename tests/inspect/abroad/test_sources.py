@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -77,6 +78,8 @@ def test_rows_of_the_same_step_are_joined() -> None:
 def test_steps_that_begin_again_are_numbered() -> None:
     rows = [{"time/iterations": number, "rollout/ep_rew_mean": 1.0} for number in (1, 2, 3, 1, 2)]
     assert [row["step"] for row in merge_rows(rows)] == [1, 2, 3, 4, 5]
+    with pytest.raises(ValueError, match="after step 3 it begins again at step 1"):
+        merge_rows([{"step": number, "loss": 1.0} for number in (1, 2, 3, 1, 2)])
     resumed = [{"step": number, "loss": float(at)} for at, number in enumerate((1, 2, 3, 2, 3))]
     assert merge_rows(resumed) == [{"step": 1, "loss": 0.0}, {"step": 2, "loss": 3.0}, {"step": 3, "loss": 4.0}]
 
@@ -133,6 +136,47 @@ def test_tables_of_baselines_and_of_wandb(tmp_path: Path) -> None:
     file.write_text("Step,a - loss,b - loss\n1,0.5,0.1\n")
     with pytest.raises(DataError, match="holds 2 runs; export one of them"):
         read_log(file)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize(("separator", "point"), [(",", "."), ("\t", "."), (";", "."), (";", ",")])
+def test_tables_of_spreadsheets_are_read(tmp_path: Path, encoding: str, separator: str, point: str) -> None:
+    file = tmp_path / ("export.tsv" if separator == "\t" else "export.csv")
+    rows = [["Step", "critic/score/mean"], ["7", "0.5"], ["9", "NaN"]]
+    text = "\n".join(separator.join(cell.replace(".", point) for cell in row) for row in rows)
+    file.write_text(text, encoding=encoding)
+    first, second = read_log(file).rows
+    assert first == {"step": 7, "critic/score/mean": 0.5}
+    assert second["step"] == 9
+    assert math.isnan(second["critic/score/mean"])
+
+
+def test_lines_may_have_a_byte_order_mark_and_numbers_as_text(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    rows = [{"_step": "4", "loss": "0.5", "note": "good"}, ["another", 3], {"_step": "5", "loss": "Infinity"}]
+    expected = [{"step": 4, "loss": 0.5}, {"step": 5, "loss": math.inf}]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8-sig")
+    assert [{name: row[name] for name in ("step", "loss")} for row in read_log(file).rows] == expected
+    file.write_text(json.dumps(rows, indent=1))
+    assert [{name: row[name] for name in ("step", "loss")} for row in read_log(file).rows] == expected
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text('{"step": 1, "loss": 2}\nwarning: slow\n{"step": 2, "loss": 2}\n')
+    with pytest.raises(DataError, match=r"run\.jsonl' cannot be read: line 2 is not JSON"):
+        read_log(file)
+
+
+def test_a_log_with_two_runs_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text("".join(json.dumps({"step": step, **VERL}) + "\n" for step in (1, 2, 3, 1, 2)))
+    with pytest.raises(DataError, match="holds several runs: after step 3 it begins again at step 1; keep the rows"):
+        read_log(file)
+    file.rename(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").write_text("{}")
+    with pytest.raises(DataError, match=r"holds 2 files that may be the log of a run: a\.jsonl, b\.jsonl; name one"):
+        log_files(tmp_path)
 
 
 def test_nan_and_infinity_are_read_and_become_incidents(tmp_path: Path) -> None:
