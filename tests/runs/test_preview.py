@@ -85,7 +85,12 @@ def test_the_command_previews_rows_without_a_model(tmp_path: Path) -> None:
     columns = ["data.columns.prompt=dialogue", "data.columns.completion=summary"]
     result = CliRunner().invoke(app, ["data", str(path), *columns, "--examples", "1"])
     assert result.exit_code == 0, result.output
-    assert "as data of sft: 9 of 10 rows used; 1 dropped: field 'completion' is empty\n" in result.output
+    assert (
+        "as data of sft: 9 of 10 rows used; 1 dropped: field 'completion' is empty; "
+        "sft refuses so many: 10.0%, data.max_rejected_fraction=0.05 allows 5.0%\n"
+    ) in result.output
+    accepted = CliRunner().invoke(app, ["data", str(path), *columns, "data.max_rejected_fraction=0.1"]).output
+    assert "1 dropped: field 'completion' is empty\n" in accepted
     assert "columns: dialogue ('Where is boat 0?'), summary (' At anchor.')\n" in result.output
     assert "lengths in characters; without a model, no limit of length is checked:\n" in result.output
     assert "  prompt             min 16  median 16  max 16  █\n" in result.output

@@ -85,7 +85,13 @@ def preview_data(
         ]
     names = {"max_prompt_tokens=": "data.max_prompt_tokens=", "max_length=": "data.max_length="}
     is_part = len(table.records) + len(table.rejected) == num_rows
-    usage = DataUsage.of(table, names, further=["only the first rows were read"] if is_part else ())
+    notes = ["only the first rows were read"] if is_part else []
+    allowed = config.data.max_rejected_fraction
+    share = len(table.rejected) / (len(table.records) + len(table.rejected))
+    if table.records and share > allowed:
+        limit = f"data.max_rejected_fraction={allowed:g} allows {allowed:.1%}"
+        notes.append(f"{stage} refuses so many: {share:.1%}, {limit}")
+    usage = DataUsage.of(table, names, further=notes)
     return Preview(
         stage=stage,
         usage=usage,
