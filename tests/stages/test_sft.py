@@ -206,6 +206,12 @@ def test_sources_are_drawn_in_their_shares(tmp_path, monkeypatch):
     share = sum(records[row].prompt == "Ahoy!" for row in order) / len(order)
     assert share == pytest.approx(0.75, abs=0.5 / len(order))  # whole rows
     assert "drawn as 25% " in read_run(result.folder).data["demonstrations"]["line"]
+    usage = read_run(result.folder).data["demonstrations"]
+    assert usage["used"] == usage["rows"] == 14
+    only = read_run(run_sft(config_for(tmp_path, "only", sources, "data.mix=[1, 0]", "data.eval_fraction=0.2")).folder)
+    usage = only.data["demonstrations"]
+    assert usage["used"] - usage["held_out"] == sum(records[row].prompt != "Ahoy!" for row in range(len(records)))
+    assert usage["line"].startswith(f"{usage['used']} of 14 rows of ")
     with pytest.raises(DataError, match=r"the share of .*large\.jsonl is less than one of \d+ rows"):
         run_sft(config_for(tmp_path, "tiny", sources, "data.mix=[1e-3, 1]", "data.eval_fraction=0.2"))
     with pytest.raises(ConfigError, match="one of them above 0"):

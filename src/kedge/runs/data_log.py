@@ -122,7 +122,9 @@ class DataLog:
         names = self.roles[role].sources
         if empty := [name for index, name in enumerate(names) if shares[index] and index not in chosen]:
             raise DataError(f"data.mix: {empty[0]} has no row to train on")
-        self.roles[role] = replace(self.roles[role], shares=tuple(share / sum(shares) for share in shares))
+        usage = self.roles[role]
+        used = sum(shares[origin] > 0 for origin in chosen) + usage.held_out
+        self.roles[role] = replace(usage, used=used, shares=tuple(share / sum(shares) for share in shares))
         mixture = Mixture(chosen, shares, config.runtime.seed)
         if unread := [name for index, name in enumerate(names) if shares[index] and not mixture.counts[index]]:
             raise DataError(
