@@ -301,6 +301,8 @@ def test_config_show_prints_what_config_reads(
         (["config", "explain", "ppo.kl_coef"], "score per nat"),
         (["config", "explain"], "rollout"),
         (["config", "schedule", "--num-prompts", "100"], "passes over them"),
+        (["config", "schedule", "--num-prompts", "100", "model=m", "data.prompts=p.jsonl"], "passes over them"),
+        (["config", "schedule", "--num-prompts", "100", "evaluate.judge=f.py:g"], "passes over them"),
         (["config", "presets"], "small-cpu"),
         (["config", "presets", "stiennon"], "ppo.learning_rate: 1.5e-05"),
     ],

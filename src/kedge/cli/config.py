@@ -21,7 +21,7 @@ from kedge.config import (
 from kedge.config.translation import as_yaml, read_settings, translate
 from kedge_base.command import Command
 from kedge_base.errors import ConfigError
-from kedge_base.stage import registered_stages, value_of
+from kedge_base.stage import find_stage, registered_stages, value_of
 from kedge_base.texts import printable
 
 app = typer.Typer(cls=Root, no_args_is_help=True, help="Show, check and explain the configuration.")
@@ -75,7 +75,8 @@ def schedule(
     """Describe what PPO will do: prompts, responses, tokens, minibatches, optimizer steps."""
     found = _resolved(config, overrides, preset, "ppo")
     for other in registered_stages():
-        if other.name in map(stage_of, found.preset) or any(value_of(found, name) for name in other.needs):
+        own = other.needs.keys() - find_stage("ppo").needs.keys() if other.makes_model else ()
+        if other.name in map(stage_of, found.preset) or any(value_of(found, name) for name in own):
             raise ConfigError(f"kedge config schedule is for PPO on language models, not for kedge {other.name}")
     typer.echo(schedule_in_words(found, num_prompts))
 
