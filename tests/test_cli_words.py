@@ -82,6 +82,7 @@ def test_the_words_of_python_are_options(
         (["sweep", "evaluate"], "kedge sweep has no command 'evaluate'; its commands are sft, reward, critic, ppo, c"),
         (["config", "schedule", "--preset", "classic-control"], "kedge config schedule is for PPO on language models"),
         (["config", "schedule", "control.env=CartPole-v1"], "kedge config schedule is for PPO on language models, not"),
+        (["config", "validate", "run.yaml"], "run.yaml is not an override; write --config and the file"),
         (["rlhf", "--judge", "f.py:g"], "judge is not a setting of rlhf; did you mean rlhf.labeler?"),
         (["evaluate", "--labeler", "f.py:g"], "labeler is not a setting of evaluate; did you mean evaluate.judge?"),
         (["rlhf", "labeller=f.py:g"], "labeller is not a setting of rlhf; did you mean rlhf.labeler?"),

@@ -506,6 +506,21 @@ def test_a_script_of_the_other_library_is_told_so(
     assert capsys.readouterr().err == f"error: {tmp_path / name} {said}\n"
 
 
+@pytest.mark.parametrize(
+    ("library", "given"),
+    [("TRL", {"data.train_batch_size": 8, "trainer.total_epochs": 1}), ("verl", {"num_generations": 8, "beta": 0.1})],
+)
+def test_settings_of_another_library_are_not_taken_for_defaults(library: str, given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"^no setting is one of {library}'s: {', '.join(given)}$"):
+        translate(library, given)
+
+
+def test_a_list_without_overrides_is_not_taken_for_defaults(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml: is a list without overrides"):
+        read_settings(tmp_path / "run.yaml", [])
+
+
 def test_columns_of_verls_rows_are_nested(tmp_path: Path) -> None:
     settings, lines = translate(
         "verl", {**GRPO, "custom_reward_function.path": None, "data.train_files": "gsm8k.parquet"}

@@ -154,7 +154,8 @@ def _parse_override(override: str, stage: str | None) -> dict[str, Any]:
     if override in PRESETS:
         raise ConfigError(f"{override} is a preset, and each needs its own --preset; write --preset {override}")
     if not sign or not name.strip():
-        raise ConfigError(f"{written(override)} is not an override; write field=value, e.g. ppo.clip_range=0.1")
+        right = "--config and the file" if name.endswith((".yaml", ".yml")) else "field=value, e.g. ppo.clip_range=0.1"
+        raise ConfigError(f"{written(override)} is not an override; write {right}")
     value = parse_value(text, written(override))
     return {full_name(name.strip(), stage, value=value): value}
 

@@ -65,6 +65,8 @@ def read_settings(path: Path, overrides: list[str]) -> Read:
             found[match[1]] = parse_value(match[2], match[0])
         elif override in overrides:
             raise ConfigError(f"--set {override}: must be NAME=VALUE")
+    if not found:
+        raise ConfigError(f"{path}: is a list without overrides such as a.b=c")
     return Read({name: _referred(found, name, value) for name, value in found.items()}, library, trainer)
 
 

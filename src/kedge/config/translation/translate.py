@@ -54,6 +54,8 @@ def translate(
     # Reversed: of several arguments of a field, the first one counts.
     listed = [(name.removesuffix(".*"), here) for name, owner, here in foreign_names() if owner == library]
     rows = dict(reversed(listed))
+    if given and not any(name in defaults or _place(name, rows) for name in given):
+        raise ConfigError(f"no setting is one of {library}'s: {', '.join(list(given)[:3])}{', …' * (len(given) > 3)}")
     same = {
         name: field
         for name, here in rows.items()
@@ -98,9 +100,7 @@ def _others(rows: Mapping[str, str], others: Mapping[str, Any]) -> Iterator[str]
     """List arguments that no rule reads, by what the tables say about them, or about the section that they are in."""
     found: dict[str, dict[str, None]] = {}
     for name, value in others.items():
-        place = name
-        while place and place not in rows:
-            place = place.rpartition(".")[0]
+        place = _place(name, rows)
         text = without_links(rows.get(place, "none: kedge has no such setting"))
         # Otherwise it is off, or always so in kedge; what a template is given may also be false.
         if (value or "template_kwargs" in place) and value != -1 and text[0] in "`n" and not name.endswith("_target_"):
@@ -108,6 +108,13 @@ def _others(rows: Mapping[str, str], others: Mapping[str, Any]) -> Iterator[str]
             found.setdefault(text.replace("`", ""), {})[shown] = None
     for text, names in sorted(found.items(), key=lambda item: item[0].startswith("none")):
         yield f"{', '.join(names)}: {text.replace('none:', 'no counterpart:') if text[:4] == 'none' else f'see {text}'}"
+
+
+def _place(name: str, rows: Mapping[str, str]) -> str:
+    """The argument, or the section that it is in, that the tables list; empty if they list none."""
+    while name and name not in rows:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def _holds(condition: str, values: Mapping[str, Any]) -> bool:
