@@ -81,7 +81,11 @@ def _titles(section: str) -> dict[str, str]:
 
 def _section_head(section: str) -> str:
     about = field_doc(Config.model_fields[section]).meaning
-    stages = [stage.name for stage in all_stages().values() if any(section in group for group in stage.sections)]
+    stages = [
+        stage.name
+        for stage in all_stages().values()
+        if any(section in group for group in (*stage.sections, stage.dotted))
+    ]
     readers = f" Read by {_listed(f'`kedge {name}`' for name in stages)}." if stages else ""
     return f"## {section}\n\n{about}{readers}\n"
 

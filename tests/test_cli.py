@@ -13,9 +13,10 @@ import yaml
 
 from kedge.cli import main
 from kedge.config import PRESETS, Config, load_config, presets_of, resolved_yaml
+from kedge.config.explain.describe import section_type
 from kedge_base.errors import ConfigError, ModelError
 from kedge_base.packages import PACKAGES
-from kedge_base.stage import stages
+from kedge_base.stage import find_stage, stages
 from kedge_base.version import __version__
 
 STAGES = ("sft", "reward", "critic", "ppo", "control", "rlhf", "generate", "evaluate")
@@ -275,6 +276,17 @@ def test_the_help_lists_the_presets_that_the_command_takes(command, listed, monk
     monkeypatch.setenv("COLUMNS", "2000")
     assert kedge(monkeypatch, *command, "--help") == 0
     assert f"Preset: {', '.join(listed)}." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [[name] for name in stages()] + [["plan", "ppo"], ["sweep", "ppo"]], ids="-".join)
+def test_the_help_lists_the_sections_that_the_command_reads(command, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "2000")
+    assert kedge(monkeypatch, *command, "--help") == 0
+    shown = capsys.readouterr().out
+    listed = re.search(r"kedge config explain SECTION, for ([\w, ]+)\.", shown)[1].split(", ")
+    assert {name for group in find_stage(command[-1]).sections for name in group} <= {*listed}
+    assert ("judge" in listed) == ("openai:MODEL@URL" in shown)
+    assert all(section_type(name) for name in listed)
 
 
 def test_presets_are_listed_in_columns(monkeypatch, capsys):

@@ -94,6 +94,7 @@ class Stage:
         run: Its function: `(config, *, resume=, callback=) -> result` if it resumes, else `(config) -> result`; and its
             `arguments`.
         sections: Sections with fields that have bare names; a name is looked up in each tuple in turn.
+        dotted: Further sections that it reads, whose fields only have dotted names.
         unread: Fields of these sections that have no effect on it, and therefore no bare names.
         needs: Required fields, each with its flag.
         needs_with: Fields that, if set, change the stage's task, each with the remaining required fields.
@@ -137,6 +138,7 @@ class Stage:
     run: str
     sections: tuple[tuple[str, ...], ...]
     needs: Mapping[str, str]
+    dotted: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     needs_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     flags: tuple[Flag, ...] = ()

@@ -139,11 +139,11 @@ def add_group(
     app.add_typer(group, name=name)
 
 
-def _epilog(stage: Stage) -> str | None:
-    """List the most commonly changed fields, for a stage that trains with PPO."""
-    if "ppo" not in stage.trains:
-        return None
-    return f"Fields that are changed first: {', '.join(CHANGED_FIRST)}. All of them by group: kedge config explain ppo."
+def _epilog(stage: Stage) -> str:
+    """List the sections that a stage reads and, if it trains with PPO, the most commonly changed fields."""
+    first = f"Fields that are changed first: {', '.join(CHANGED_FIRST)}. " if "ppo" in stage.trains else ""
+    sections = [name for group in (*stage.sections, stage.dotted) for name in group]
+    return f"{first}All fields of a section: kedge config explain SECTION, for {', '.join(sections)}."
 
 
 def resolve(
