@@ -6,6 +6,8 @@ The findings are the doctor's: the evidence, its meaning and what to do.
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -39,10 +41,21 @@ CERTAIN = 0.999
 FEW = 10
 """Number of answers below which no one is judged."""
 
-FASTEST_READING = 400
-"""Words per minute. Most adults read 175 to 320 (Brysbaert 2019, J. Memory and Language 109, 104047); above 400,
+FASTEST_READING = {"words": 400, "characters": 650}
+"""Per minute. Most adults read 175 to 320 words (Brysbaert 2019, J. Memory and Language 109, 104047); above 400,
 understanding is lost (Rayner et al. 2016, Psychological Science in the Public Interest 17, 4–34).
+
+Characters are those of Chinese and Japanese, which have no spaces between words. Read aloud, 228 words of English take
+as long as 255 characters of Chinese and 357 of Japanese (Trauzettel-Klosinski and Dietz 2012, Invest. Ophthalmol. Vis.
+Sci. 53, 5452–5461), and thus 400 as long as 447 and 626.
 """
+
+_HAN_AND_KANA = (
+    r"\u3005-\u3007\u3041-\u3096\u30a1-\u30fa\u30fc\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d"
+    r"\U00020000-\U0003ffff"
+)
+_UNITS = re.compile(rf"(?P<characters>[{_HAN_AND_KANA}])|(?P<words>[^\W{_HAN_AND_KANA}][^\s{_HAN_AND_KANA}]*)")
+"""What is read: characters of Chinese and Japanese, and words of anything else."""
 
 OFTEN_FAST = 0.2
 """Share of answers faster than reading from which a person is named; some pairs are decided at a glance."""
@@ -89,7 +102,8 @@ class Person:
         num_answers: Number of items compared.
         num_skipped: Number of items skipped.
         seconds: Median time of an answer.
-        words_per_minute: Median of the words shown per minute. Prompts that the person has seen before do not count.
+        pace: Median of what was shown per minute, in `unit`. Prompts that the person has seen before do not count.
+        unit: Characters if most of the texts are Chinese or Japanese, else words.
         fast: Share of answers faster than reading.
         tied: Share of answers without any preference.
         first: Share of the response shown first, of the answers with a preference.
@@ -105,7 +119,8 @@ class Person:
     num_answers: int
     num_skipped: int
     seconds: float
-    words_per_minute: float
+    pace: float
+    unit: str
     fast: Sequence[float]
     tied: Sequence[float]
     first: Sequence[float]
@@ -183,7 +198,8 @@ def examine_labels(labels: Labels) -> Quality:
 
     def person(name: str) -> Person:
         mine = answers[name]
-        paces = list(_paces(labels, mine))
+        counts, paces = _read(labels, mine)
+        unit = max(FASTEST_READING, key=lambda each: _minutes({each: counts[each]}))
         by_item = [comparisons_in(labels, {name: {item: answer}}) for item, answer in mine.items()]
         others = [each for names, each in tables.items() if name in names]
         again = [table_of_repeat(first, other) for first, other in repeats if first.person == name]
@@ -192,8 +208,9 @@ def examine_labels(labels: Labels) -> Quality:
             num_answers=len(mine),
             num_skipped=sum(each.person == name and each.verdict == "skipped" for each in labels.answers),
             seconds=median(answer.seconds for answer in mine.values()),
-            words_per_minute=median(paces),
-            fast=[float(pace > FASTEST_READING) for pace in paces],
+            pace=median(paces) * FASTEST_READING[unit],
+            unit=unit,
+            fast=[float(pace > 1) for pace in paces],
             tied=[float(not any(each.outcome for each in item)) for item in by_item],
             first=_shares([each.outcome * each.position for each in item] for item in by_item),
             longer=_shares([each.outcome * each.longer for each in item] for item in by_item),
@@ -236,15 +253,24 @@ def prompt_text(item: Item) -> str:
     return item.prompt if isinstance(item.prompt, str) else "\n".join(each["content"] for each in item.prompt)
 
 
-def _paces(labels: Labels, answers: Mapping[str, Answer]) -> Iterator[float]:
-    """Words per minute of each answer."""
+def _read(labels: Labels, answers: Mapping[str, Answer]) -> tuple[Counter[str], list[float]]:
+    """Count the words and characters shown, and return the pace of each answer as a multiple of the fastest reading."""
+    total, paces = Counter[str](), list[float]()
     seen = set[str]()
     for name, answer in answers.items():
         item = labels.items[name]
         prompt = prompt_text(item)
         texts = [*item.responses, *([] if prompt in seen else [prompt])]
         seen.add(prompt)
-        yield 60 * sum(len(text.split()) for text in texts) / max(answer.seconds, 0.01)
+        counts = Counter(str(unit.lastgroup) for text in texts for unit in _UNITS.finditer(text))
+        total += counts
+        paces.append(60 * _minutes(counts) / max(answer.seconds, 0.01))
+    return total, paces
+
+
+def _minutes(counts: Mapping[str, int]) -> float:
+    """The least time in which so many words and characters can be read."""
+    return sum(number / FASTEST_READING[unit] for unit, number in counts.items())
 
 
 def _disagreements(comparisons: Sequence[Comparison], models: Mapping[str, Comparer]) -> list[Disagreement]:
@@ -354,9 +380,9 @@ def _fast(person: Person) -> Finding | None:
         person,
         "faster_than_reading",
         _graded(share.value, NEARLY_ALL),
-        f"{share.value:.0%} of {len(person.fast)} answers came faster than at {FASTEST_READING} words per minute; the "
-        f"median is {person.words_per_minute:,.0f}",
-        "Most adults read 175 to 320 words per minute: these answers cannot rest on the whole text.",
+        f"{share.value:.0%} of {len(person.fast)} answers came faster than at {FASTEST_READING[person.unit]} "
+        f"{person.unit} per minute; the median is {person.pace:,.0f}",
+        "Most adults read at less than 80% of this pace: these answers cannot rest on the whole text.",
         "let others judge some of these items; if they disagree, withdraw the answers",
     )
 

@@ -131,9 +131,10 @@ def _sentences(quality: Quality) -> Iterator[str]:
 
 
 def _tables(quality: Quality) -> Iterator[Table]:
-    columns = ["person", "answers", "skipped", "ties", "time", "wpm", "too fast", "same again"]
+    limits = " or ".join(f"{FASTEST_READING[unit]} {unit}" for unit in sorted({each.unit for each in quality.people}))
+    columns = ["person", "answers", "skipped", "ties", "time", "per minute", "too fast", "same again"]
     yield Table(
-        f"People (too fast: over {FASTEST_READING} words per minute)",
+        f"People (too fast: over {limits} per minute)",
         columns,
         {person.name: _habits(person) for person in quality.people},
     )
@@ -168,7 +169,7 @@ def _habits(person: Person) -> list[Cell]:
         str(person.num_skipped),
         f"{fmean(person.tied):.0%}",
         f"{person.seconds:.0f} s",
-        f"{person.words_per_minute:,.0f}",
+        f"{person.pace:,.0f} {person.unit}",
         f"{fmean(person.fast):.0%}",
         _percent(person.again),
     ]

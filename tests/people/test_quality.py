@@ -103,7 +103,8 @@ def test_figures_of_a_person_counted_by_hand():
     ]
     (person,) = examine_labels(Labels({each.id: each for each in items}, answers)).people
     assert (person.num_answers, person.num_skipped, person.seconds) == (5, 1, 10.0)
-    assert FASTEST_READING == 400
+    assert FASTEST_READING["words"] == 400
+    assert (person.pace, person.unit) == (pytest.approx(42.0), "words")  # the median answer: 7 words in ten seconds
     assert person.fast == [0, 1, 0, 0, 0]
     assert person.tied == [0, 0, 1, 1, 0]
     # Of three texts, 0 before 1 is shown in that order, 2 before both: one pair of three for the first, none longer.
@@ -111,6 +112,35 @@ def test_figures_of_a_person_counted_by_hand():
     assert person.longer == pytest.approx([1, 1, 0])
     assert person.again.value == 0
     assert person.others is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "responses", "characters"),
+    [
+        ("今天天气怎么样?", ("今天下雨。", "我不知道……"), 7 + 4 + 4),  # a question, a period and dots are not read
+        ("東京はどこ?", ("日本の首都です。", "スーパーの隣"), 5 + 7 + 6),  # ー is a part of a word
+    ],
+    ids=["Chinese", "Japanese"],
+)
+def test_chinese_and_japanese_are_read_by_the_character(prompt, responses, characters):
+    items = {str(number): Item(str(number), f"{number}{prompt}", responses, ("x", "y")) for number in range(20)}
+    minutes = (characters + 650 / 400) / 650  # and one word, the number
+    slow = [answer(each, each, seconds=60 * minutes * 1.01) for each in items]
+    fast = [answer(each, each, person="ben", seconds=60 * minutes * 0.99) for each in items]
+    quality = examine_labels(Labels(items, [*slow, *(replace(each, id=f"b{each.id}") for each in fast)]))
+    ana, ben = quality.people
+    assert (ana.unit, ana.pace, sum(ana.fast)) == ("characters", pytest.approx(650 / 1.01), 0)
+    assert (ben.unit, ben.pace, sum(ben.fast)) == ("characters", pytest.approx(650 / 0.99), 20)
+    assert [person for person, each in quality.findings if each.rule == "faster_than_reading"] == ["ben"]
+    assert "over 650 characters per minute" in text_report(quality)
+    assert "100% of 20 answers came faster than at 650 characters per minute; the median is 657" in text_report(quality)
+
+
+def test_a_text_of_both_kinds_takes_the_time_of_both():
+    item = Item("both", "Translate two words", ("你好世界", "再见"), ("x", "y"))
+    (person,) = examine_labels(Labels({"both": item}, [answer("1", "both", seconds=6.0)])).people
+    # 3 words and 6 characters: 3 / 400 + 6 / 650 of a minute at the fastest, here in a tenth of one.
+    assert (person.unit, person.pace) == ("characters", pytest.approx(10 * (3 * 650 / 400 + 6)))
 
 
 def test_the_surest_disagreement_comes_first():
