@@ -200,6 +200,10 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(
         (["ppo", "--model", "m"], "kedge ppo needs data.prompts: pass --prompts,"),
         (["ppo", "--model", "m", "--prompts", "p"], "kedge ppo needs reward: pass --reward,"),
         (["reward", "--model", "m"], "kedge reward needs data.comparisons: pass --comparisons,"),
+        (
+            ["rlhf", "--model", "m", "--demonstrations", "d"],
+            "kedge rlhf needs data.comparisons: pass --comparisons, or rlhf.labeler to compare responses first, or set",
+        ),
         (["sft", "--model", "m"], "kedge sft needs data.demonstrations: pass --demonstrations,"),
         (["evaluate", "--model", "m", "--prompts", "p"], "kedge evaluate needs evaluate.judge: pass --judge,"),
         (["ppo", *COMMANDS["ppo"], "ppo.ptx_coef=27.8"], "ppo.ptx_coef=27.8 needs texts: set data.pretraining"),

@@ -209,7 +209,7 @@ def rlhf(
     *,
     model: Model,
     demonstrations: Data,
-    comparisons: Data,
+    comparisons: Data | None = None,
     prompts: Data,
     reward: Weighted | None = None,
     labeler: RewardSpec | LoadedModel | None = None,
@@ -223,10 +223,11 @@ def rlhf(
     Args:
         model: Folder, hub id or `LoadedModel` to start from.
         demonstrations: As in `sft`.
-        comparisons: As in `reward`.
+        comparisons: As in `reward`; None to begin with those that the labeler makes.
         prompts: As in `ppo`.
         reward: As in `ppo`; added to the trained reward model's score.
-        labeler: Reward model or function that ranks the policy's responses from round 2 on.
+        labeler: Reward model or function that ranks the policy's responses from round 2 on, without comparisons from
+            round 1 on.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
         on_update: Called with an `Update` after each optimizer step, and each update of PPO.

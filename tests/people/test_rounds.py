@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.config import with_values
+from kedge.config import load_config, with_values
 from kedge.runs.run import Resume
 from kedge.stages import rlhf
 from kedge.stages.rlhf import run_rlhf
@@ -106,6 +106,44 @@ def test_a_round_waits_for_people_and_goes_on_where_it_was_moved(tmp_path, capsy
         assert [-rank for rank in row["ranks"]] == counts
 
 
+FIRST = {name: rows for name, rows in ROWS.items() if name != "comparisons"}
+"""The data of a run without comparisons, whose first reward model is trained on labels."""
+
+
+def test_without_comparisons_the_first_round_waits_for_labels_of_the_sft_policy(tmp_path, capsys):
+    config = config_for(tmp_path, "rlhf.labeler=human")
+    run = tmp_path / "run"
+    result = run_rlhf(config, **FIRST)
+    items = read_labels(run / "labels").items
+    assert (result.rounds, result.summary["missing_labels"]) == ([], len(items))
+    assert {model for item in items.values() for model in item.models} == {"sft"}
+    assert waiting_for(run) == run / "labels"
+    assert f"kedge label {run / 'labels'}" in "".join(capsys.readouterr())
+    assert not (run / "reward").exists()
+    assert weights(run) == weights(run / "sft")
+    assert report_as_text(run).startswith("waiting for labels; Fine-tuning ran")
+    assert collect_page([run])["title"] == "run: waiting for labels"
+    label(run / "labels")
+    result = run_rlhf(config, **FIRST, resume=Resume())
+    assert (len(result.rounds), waiting_for(run)) == (1, None)
+    # The first reward model knows these labels only, and which step is trained on whose.
+    rows = read_json_lines(run / "comparisons.jsonl")
+    assert {row["label"]["person"] for row in rows} == {"ana"}
+    assert load_config(run / "reward" / "config.yaml").data.comparisons == [str(run / "comparisons.jsonl")]
+    assert {row["label"]["answer"] for row in rows} <= {f"answer-{item}" for item in items}
+
+
+def test_a_round_after_the_first_labels_keeps_them(tmp_path):
+    config = config_for(tmp_path, *ROUNDS)
+    run = tmp_path / "run"
+    for folder in ("labels", "labels-2"):
+        assert run_rlhf(config, **FIRST, resume=Resume()).summary["missing_labels"]
+        label(run / folder)
+    assert len(run_rlhf(config, **FIRST, resume=Resume()).rounds) == 2
+    used = load_config(run / "reward-2" / "config.yaml").data.comparisons
+    assert used == [str(run / "comparisons.jsonl"), str(run / "comparisons-2.jsonl")]
+
+
 def test_fewer_labels_suffice_if_the_resumed_run_says_so(tmp_path):
     config = config_for(tmp_path, *ROUNDS)
     run_rlhf(config, **ROWS)
@@ -129,20 +167,29 @@ def test_answers_without_a_preference_are_an_error_that_labels_mend(tmp_path):
     assert len(run_rlhf(config, **ROWS, resume=Resume()).rounds) == 2
 
 
+WAITS = {"labels-2": (ROUNDS, ROWS), "labels": (["rlhf.labeler=human"], FIRST)}
+"""Settings and data of a run by the folder of its labels."""
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> bytes:
-    """The weights of a run that waits for people and is not killed."""
-    folder = tmp_path_factory.mktemp("whole")
-    config = config_for(folder, *ROUNDS)
-    run_rlhf(config, **ROWS)
-    label(folder / "run" / "labels-2")
-    run_rlhf(config, **ROWS, resume=Resume())
-    return weights(folder / "run")
+def whole(tmp_path_factory) -> dict[str, bytes]:
+    """The weights of runs that wait for people and are not killed."""
+    found = {}
+    for labels, (settings, rows) in WAITS.items():
+        folder = tmp_path_factory.mktemp("whole")
+        config = config_for(folder, *settings)
+        run_rlhf(config, **rows)
+        label(folder / "run" / labels)
+        run_rlhf(config, **rows, resume=Resume())
+        found[labels] = weights(folder / "run")
+    return found
 
 
+@pytest.mark.parametrize("labels", WAITS)
 @pytest.mark.parametrize("point", ["write_items", "write_rows", "run_reward"])
-def test_a_kill_at_any_point_changes_nothing(tmp_path, monkeypatch, whole, point):
-    config = config_for(tmp_path, *ROUNDS)
+def test_a_kill_at_any_point_changes_nothing(tmp_path, monkeypatch, whole, point, labels):
+    settings, rows = WAITS[labels]
+    config = config_for(tmp_path, *settings)
     calls: list[object] = []
 
     class Killed(BaseException):
@@ -154,7 +201,7 @@ def test_a_kill_at_any_point_changes_nothing(tmp_path, monkeypatch, whole, point
     def kill(*args, **kwargs):
         calls.append(args)
         last = {"write_items": 1, "write_rows": 2, "run_reward": 3}[point]
-        if len(calls) == last:
+        if len(calls) == (1 if labels == "labels" else last):
             raise Killed
         return original(*args, **kwargs)
 
@@ -162,30 +209,37 @@ def test_a_kill_at_any_point_changes_nothing(tmp_path, monkeypatch, whole, point
     is_labeled = False
     for _ in range(6):
         try:
-            result = run_rlhf(config, **ROWS, resume=Resume())
+            result = run_rlhf(config, **rows, resume=Resume())
         except Killed:
             continue
-        if len(result.rounds) == 2:
+        if "missing_labels" not in result.summary:
             break
         assert not is_labeled
-        label(tmp_path / "run" / "labels-2")
+        label(tmp_path / "run" / labels)
         is_labeled = True
-    assert weights(tmp_path / "run") == whole
+    assert is_labeled
+    assert weights(tmp_path / "run") == whole[labels]
 
 
-def test_the_command_ends_well_and_the_doctor_says_what_is_missing(tmp_path):
+@pytest.mark.parametrize("labels", WAITS)
+def test_the_command_ends_well_and_the_doctor_says_what_is_missing(tmp_path, labels):
+    settings, given = WAITS[labels]
     config_for(tmp_path)
-    for name, rows in ROWS.items():
+    for name, rows in given.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = [part for name in ROWS for part in (f"--{name}", f"{name}.jsonl")]
-    command = ["rlhf", "--model", "base", *data, "--out", "run", *SETTINGS, *ROUNDS]
+    data = [part for name in given for part in (f"--{name}", f"{name}.jsonl")]
+    command = ["rlhf", "--model", "base", *data, "--out", "run", *SETTINGS, *settings]
     ended = forked_kedge(*command, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     said = ended.stdout + ended.stderr
     assert "Waiting for labels: " in said
     assert "Resume: kedge rlhf --resume run" in said
     found = forked_kedge("doctor", "run", cwd=tmp_path)
-    assert "Waiting for labels: kedge label run/labels-2" in found.stdout
-    written = forked_kedge("label", "run/labels-2", "--write", cwd=tmp_path)
+    assert f"Waiting for labels: kedge label run/{labels}, then" in found.stdout
+    label(tmp_path / "run" / labels)
+    written = forked_kedge("label", f"run/{labels}", "--write", cwd=tmp_path)
     assert "Next:    kedge rlhf --resume run\n" in written.stdout
     assert "kedge reward" not in written.stdout
+    resumed = forked_kedge("rlhf", "--resume", "run", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert (tmp_path / "run" / "finished.json").exists()

@@ -10,8 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import kedge
 from kedge.config import Config, check_stage, load_config, with_values
 from kedge.stages import rlhf
+from kedge.stages.policy import SamplingSettings
 from kedge.stages.rlhf import run_rlhf
 from kedge_base.errors import ConfigError, KedgeError
 from kedge_base.run_folder.record_format import read_json_lines
@@ -126,6 +128,25 @@ def test_a_second_round_learns_from_the_labelers_rankings(tmp_path):
     assert all(torch.equal(final[name], last[name]) for name in last)
 
 
+def test_without_comparisons_the_labeler_ranks_responses_of_the_sft_policy_first(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    config = config_for(tmp_path, "schedules={rollout.temperature: {1: 1.1, 2: 0.9}}")
+    given: dict[str, Any] = {"demonstrations": DEMONSTRATIONS, "prompts": PROMPTS}
+    sampled: list[SamplingSettings] = []
+    monkeypatch.setattr(rlhf, "SamplingSettings", lambda **of: sampled.append(SamplingSettings(**of)) or sampled[-1])
+    result = run_rlhf(config, **given, labeler=like_vowels)
+    assert [each.temperature for each in sampled] == [1.1]  # as in PPO's first update
+    assert stage(run / "reward").data.comparisons == [str(run / "comparisons.jsonl")]
+    rows = read_json_lines(run / "comparisons.jsonl")
+    assert 1 <= len(rows) <= 4
+    for row in rows:
+        scores = like_vowels(row["responses"], [])
+        assert [score for _, score in sorted(zip(row["ranks"], scores, strict=True))] == sorted(scores, reverse=True)
+    assert len(result.rounds) == 1
+    with pytest.raises(KedgeError, match=r"needs data\.comparisons: pass comparisons=, or rlhf\.labeler to compare"):
+        kedge.rlhf(model=str(tmp_path / "base"), **given)
+
+
 @pytest.mark.parametrize("weight", [0.5, 0.0])
 def test_a_round_may_start_afresh_and_rewards_and_judges_may_be_added(tmp_path, capsys, weight):
     more = [
@@ -171,7 +192,7 @@ def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
         (
             {"labeler": lambda completions: [0.0] * len(completions)},
             ["rlhf.num_rounds=2", "data.columns.comparisons.prompt=question"],
-            "data.columns.comparisons.prompt does not fit the comparisons of a further round",
+            "data.columns.comparisons.prompt does not fit the comparisons that rlhf.labeler makes",
         ),
         ({}, ["rlhf.train_critic=true", "ppo.critic=auto", "ppo.advantage=to_go"], "ppo.advantage=to_go needs none"),
         ({}, ["rlhf.train_critic=true", "critic.kind=shared"], "ppo.critic=separate does not fit critic.kind=shared"),

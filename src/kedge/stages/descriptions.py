@@ -128,12 +128,12 @@ def _check_rlhf(config: Config) -> None:
         )
     if config.rlhf.train_critic:
         _check_trained_critic(config)
-    if config.rlhf.num_rounds > 1:
+    if config.rlhf.num_rounds > 1 or not config.data.comparisons:
         _check_rounds(config)
 
 
 def _check_rounds(config: Config) -> None:
-    """Check that the responses labeled after a round can serve as comparisons in the next one."""
+    """Check that labeled responses can serve as comparisons, also beside those of earlier rounds."""
     if config.rlhf.labeler is None:
         raise ConfigError(
             f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeler, which compares the new responses"
@@ -146,8 +146,8 @@ def _check_rounds(config: Config) -> None:
         given = (name for name in config.data.columns if name.removeprefix("comparisons.") in renamed)
         if named := next(given, None):
             raise ConfigError(
-                f"data.columns.{named} does not fit the comparisons of a further round (rlhf.num_rounds): rename the "
-                "columns in the files, or name those of other data, as in data.columns.prompts.prompt"
+                f"data.columns.{named} does not fit the comparisons that rlhf.labeler makes: rename the columns in "
+                "the files, or name those of other data, as in data.columns.prompts.prompt"
             )
     if config.data.shares("comparisons") is not None:
         raise ConfigError(
@@ -325,9 +325,10 @@ RLHF = language_stage(
     needs={
         **NEEDS_MODEL,
         "data.demonstrations": "--demonstrations",
-        "data.comparisons": "--comparisons",
+        "data.comparisons": "--comparisons, or rlhf.labeler to compare responses first",
         **NEEDS_PROMPTS,
     },
+    needs_with={"rlhf.labeler": ("model", "data.demonstrations", "data.prompts")},
     flags=(MODEL, DEMONSTRATIONS, COMPARISONS, PROMPTS, REWARD),
     arguments={
         "demonstrations": "data.demonstrations",

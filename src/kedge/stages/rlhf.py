@@ -4,6 +4,8 @@
                                   ▲                                              │
                                   └── rankings by the labeler ◀── its responses ─┘ (rounds 2, 3, …)
 
+Without comparisons, round 1 begins with rankings of the responses of sft/.
+
 Source: Stiennon figure 2; InstructGPT figure 2, §3.5.
 """
 
@@ -124,10 +126,10 @@ def run_rlhf(
 ) -> RlhfResult:
     """Fine-tune `config.model`, train a reward model on comparisons, run PPO against it; repeat the last two in rounds.
 
-    From round 2 on, the labeler ranks responses of the newest policy, and a new reward model is trained on the
-    rankings. With `rlhf.labeler=human`, the run ends there and waits for labels, unless they are there. Rewards in
-    `config.reward`, such as a length penalty, are added to the reward model's score. With `rlhf.train_critic`, each
-    round trains a critic between the two, and PPO starts from it.
+    From round 2 on, or from round 1 on if there are no comparisons, the labeler ranks responses of the newest policy,
+    and a new reward model is trained on the rankings. With `rlhf.labeler=human`, the run ends there and waits for
+    labels, unless they are there. Rewards in `config.reward`, such as a length penalty, are added to the reward
+    model's score. With `rlhf.train_critic`, each round trains a critic between the two, and PPO starts from it.
 
     However the run ends, `model/` holds the newest policy.
 
@@ -168,7 +170,7 @@ def run_rlhf(
         missing = 0
         for number in range(1, config.rlhf.num_rounds + 1):
             policy = rounds[-1].ppo.model if rounds else sft.model
-            if number > 1:
+            if number > 1 or not config.data.comparisons:
                 config, missing = label_round(config, run, all_prompts, ranker, policy, number)
                 if missing:
                     break
@@ -243,12 +245,14 @@ def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward
         run: The run, opened.
 
     Returns:
-        All prompts; and the labeler of responses from round 2 on, None for people or a single round.
+        All prompts; and the labeler of responses, None for people or if none are labeled.
 
     Raises:
         KedgeError: A stage cannot run with this configuration; or an input cannot be read or does not fit the others.
     """
-    _check_stages(with_values(config, describe_in_memory(run.objects)), run)
+    is_labeled_first = not config.data.comparisons and "data.comparisons" not in run.objects
+    named = {"data.comparisons": config.data.comparisons or "labels, still to be made"}
+    _check_stages(with_values(config, {**named, **describe_in_memory(run.objects)}), run)
     check_ahead(config, run)
     existing = _with_existing_models(config, run)
     policy = load_policy(str(config.model), config, run)
@@ -257,7 +261,8 @@ def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward
     load_rows("demonstrations", config, run, tokenizer, room=context)
     base = existing.reward_model.base
     reader, base_context = (tokenizer, context) if base is None else _reward_base(base, config, run)
-    load_rows("comparisons", config, run, reader, room=base_context)
+    if not is_labeled_first:
+        load_rows("comparisons", config, run, reader, room=base_context)
     room = policy.room(config.rollout.max_new_tokens)
     prompts = load_rows("prompts", config, run, tokenizer, room=room)
     # The trained reward model is added.
@@ -266,7 +271,7 @@ def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward
     if config.rlhf.train_critic and existing.critic.names_base:
         critic = with_critic(existing, Path(existing.critic.base))
         load_saved_critic(critic, tokenizer, loading_of(critic, run))
-    if config.rlhf.num_rounds == 1:
+    if config.rlhf.num_rounds == 1 and not is_labeled_first:
         return prompts, None
     if config.rlhf.asks_people and "rlhf.labeler" not in run.objects:
         service("human_labels")  # raises if it is not installed
@@ -346,20 +351,20 @@ def label_round(
 
     Args:
         config: Configuration of the previous round.
-        run: The run; its folder receives `comparisons-NUMBER.jsonl`.
+        run: The run; its folder receives the rankings.
         prompts: All prompts.
         labeler: Ranks the responses; None for people.
         policy: Folder of the newest policy.
-        number: Number of the round, from 2.
+        number: Number of the round.
 
     Raises:
         RewardError: The labeler failed, or preferred no response to another.
     """
     settings = config.rlhf
-    rollout = config_at(config, config.ppo.num_updates).rollout
+    rollout = config_at(config, config.ppo.num_updates if number > 1 else 1).rollout
     seed = config.runtime.seed
     earlier = config.data.comparisons if settings.keep_comparisons else []
-    path = run.shared_folder / f"comparisons-{number}.jsonl"
+    path = run.shared_folder / f"comparisons{_suffix(number)}.jsonl"
     told = with_values(config, {"data.comparisons": [*earlier, str(path)]})
     if run.ranks.first(path.exists):  # the run was resumed after writing it
         return told, 0

@@ -10,7 +10,8 @@ HUMAN = "human"
 class RlhfConfig(Section):
     """The three stages in a chain. Round 1 is SFT, reward model and PPO.
 
-    Each further round labels responses of the current policy, then trains the reward model and the policy again.
+    Each further round, and the first one without `data.comparisons`, labels responses of the current policy, then
+    trains the reward model and the policy.
     """
 
     num_rounds: int = field(
@@ -23,9 +24,9 @@ class RlhfConfig(Section):
     )
     labeler: str | None = field(
         None,
-        meaning="Compares the policy's responses from round 2 on: a function; a reward model; a model behind an API "
-        "(`openai:MODEL@URL`), which sees every pair in both orders; or human: the run ends before each further round, "
-        "and is resumed once people have answered what it sampled.",
+        meaning="Compares the policy's responses from round 2 on, without data.comparisons from round 1 on: a "
+        "function; a reward model; a model behind an API (`openai:MODEL@URL`), which sees every pair in both orders; "
+        "or human: the run ends before each of these rounds, and is resumed once people have answered what it sampled.",
         source="kedge: no labeler is assumed",
         text="a folder, a hub id, a function or human",
     )
@@ -41,7 +42,7 @@ class RlhfConfig(Section):
     num_prompts: int = field(
         256,
         ge=1,
-        meaning="Prompts labeled in each further round.",
+        meaning="Prompts labeled in each round with a labeler.",
         source="kedge: a few hundred fresh comparisons at a moderate cost",
         too_high="labeling gets expensive",
         too_low="the new comparisons hardly change the reward model",
