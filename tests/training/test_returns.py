@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -89,6 +90,20 @@ def test_the_loss_and_the_explained_variance_are_those_of_a_slow_loop(parts: lis
     assert metrics["eval/explained_variance"] == pytest.approx(expected, abs=1e-4)
     assert set(metrics) == {"eval/loss", "eval/explained_variance"}
     assert measure_explained(loss, rows)["explained_variance"]["value"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_privileged_tokens_count_in_the_passes_that_read_them(parts: list[SampledReturns]) -> None:
+    both, model = SampledReturns.joined(parts), critic("separate")
+    hints = torch.randint(3, 250, (8, 20), generator=torch.Generator().manual_seed(3))
+    known = torch.arange(20) < torch.tensor([20, 0, 3, 7, 20, 12, 1, 9])[:, None]
+    loss = loss_of(model, replace(both, rollout=replace(both.rollout, privileged_ids=hints, privileged_mask=known)))
+    assert model.critic is not None
+    with mock.patch.object(model.critic, "read_values", side_effect=model.critic.read_values) as read:
+        evaluate(loss, range(8), micro_batch_tokens=40)
+    sizes = [len(call.args[0].ids) for call in read.call_args_list]
+    # Not read: the last token of each response, after which no value is asked for.
+    assert sum(sizes) == int(both.rollout.num_tokens + known.sum()) - 8
+    assert max(sizes) <= 40
 
 
 def test_a_head_is_fitted_to_the_slots_that_count_alone(parts: list[SampledReturns]) -> None:

@@ -112,9 +112,8 @@ class ReturnsLoss:
         return float(self.sampled.mask[example].sum())
 
     def length(self, example: int) -> int:
-        """Number of tokens that a model reads."""
-        rollout = self.sampled.rollout
-        return int(rollout.prompt_mask[example].sum() + rollout.token_mask[example].sum())
+        """Number of tokens that the critic reads, privileged ones included."""
+        return self.sampled.rollout.row_lengths[example]
 
     def tokens_read(self, examples: Sequence[int]) -> tuple[list[int], Prompts]:
         """Tokens of each response with its prompt; passes are planned as if none were shared."""
