@@ -262,7 +262,8 @@ class Guard:
         if action == "stop":
             return f"the step was not taken (ppo.on_{kind}=skip would continue without it)"
         if self._in_a_row >= self.max_skips:
-            return f"the last {self._in_a_row} updates skipped steps as well, the limit of ppo.max_skips"
+            before = f"the last {self._in_a_row} updates skipped steps as well, the limit of ppo.max_skips"
+            return before if self.max_skips else "ppo.max_skips=0 lets no update skip steps"
         return None
 
     def _compare(

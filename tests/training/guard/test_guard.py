@@ -144,6 +144,11 @@ def test_so_many_in_a_row_and_no_more():
             guarded.step(6, {"loss/total": torch.nan})
 
 
+def test_the_first_skip_ends_a_run_without_any():
+    with pytest.raises(NumericsError, match=r"finite; ppo\.max_skips=0 lets no update skip steps$"):
+        Watched(on_nonfinite="skip", max_skips=0).step(1, {"loss/total": torch.nan}, offender=BadValue("x", 1.0))
+
+
 @pytest.mark.parametrize(
     ("policy", "dead", "rollbacks", "words"),
     [
