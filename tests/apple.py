@@ -50,9 +50,12 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
     here = [each for each in tensors if isinstance(each, OnApple)]
     there = [each for each in tensors if each.ndim and not isinstance(each, OnApple)]
-    if here and there and not any(word in func.__name__ for word in ("copy", "index")):
+    name = func.__name__
+    # Of the operations with indices, only `x[index]` takes them from the CPU's memory.
+    takes_both = "copy" in name if "index" not in name else name.startswith(("index.", "index_put"))
+    if here and there and not takes_both:
         raise RuntimeError(f"{func}: not all tensors are on the same device")
-    if "index" in func.__name__ and there and not isinstance(tensors[0], OnApple) and here:
+    if "index" in name and there and not isinstance(tensors[0], OnApple) and here:
         raise RuntimeError(f"{func}: a tensor on the CPU is indexed by one on the device")
     goes_here = bool(here)
     if kwargs.get("device") is not None:

@@ -36,6 +36,9 @@ def test_the_device_has_its_own_memory_and_no_float64():
             x.double()
         with pytest.raises(RuntimeError, match="on the same device"):
             x + torch.ones(3)
+        assert x[torch.tensor([1, 2])].tolist() == [1.0, 2.0]
+        with pytest.raises(RuntimeError, match="on the same device"):
+            x.index_select(0, torch.tensor([1, 2]))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +48,9 @@ def test_the_device_has_its_own_memory_and_no_float64():
         {"preset": "critic", "ppo.credit": "turn"},
         {"critic": "readout", "num_responses": 4, "ppo.num_epochs": 0.5},
         {"preset": "grpo", "rollout.missing_eos_score": "mask", "runtime.activation_checkpointing": True},
+        {"preset": "grpo", "ppo.num_epochs": 0.5, "rollout.num_responses": 4},
     ],
-    ids=["shared", "critic", "readout", "grpo"],
+    ids=["shared", "critic", "readout", "grpo", "share"],
 )
 def test_ppo_trains(settings: dict[str, Any], policy: str, tmp_path: Path) -> None:
     with apple_gpu():

@@ -36,6 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "shared": {"critic": "shared", "rollout.num_responses": 2},
     "separate": {"critic": "separate", "value_warmup_updates": 1, "num_minibatches": 2},
     "grpo": {"preset": "grpo", "rollout.num_responses": 4},
+    "share": {"preset": "grpo", "rollout.num_responses": 4, "num_epochs": 0.5},
     "lora": {"critic": "shared", "adapter": {"kind": "lora", "rank": 4}},
     "ahead": {"critic": "shared", "max_staleness": 1},
     "readout": {"critic": "readout", "num_minibatches": 2},

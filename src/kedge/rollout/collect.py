@@ -196,6 +196,7 @@ def evaluate_rollout(
     """
     check_masks(rollout)
     if rows is not None:
+        rows = rows.to(rollout.logprobs.device)
         part = evaluate_rollout(rollout.select(rows), models, value_after_last=value_after_last, first_pass=first_pass)
         logprobs = rollout.logprobs.index_copy(0, rows, part.logprobs)
         reference = None if part.ref_logprobs is None else logprobs.index_copy(0, rows, part.ref_logprobs)
