@@ -1370,7 +1370,7 @@ MUTATIONS = (
     Mutation(
         "tokens-after-a-stop-string-trained",
         "Episodes.kept",
-        "found[row] = next(places, len(tokens))",
+        "found[row] = 1 + bisect_left(range(1, len(tokens)), True, key=has_ended)",
         "found[row] = len(tokens)",
         f"{PLAYER_CONTEXTS}::test_limits_and_stops_of_a_request",
     ),

@@ -227,6 +227,17 @@ def test_turns_are_those_that_were_played_whatever_ends_the_responses_of_the_bat
     assert result.scores.tolist() == [3.0]
 
 
+def test_each_turn_is_decoded_with_few_tokens_before_it(monkeypatch):
+    """Else an episode of many turns is decoded from its start for each of them."""
+    parts = [(f" mañana {number} 水", number % 2 == 0) for number in range(61)]
+    played = episode(*parts)
+    decode, decoded = TOKENIZER.decode, []
+    monkeypatch.setattr(TOKENIZER, "decode", lambda ids: decoded.append(len(ids)) or decode(ids))
+    responses = told(played)
+    assert [each["content"] for each in responses.episodes[0]] == [text for text, _ in parts]
+    assert sum(decoded) < 61 * 60 + 4 * played.num_tokens
+
+
 @pytest.mark.parametrize(
     ("parts", "prompt", "expected"),
     [

@@ -226,6 +226,22 @@ def test_limits_and_stops_of_a_request():
     assert [heard["is_complete"] for heard in script.heard] == [True, False]
 
 
+def test_the_place_of_a_stop_string_is_searched_for_by_halves(monkeypatch):
+    """Else a turn of a thousand tokens would be decoded a thousand times."""
+    tokenizer = CHATML.tokenizer()
+    player = Player(Script(Turn(context=[user("Hi.")], stop=["l", "L"])), Limits(turns=9, tokens=300), by_turn=True)
+    player.begin([stop_of(CHATML, tokenizer)], 200, None, tokenizer, [])
+    episodes = player.episodes(tokenizer, [Prompt(Rendered("Go."), ROW)], [0])
+    episodes.open([0])
+    ids = encode_completion(tokenizer, "aé " * 100 + "l" + "b L" * 50, eos=False)
+    decode, decoded = tokenizer.decode, []
+    monkeypatch.setattr(tokenizer, "decode", lambda ids: decoded.append(len(ids)) or decode(ids))
+    count = episodes.kept({0: ids})[0]
+    assert "l" in decode(ids[:count])
+    assert "l" not in decode(ids[: count - 1])
+    assert len(decoded) < 12 < len(ids)
+
+
 def test_a_context_that_does_not_fit_ends_the_episode():
     script = Script(Turn(context=[user("Hi.")]), Turn(context=[user("Hi. " * 40)]))
     played = chat(script, ["Yes", "No"], context=60)

@@ -225,6 +225,10 @@ def describe_responses(
     )
 
 
+_BEFORE = 16
+"""Tokens before a turn that are decoded with it: more than the parts of a character."""
+
+
 def _turns(
     tokenizer: PreTrainedTokenizerBase,
     ids: list[int],
@@ -248,7 +252,7 @@ def _turns(
     for end in range(1, len(ids) + 1):
         has_stopped = own[end - 1] and ids[end - 1] in stops  # the policy's next turn may follow immediately
         if has_stopped or end == len(ids) or own[end] != own[end - 1] or starts[end]:
-            text = continuation(tokenizer, ids[:start], ids[start : end - has_stopped])
+            text = continuation(tokenizer, ids[max(0, start - _BEFORE) : start], ids[start : end - has_stopped])
             if own[start] or end not in contexts:
                 turns.append({"role": "assistant" if own[start] else "environment", "content": text})
             if end in contexts:

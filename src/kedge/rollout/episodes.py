@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -218,12 +220,15 @@ class Episodes:
         """See `Dialogue`."""
         found: dict[int, int] = {}
         for row, tokens in said.items():
-            stops = self._played[row].stops
-            if any(stop in str(self.tokenizer.decode([*tokens])) for stop in stops):
-                texts = (str(self.tokenizer.decode([*tokens[:count]])) for count in range(1, len(tokens)))
-                places = (count for count, text in enumerate(texts, 1) if any(stop in text for stop in stops))
-                found[row] = next(places, len(tokens))
+            has_ended = partial(self._has_ended, self._played[row].stops, tokens)
+            if has_ended(len(tokens)):
+                found[row] = 1 + bisect_left(range(1, len(tokens)), True, key=has_ended)
         return found
+
+    def _has_ended(self, stops: Sequence[str], tokens: Sequence[int], count: int) -> bool:
+        """True if the first tokens of a turn contain one of the strings that end it."""
+        text = str(self.tokenizer.decode([*tokens[:count]])) if stops else ""
+        return any(stop in text for stop in stops)
 
     def answer(self, said: Mapping[int, Sequence[int]]) -> dict[int, Reply | None]:
         """See `Dialogue`."""
