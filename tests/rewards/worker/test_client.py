@@ -152,6 +152,11 @@ def test_a_column_that_cannot_be_sent_is_an_error_if_the_function_takes_it(remot
         remote("everything").score(odd)
 
 
+def test_a_column_that_cannot_be_sent_is_an_error_before_the_run_if_its_rows_are_checked(remote):
+    with pytest.raises(DataError, match=r"column 'given_seed' contains a value.*of_levels \(of type set\)"):
+        remote("of_levels").check({"seed": [{1, 2}], "image": [object()]})
+
+
 def test_an_absent_column_is_found_before_the_run(remote):
     with pytest.raises(RewardError, match=r"takes 'when', but no column.*\(columns: id\)"):
         remote("checks_types").check(["id"])

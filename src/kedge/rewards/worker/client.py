@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,14 +66,22 @@ class RemoteFunction:
         self._worker = self._new_worker()
 
     def check(self, columns: Collection[str]) -> None:
-        """See `FunctionReward.check`."""
+        """See `FunctionReward.check`.
+
+        Raises:
+            DataError: A column contains a value that cannot be sent to another process.
+        """
         sent: Any = list(columns)
+        entries: Mapping[str, Sequence[Any]] = {}
         if self._checks_rows and isinstance(columns, Mapping):
             # Columns that the function does not take are sent without entries, which may not be serializable.
             accepted = self._argument_names
             given = given_columns(columns)
-            sent = {name: column if accepted is None or name in accepted else [] for name, column in given.items()}
-        seconds = self._request("check", self._limits.startup_timeout, columns=sent)()
+            entries = {name: column if accepted is None or name in accepted else [] for name, column in given.items()}
+            sent = entries
+        with self._sending(entries):
+            collect = self._request("check", self._limits.startup_timeout, columns=sent)
+        seconds = collect()
         self._seconds = max(self._seconds, seconds)
 
     def score(self, responses: Responses) -> Sequence[Score]:
@@ -95,14 +104,8 @@ class RemoteFunction:
         given = given_columns(responses.columns)
         columns = {name: column for name, column in given.items() if accepted is None or name in accepted}
         sent = vars(replace(responses, columns=columns))
-        try:
+        with self._sending(columns):
             collect = self._request("score", seconds, responses=sent, timeout=seconds)
-        except ENCODE_ERRORS as error:
-            bad = next(name for name, column in columns.items() if not _is_encodable(column))
-            raise DataError(
-                f"the prompts' column {bad!r} contains a value that cannot be sent to the process of {self.name} "
-                f"({error_text(error)}); remove it, or pass the function as a Python object"
-            ) from error
 
         def scores() -> Sequence[Score]:
             result = collect()
@@ -134,6 +137,18 @@ class RemoteFunction:
         self._argument_names = loaded["argument_names"]
         self._checks_rows = loaded["checks_rows"]
         return worker
+
+    @contextmanager
+    def _sending(self, columns: Mapping[str, Sequence[Any]]) -> Iterator[None]:
+        """Raise a `DataError` that names the column with a value that cannot be sent."""
+        try:
+            yield
+        except ENCODE_ERRORS as error:
+            bad = next(name for name, column in columns.items() if not _is_encodable(column))
+            raise DataError(
+                f"the prompts' column {bad!r} contains a value that cannot be sent to the process of {self.name} "
+                f"({error_text(error)}); remove it, or pass the function as a Python object"
+            ) from error
 
     def _request(self, do: str, seconds: float, **arguments: Any) -> Callable[[], Any]:
         """Send a request, if the worker is running; the returned function waits for the result."""
