@@ -68,7 +68,8 @@ def test_ill_formed_matches_the_whole_response():
         (off_length, {"target": 0}, {}, r"the target of a length, 0, must"),
         (off_length, {"target": 9, "tolerance": -1}, {}, r"the tolerance of a length, -1, must"),
         (off_target_length, {}, {"target_length": [5, "long"]}, r"the target of a length, 'long', must"),
-        (repetitive, {"size": 0}, {}, r"size 0 is below 1"),
+        (repetitive, {"size": 0}, {}, r"size 0 is not a whole number, at least 1"),
+        (repetitive, {"size": 2.5}, {}, r"size 2\.5 is not a whole number, at least 1"),
         (ill_formed, {"pattern": "("}, {}, r"'\(' is not a regular expression"),
     ],
 )

@@ -106,8 +106,8 @@ def blank(completions: list[str]) -> list[float]:
 
 
 def _check_size(size: int = 3) -> None:
-    if size < 1:
-        raise RewardError(f"repetitive: size {size} is below 1")
+    if not isinstance(size, int) or size < 1:
+        raise RewardError(f"repetitive: size {size!r} is not a whole number, at least 1")
 
 
 @reads(_check_size)
@@ -121,7 +121,7 @@ def repetitive(completions: list[str], *, size: int = 3) -> list[float]:
         size: Words per n-gram, ≥ 1.
 
     Raises:
-        RewardError: A size below 1.
+        RewardError: A size that is not a whole number, or below 1.
     """
     _check_size(size)
     return [_distinct_fraction(text.split(), size) - 1 for text in completions]

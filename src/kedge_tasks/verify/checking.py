@@ -37,11 +37,11 @@ Judged: TypeAlias = "str | tuple[str, str] | Verdict"
 """A judge's result: the reason, with or without the compared answer, or a verdict for a score between 0 and 1."""
 
 
-def verifier(check: Callable[..., Any] | None = None) -> Callable[[_Function], _Function]:
+def verifier(check: Callable[..., Any]) -> Callable[[_Function], _Function]:
     """Let TRL's trainers also call a function of `completions`, some columns and settings.
 
     Args:
-        check: See `reads`; None for a function that reads no column.
+        check: See `reads`.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -51,7 +51,7 @@ def verifier(check: Callable[..., Any] | None = None) -> Callable[[_Function], _
                 return _called_by_trl(function, **arguments)
             return function(*args, **arguments)
 
-        return cast("_Function", verify if check is None else reads(check)(verify))
+        return cast("_Function", reads(check)(verify))
 
     return decorate
 

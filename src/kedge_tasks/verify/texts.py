@@ -341,7 +341,12 @@ def _judge_pattern(text: str, is_whole: bool, expression: re.Pattern[str]) -> st
         return TOO_SLOW
 
 
-@verifier()
+def _check_tags(names: Sequence[str] = ("think", "answer")) -> None:
+    if isinstance(names, str) or not names or not all(isinstance(name, str) and name for name in names):
+        raise RewardError(f"tags: names={names!r}: expected a list of names, such as [think, answer]")
+
+
+@verifier(_check_tags)
 def tags(
     completions: list[str],
     prompts: list[str] | None = None,
@@ -359,6 +364,7 @@ def tags(
         stopped: Whether each response ended with a stop token.
         names: The tags.
     """
+    _check_tags(names)
     opening = f"<{names[0]}>"
     whole = [
         opening + text if prompt.rstrip().endswith(opening) and not text.startswith(opening) else text

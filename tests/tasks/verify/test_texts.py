@@ -258,6 +258,13 @@ def test_a_tag_at_the_end_of_the_prompt_counts():
     assert reason(tags, "<a>b</a>", names=["a"]) == "right"
 
 
+@pytest.mark.parametrize("names", ["think", [], ["think", ""], [1]])
+def test_names_that_are_no_list_of_tags_are_found_before_the_run(names):
+    """`names: think` would be five tags of a letter each, which no response has."""
+    with pytest.raises(RewardError, match=r"^tags: names=.*: expected a list of names, such as \[think, answer\]"):
+        FunctionReward(tags, settings={"names": names}).check({})
+
+
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 
 
