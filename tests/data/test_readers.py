@@ -245,6 +245,15 @@ ROWS = {
 }
 
 
+@pytest.mark.parametrize("percent", [7, 29, 57, 58])
+def test_as_many_bad_rows_as_the_limit_are_allowed(percent: int) -> None:
+    rows: list[Any] = [3] * percent + ["Why?"] * (100 - percent)
+    table = read_rows(rows, "prompts", tokenizer=PLAIN, max_rejected_fraction=percent / 100)
+    assert (len(table.rejected), len(table.records)) == (percent, 100 - percent)
+    with pytest.raises(DataError, match=f"{percent + 1} of 100 rows"):
+        read_rows([3, *rows[:-1]], "prompts", tokenizer=PLAIN, max_rejected_fraction=percent / 100)
+
+
 @pytest.mark.parametrize("role", ROWS)
 @pytest.mark.parametrize("truncate", ["keep_start", "keep_end"])
 def test_only_the_prompt_is_cut_to_leave_room_for_the_longest_answer(role, truncate):

@@ -58,7 +58,7 @@ def _check_rejections(table: Table[Any], name: str, max_rejected_fraction: float
     total = len(table.records) + rejected
     if total == 0:
         raise DataError(f"{name} has no rows")
-    if table.records and rejected <= max_rejected_fraction * total:
+    if table.records and rejected / total <= max_rejected_fraction:
         return
     kinds = [rejection.kind for rejection in table.rejected]
     [(kind, count)] = Counter(kinds).most_common(1)
