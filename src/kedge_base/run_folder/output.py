@@ -254,13 +254,13 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return the system's reason for a failed read or write; None for other kinds of errors.
+    """Return the system's reason for a failed read or write; None for other errors, such as a rank that is gone.
 
     safetensors and tokenizers, written in Rust, raise their own errors, which contain the text of the system's error.
     """
     if isinstance(error, OutputError) and error.__cause__ is not None:
         return refusal(error.__cause__)
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not isinstance(error, KedgeError):
         return error.strerror or str(error)
     found = re.search(r"([^:]*) \(os error \d+\)", str(error))
     return found and found[1].strip()

@@ -31,7 +31,7 @@ from kedge.training.checkpoint.store import (
     open_checkpoint,
     save_checkpoint,
 )
-from kedge_base.errors import DataError, ModelError, OutputError
+from kedge_base.errors import DataError, LostContactError, ModelError, OutputError
 from kedge_base.machine.durable import is_part
 from kedge_hub.card import ModelCard
 from tests.tiny import save_tiny_policy
@@ -225,6 +225,19 @@ def test_if_another_rank_cannot_write_nothing_is_left_of_the_checkpoint(tmp_path
     ranks = WithOther(other={"problem": "rank 1: No space left on device"})
     with pytest.raises(OutputError, match=r"update 2 cannot be saved \(rank 1: No space left on device\); it needs"):
         save(tmp_path, update=2, ranks=ranks, shards={"weights": EVERYWHERE})
+    assert names(tmp_path) == ["update-000001"]
+
+
+def test_a_rank_that_is_gone_is_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit status tells a launcher whether a restart may help."""
+
+    def lost(*_: object) -> list[Any]:
+        raise LostContactError
+
+    save_update(tmp_path, 1)
+    monkeypatch.setattr(WithOther, "messages", lost)
+    with pytest.raises(LostContactError):
+        save(tmp_path, update=2, ranks=WithOther(other=None), shards={"weights": EVERYWHERE})
     assert names(tmp_path) == ["update-000001"]
 
 
