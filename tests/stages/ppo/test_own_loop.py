@@ -230,6 +230,7 @@ def test_what_numpy_and_pandas_hold_is_read(policy: Path, tmp_path: Path) -> Non
     assert trainer.sample(texts).prompts == PROMPTS
     responses = np.array([" lay", " sea", " it", " sun"])
     assert trainer.batch(texts, responses, policy_version=np.int64(0)).responses == responses.tolist()
+    assert trainer.batch(texts[:2], [[5, 2], [5]], stopped=np.array([1, 0])).rollout.stopped.tolist() == [True, False]
     missing = [{"prompt": "The boat", "source": float("nan")} for _ in range(2)]  # as a DataFrame has them
     assert trainer.batch(missing, [" sank", " lay"]).groups == [0, 0]
     for numbers in (torch.tensor([5, 6]), np.array([5, 6])):  # the ids of one prompt instead of a list of prompts

@@ -301,7 +301,7 @@ class _Response:
                 raise DataError(f"{name} does not end with a stop token of the policy; expected one of {list(stops)}")
             self.ids.append(stops[0])
             self.own.append(True)
-        self.stopped = stopped
+        self.stopped = bool(stopped)
         if not any(self.own):
             raise DataError(f"{name} has no token of the policy's own")
         longest = trainer.settings.rollout.max_new_tokens
