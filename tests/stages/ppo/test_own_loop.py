@@ -771,6 +771,25 @@ def test_a_teacher_needs_no_scores(policy: Path, tmp_path: Path) -> None:
     assert_same(tmp_path / "stage", tmp_path / "loop")
 
 
+def test_a_start_whose_judge_fails_is_measured_by_the_next_call(policy: Path, tmp_path: Path) -> None:
+    down = tmp_path / "down"
+    down.touch()
+    judge = f"import os\ndef judge(completions, **_):\n    assert not os.path.exists({str(down)!r})\n"
+    (tmp_path / "judge.py").write_text(f"{judge}    return [float(len(text)) for text in completions]\n")
+    settings = {"eval_every": 1, "evaluate.judge": f"{tmp_path / 'judge.py'}:judge", "reward": scored, **SIZES}
+    with kedge.PpoTrainer(
+        model=policy, prompts=PROMPTS, eval_prompts=["The crew"], out=tmp_path / "run", **settings
+    ) as trainer:
+        batch = trainer.sample()
+        with pytest.raises(RewardError, match="judge raised AssertionError"):
+            trainer.update(batch)
+        down.unlink()
+        trainer.update(batch)
+    measured = [json.loads(line) for line in (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in measured] == [0, 1]
+    assert measured[0]["eval/win_rate"] == 0.5
+
+
 def test_conversations_rows_and_scores_per_token(tmp_path: Path) -> None:
     chat = save_tiny_policy(tmp_path / "chat", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
     talks = [[{"role": "user", "content": text}] for text in PROMPTS]

@@ -97,12 +97,12 @@ class Measurements:
         Called after the first responses are scored: the score for a missing stop token can depend on them.
         """
         if self._is_start:
-            self._is_start = False
             with clock.paused():
                 self._sample_fixed(0)
-                evaluated = self._evaluated(0)
-                self._loop.observe(0, evaluated)
-                if measured := {**evaluated, **self._checked(0)}:
+                measured = {**self._evaluated(0), **self._checked(0)}
+                self._is_start = False  # not if a reward or the judge failed
+                self._loop.observe(0, measured)
+                if measured:
                     self._log.metrics.show(0, measured)
 
     def metrics(self, update: int) -> dict[str, float]:
