@@ -762,9 +762,13 @@ def test_evaluating_and_generating_change_no_training(policy: Path, tmp_path: Pa
 
 
 def test_a_teacher_needs_no_scores(policy: Path, tmp_path: Path) -> None:
-    settings = {**SIZES, "preset": "distill", "teacher": policy, "learning_rate": 1e-3}
+    settings = {**SIZES, "preset": "distill", "teacher": policy, "learning_rate": 1e-3, "eval_every": 1}
+    settings["data.eval_fraction"] = 0.5
     kedge.ppo(model=policy, prompts=PROMPTS, out=tmp_path / "stage", **settings)
-    with kedge.PpoTrainer(model=policy, prompts=PROMPTS, out=tmp_path / "loop", **settings) as trainer:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in PROMPTS))
+    settings["data.prompts"] = [str(prompts)]  # as a setting, in a configuration for instance
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "loop", **settings) as trainer:
         for batch in sampled(trainer):
             assert trainer.evaluate(batch)["objective/kl"] is not None
             trainer.update(batch)

@@ -130,8 +130,11 @@ class PpoTrainer:
             named = opening.enter_context(with_named_models(find_stage("ppo"), given))
             config, objects = resolved_arguments(find_stage("ppo"), named)
             config = with_saved_critic(config)
+            scorer = config.reward or config.environment.source or config.ppo.reference
             check_own_loop(
-                config, has_prompts="prompts" in given, has_reward="reward" in given or bool(config.environment.source)
+                config,
+                has_prompts="prompts" in given or bool(config.data.prompts),
+                has_reward="reward" in given or bool(scorer),
             )
             config = decided(config, "ppo", resumes=resume is not None)
             opening.enter_context(memory_in_one_line(config, "ppo"))
