@@ -206,6 +206,7 @@ def test_no_prompt_is_in_both_parts(prompts, fraction, seed):
 def test_the_fraction_is_of_the_records():
     records = [Demonstration(str(index), "x") for index in range(200)]
     assert len(split_eval(records, 0.05, 0).eval) == 10
+    assert len(split_eval(records[:100], 0.07, 0).eval) == 7  # although 0.07 · 100 > 7 in floating point
     assert split_eval(records, 0.05, 0) != split_eval(records, 0.05, 1)
     assert split_eval(records, 0.0, 0).eval == []
 

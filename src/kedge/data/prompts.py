@@ -352,7 +352,7 @@ def _drawn(counts: Mapping[str, int], wanted: float, seed: int) -> set[str]:
     held_out: set[str] = set()
     num_records = 0
     for key in order[:-1]:
-        if held_out and num_records >= wanted:
+        if held_out and num_records >= wanted - 1e-6:  # 7% of 100 is a little more than 7 in floating point
             break
         held_out.add(key)
         num_records += counts[key]
