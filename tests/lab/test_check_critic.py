@@ -17,7 +17,7 @@ from kedge_inspect.doctor import examine
 from kedge_inspect.page.checks import critic
 from kedge_inspect.page.verdict import describe_run
 from kedge_inspect.record import read_run
-from kedge_lab.check_critic import run_check_critic
+from kedge_lab.check_critic import PROMPTS_AT_ONCE, run_check_critic
 from tests.stages.ppo.test_critic_check import HELD_OUT, SETTINGS, vowels
 from tests.stages.ppo.test_episodes import EPISODES
 from tests.stages.ppo.test_ppo import PROMPTS, configure
@@ -95,6 +95,22 @@ def test_a_trained_critic_is_checked_as_at_the_start_of_ppo(place, tmp_path):
     assert critic(record)["figures"][0]["critic"]["value"] == pytest.approx(found["pairs_across"]["value"], rel=1e-4)
     assert describe_run(record)[0].startswith("The critic of ")
     assert not [gap for gap in examine(record).gaps if not gap.rule.startswith("critic")]
+
+
+def test_prompts_that_the_reward_leaves_out_do_not_end_the_check(tmp_path):
+    policy = save_tiny_policy(tmp_path / "policy")
+    trained = save_tiny_reward_model(tmp_path / "critic", seed=3)
+    others = [f"Riddle {number}" for number in range(PROMPTS_AT_ONCE)]  # all that are sampled first
+
+    def some(prompts: list[str], completions: list[str]) -> list[float | None]:
+        pairs = zip(prompts, completions, strict=True)
+        return [None if prompt in others else len(text) / 20 for prompt, text in pairs]
+
+    given: dict[str, Any] = {"critic": trained, "model": policy, "reward": some, "rollout.max_new_tokens": 8, **CHECK}
+    result = kedge.check_critic(prompts=[*others, *HELD_OUT], out=tmp_path / "check", **given)
+    assert result.test.num_prompts == len(HELD_OUT)
+    with pytest.raises(KedgeError, match="enough scored continuations"):
+        kedge.check_critic(prompts=others, out=tmp_path / "none", **given)
 
 
 def test_the_critic_of_a_run_of_episodes_is_refused(place, tmp_path):

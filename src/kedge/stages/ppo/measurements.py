@@ -384,7 +384,6 @@ def sample_prefixes(
 
     Raises:
         RewardError: A reward failed.
-        UnscoredError: No response has a score.
     """
     settings = trainer.settings
     name = ("critic check", first_prompt)
@@ -428,15 +427,18 @@ def _returns_and_values(
     trainer: Trainer, rollout: Rollout, prompts: Sequence[Prompt]
 ) -> tuple[Float[Tensor, "rows time"], Float[Tensor, "rows time"]]:
     """Compute the return to go and the value at each token, on the CPU; NaN in rows without a score."""
-    scored = trainer.score(rollout, prompts, "critic check", "reward")
+    returns = torch.full(rollout.response_ids.shape, math.nan)
+    values = returns.clone()
+    try:
+        scored = trainer.score(rollout, prompts, "critic check", "reward")
+    except UnscoredError:  # other prompts, which are sampled in another part, may have scores
+        return returns, values
     # Prefixes end within a turn, where nothing is discounted if a turn is one action.
     ppo = trainer.settings.ppo
     gamma = 1.0 if ppo.resolved_credit == "turn" else ppo.gamma
     experience = trainer.evaluate(scored, advantage=RewardToGo(gamma))
     assert experience.values is not None, "a run without a critic is refused"
     known = torch.tensor([score is not None for score in scored.terms.scores])
-    returns = torch.full(rollout.response_ids.shape, math.nan)
-    values = returns.clone()
     returns[known] = experience.returns.float().cpu()
     values[known] = experience.values.float().cpu()
     return returns, values
