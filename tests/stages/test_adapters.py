@@ -30,6 +30,7 @@ from kedge_base.errors import ConfigError, ModelError
 from kedge_base.run_folder.record_format import read_samples
 from kedge_hub.card import ModelCard
 from tests.models.test_adapters import adapt
+from tests.stages.ppo.test_ppo import copies_at
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 
 TEXTS = ["The boat", "A sailor and his long rope", "My rope broke", "Once upon a time"]
@@ -246,7 +247,8 @@ def test_the_base_is_the_reference(base: Path, tmp_path: Path, start: str) -> No
 def test_ppo_trains_and_saves_the_adapter_alone(base: Path, tmp_path: Path, critic: str) -> None:
     settings = {"ppo.critic": critic, "checkpoint.every": 1, "checkpoint.keep": 5, **PPO}
     settings["ppo.value_unit"] = "score"  # else a new critic's first update does not reuse the pass, and rounds
-    result = kedge.ppo(model=base, reward=vowels, out=tmp_path / "run", adapter=LORA, **settings)
+    copies = copies_at(2, tmp_path / "run", tmp_path / "cut")
+    result = kedge.ppo(model=base, reward=vowels, out=tmp_path / "run", adapter=LORA, on_update=copies, **settings)
     assert result.metrics[0]["objective/kl"] == 0.0
     assert result.metrics[0]["objective/reference_error"] == 0.0
     assert result.metrics[-1]["objective/kl"] > 0.01
@@ -266,12 +268,6 @@ def test_ppo_trains_and_saves_the_adapter_alone(base: Path, tmp_path: Path, crit
     torch.testing.assert_close(found[:, known], peft_model(input_ids=ids).logits[0][:, known], rtol=1e-4, atol=1e-4)
     assert merged.causal.generation_config.suppress_tokens, "the defaults of generate are the adapter's"
 
-    def stop(update: Any) -> None:
-        if update.number == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        kedge.ppo(model=base, reward=vowels, out=tmp_path / "cut", adapter=LORA, on_update=stop, **settings)
     resumed = kedge.ppo(model=base, reward=vowels, out=tmp_path / "cut", adapter=LORA, resume=True, **settings)
     whole, parts = weights_of(result.model), weights_of(resumed.model)
     assert whole.keys() == parts.keys()
@@ -318,13 +314,7 @@ def test_sampling_ahead_uses_the_adapter_of_an_earlier_update(base: Path, tmp_pa
         rows = list(read_samples(tmp_path / name))
         return {update: [row["response"] for row in rows if row["update"] == update] for update in range(1, 5)}
 
-    def stop(update: Any) -> None:
-        if update.number == 2:
-            raise KeyboardInterrupt
-
-    ahead = run("ahead", 1)
-    with pytest.raises(KeyboardInterrupt):
-        run("cut", 1, on_update=stop)
+    ahead = run("ahead", 1, on_update=copies_at(3, tmp_path / "ahead", tmp_path / "cut"))
     resumed = run("cut", 1, resume=True)
     one, other = weights_of(ahead.model), weights_of(resumed.model)
     assert all(torch.equal(weight, other[name]) for name, weight in one.items())

@@ -25,6 +25,7 @@ from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge_base.errors import ModelError
 from tests.models.test_adapters import adapt, edit
+from tests.stages.ppo.test_ppo import copies_at
 from tests.stages.test_adapters import LORA, PPO, vowels, weights_of
 from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model
 
@@ -220,14 +221,8 @@ def test_four_roles_are_trained_and_resumed_on_one_base(base: Path, tmp_path: Pa
     def run(name: str, **given: Any) -> Any:
         return kedge.ppo(model=sft, reward=tmp_path / "reward", out=tmp_path / name, adapter=LORA, **settings, **given)
 
-    def stop(update: Any) -> None:
-        if update.number == 2:
-            raise KeyboardInterrupt
-
-    whole = run("whole")
+    whole = run("whole", on_update=copies_at(2, tmp_path / "whole", tmp_path / "cut"))
     assert whole.metrics[0]["objective/kl"] == pytest.approx(0.0, abs=1e-6)
-    with pytest.raises(KeyboardInterrupt):
-        run("cut", on_update=stop)
     resumed = run("cut", resume=True)
     one, other = weights_of(whole.model), weights_of(resumed.model)
     assert all(torch.equal(weight, other[name]) for name, weight in one.items())

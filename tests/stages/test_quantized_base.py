@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from kedge.models.packing.rows import TokenRows
 from kedge.rollout.background import frozen_copy
 from kedge_base.errors import ConfigError
 from tests.models.test_adapters import adapt
+from tests.stages.ppo.test_ppo import copies_at
 from tests.stages.test_adapters import LORA, PPO, vowels, weights_of
 from tests.stages.test_one_base import randomize
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
@@ -122,15 +124,10 @@ def test_a_run_is_resumed_and_its_adapter_merged_into_the_original(
     adapter = {**LORA, "base_dtype": dtype}
     settings: Any = {**PPO, "critic": "separate", "critic_init": "policy", "optimizer": "adamw8bit"}
     settings["value_unit"] = "score"  # else a new critic's first update does not reuse the pass, and rounds
-
-    def stop(update: Any) -> None:
-        if update.number == 2:
-            raise KeyboardInterrupt
-
-    whole = kedge.ppo(model=base, reward=vowels, out=tmp_path / "whole", adapter=adapter, **settings)
-    with pytest.raises(KeyboardInterrupt):
-        kedge.ppo(model=base, reward=vowels, out=tmp_path / "cut", adapter=adapter, on_update=stop, **settings)
-    resumed = kedge.ppo(model=base, reward=vowels, out=tmp_path / "cut", adapter=adapter, resume=True, **settings)
+    settings["checkpoint.every"] = 1
+    run = partial(kedge.ppo, model=base, reward=vowels, adapter=adapter, **settings)
+    whole = run(out=tmp_path / "whole", on_update=copies_at(2, tmp_path / "whole", tmp_path / "cut"))
+    resumed = run(out=tmp_path / "cut", resume=True)
     one, other = weights_of(whole.model), weights_of(resumed.model)
     assert all(torch.equal(weight, other[name]) for name, weight in one.items())
     assert whole.metrics[0]["objective/reference_error"] == 0.0, "policy and reference are on the same base"

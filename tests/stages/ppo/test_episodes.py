@@ -26,7 +26,7 @@ from tests.data.test_chat import R1, Family
 from tests.data.test_turns import UNREAD, calling
 from tests.forking import fork_context, forked_kedge
 from tests.lab.evaluation.speakers import save_speaker
-from tests.stages.ppo.test_ppo import configure, metrics_without_times
+from tests.stages.ppo.test_ppo import configure, copies_at, metrics_without_times
 from tests.tasks.environments import worlds
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
@@ -212,14 +212,8 @@ def test_a_reward_function_is_added_and_reads_the_whole_episode(tmp_path, policy
                          ids=["ppo", "stale", "grpo", "lora", "privileged", "contexts"])  # fmt: skip
 def test_a_resumed_run_plays_the_same_episodes(tmp_path, policy, more):
     settings = EPISODES | {"num_updates": 3, "checkpoint.every": 1, **more}
-    run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=GAMES)
-
-    def stop(update, _):
-        if update == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=GAMES, on_update=stop)
+    copies = copies_at(2, tmp_path / "whole", tmp_path / "stopped")
+    run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=GAMES, on_update=copies)
     run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=GAMES, resume=Resume())
     if "adapter.kind" in more:
         assert metrics_without_times(tmp_path / "whole") == metrics_without_times(tmp_path / "stopped")
@@ -356,8 +350,7 @@ def test_the_calls_of_an_agent_are_trained_on_as_they_were_sampled(tmp_path, pol
             assert (metrics["episode/turns"], metrics["episode/contexts"], metrics["episode/completed"]) == (2, 2, 1)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("kind", ["Killer", "run"])
+@pytest.mark.parametrize(("kind", "staleness"), [("Killer", 0), ("run", 1)])
 def test_a_run_killed_in_mid_episode_resumes_to_the_bit(tmp_path, policy, kind, staleness):
     """Also with an agent, between its two requests."""
     source = Path(worlds.__file__).read_text() + KILLER + KILLER_GAME
@@ -425,8 +418,8 @@ def test_an_episode_does_not_open_with_token_ids(tmp_path, policy):
 def test_an_answer_without_a_call_ends_an_episode_with_tools(tmp_path):
     policy = save_tiny_policy(tmp_path / "policy", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE), extra_rows=20)
     rows = [{"prompt": [{"role": "user", "content": f"{n} + 1?"}], "answer": n + 1} for n in range(4)]
-    settings = EPISODES | {"environment.source": f"{worlds.__file__}:Adder", "max_new_tokens": 20}
-    result = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=rows)
+    settings = EPISODES | {"environment.source": None, "max_new_tokens": 20}
+    result = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=rows, environment=worlds.Adder)
     assert result.metrics[-1]["episode/completed"] == 1  # a random policy calls no tool
     assert result.metrics[-1]["tools/calls"] == 0
     assert "tools/failed" not in result.metrics[-1]
@@ -456,13 +449,8 @@ def test_a_run_says_once_that_the_calls_of_the_template_are_not_read(tmp_path, c
     tokenizer = calling(UNREAD["like Python"]).tokenizer()
     policy = save_tiny_policy(tmp_path / "policy", tokenizer=tokenizer, extra_rows=20)
     rows = [{"prompt": [{"role": "user", "content": f"Game {number}"}]} for number in range(4)]
-    more = {
-        "environment.source": f"{worlds.__file__}:Adder",
-        "num_updates": 1,
-        "eval_every": 1,
-        "ppo.eval_every.num_prompts": 2,
-    }
-    run_ppo(configure(policy, tmp_path / "run", **EPISODES | more), prompts=rows)
+    more = {"environment.source": None, "num_updates": 1, "eval_every": 1, "ppo.eval_every.num_prompts": 2}
+    run_ppo(configure(policy, tmp_path / "run", **EPISODES | more), prompts=rows, environment=worlds.Adder)
     line = "Adder: the chat template shows tools, but writes no call that kedge reads; "
     assert capsys.readouterr().err.count(line) == 1
     [sample, *_] = read_samples(tmp_path / "run")
@@ -510,27 +498,22 @@ def test_failed_episodes_are_dropped_and_counted(tmp_path, policy, more):
     """By hand: three of the twelve prompts fail, in each of the passes over them. A resumed run is the same."""
     world = tmp_path / "flaky.py"
     world.write_text(Path(worlds.__file__).read_text() + FLAKY)
-    settings = EPISODES | {"environment.source": f"{world}:Flaky", "num_updates": 6, "checkpoint.every": 1, **more}
-    result = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES)
+    sizes = {"num_prompts": 6, "num_updates": 4, "checkpoint.every": 1}
+    settings = EPISODES | {"environment.source": f"{world}:Flaky"} | sizes | more
+    copies = copies_at(3, tmp_path / "run", tmp_path / "stopped")
+    result = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES, on_update=copies)
     size = settings.get("num_responses", 1)
     assert sum(row["reward/unscored"] for row in result.metrics) == 2 * 3 * size
     assert sum(row["reward/environment_given_up"] for row in result.metrics) == 2 * 3 * size * (
         1 + ("remax" in str(more))
     )
-    assert sum(row["episode/failed"] for row in result.metrics) == pytest.approx(2 * 3 / 4)
+    assert sum(row["episode/failed"] for row in result.metrics) == pytest.approx(2 * 3 / 6)
     for row in result.metrics:
         assert row["reward/score_mean"] == pytest.approx(row["score/Flaky"], abs=1e-6)
     log = (tmp_path / "run" / "reward.log").read_text()
     assert "no sandbox is free" in log
     found = {finding.rule for finding in diagnose(read_run(tmp_path / "run"))}
     assert "reward_function_failing" in found
-
-    def stop(update, _):
-        if update == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=GAMES, on_update=stop)
     run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=GAMES, resume=Resume())
     assert_same(tmp_path / "run", tmp_path / "stopped")
 
@@ -581,8 +564,7 @@ class Drawn:
 """
 
 
-@pytest.mark.parametrize("name", ["Drawing", "Drawn"])
-@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize(("name", "local"), [("Drawing", False), ("Drawing", True), ("Drawn", True)])
 def test_a_resumed_run_draws_the_same_numbers_in_libraries_that_are_imported_in_a_call(tmp_path, name, local):
     world = tmp_path / "drawing.py"
     world.write_text(Path(worlds.__file__).read_text() + DRAWING)
@@ -592,14 +574,8 @@ def test_a_resumed_run_draws_the_same_numbers_in_libraries_that_are_imported_in_
     more = {}
     if local:
         more["environment"] = find_named(settings.pop("environment.source"), word="environment", error=EnvError)
-    run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=rows, **more)
-
-    def stop(update, _):
-        if update == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=rows, on_update=stop, **more)
+    copies = copies_at(2, tmp_path / "whole", tmp_path / "stopped")
+    run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=rows, on_update=copies, **more)
     run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=rows, resume=Resume(), **more)
     assert_same(tmp_path / "whole", tmp_path / "stopped")
     paid = [row["score/" + name] for row in metrics_without_times(tmp_path / "whole")]

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,16 @@ def configure(policy, out, **settings):
 def metrics_without_times(folder):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if not k.startswith(MEASURED)} for row in rows]
+
+
+def copies_at(update, run, copy):
+    """For `on_update`: copies a run's folder in the middle of an update, as a machine that is lost would leave it."""
+
+    def copy_once(made, *_):
+        if getattr(made, "number", made) == update:
+            shutil.copytree(run, copy)
+
+    return copy_once
 
 
 def kedge(*arguments, cwd):
