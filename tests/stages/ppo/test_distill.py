@@ -27,7 +27,7 @@ from kedge_inspect.page.sentences import of_ppo
 from kedge_inspect.record import read_run
 from kedge_plan.plan import count_stage
 from tests.forking import forked_kedge
-from tests.stages.ppo.test_ppo import PROMPTS, metrics_without_times
+from tests.stages.ppo.test_ppo import PROMPTS, copies_at, metrics_without_times
 from tests.tiny import save_tiny_policy, tiny_tokenizer
 
 RUN: dict[str, Any] = {
@@ -200,16 +200,8 @@ def test_a_run_of_distillation_resumes_to_the_bit_and_not_with_another_teacher(
 ) -> None:
     settings = {"num_updates": 4, "num_prompts": 4, "checkpoint.every": 1}
     mine = save_model(tmp_path / "mine")
-
-    def interrupt(update: kedge.Update) -> None:
-        if update.number == 2:
-            raise KeyboardInterrupt
-
-    whole = configure(student, tmp_path / "whole", reference=str(mine), **settings)
-    run_ppo(whole, prompts=PROMPTS)
-    part = configure(student, tmp_path / "part", reference=str(mine), **settings)
-    with pytest.raises(KeyboardInterrupt):
-        run_ppo(part, prompts=PROMPTS, callback=interrupt)
+    whole, part = (configure(student, tmp_path / name, reference=str(mine), **settings) for name in ("whole", "part"))
+    run_ppo(whole, prompts=PROMPTS, on_update=copies_at(3, tmp_path / "whole", tmp_path / "part"))
     other = configure(student, tmp_path / "part", reference=str(teacher), **settings)
     with pytest.raises(ConfigError, match=r"ppo\.reference: .* in the run, .* now"):
         run_ppo(other, prompts=PROMPTS, resume=Resume())

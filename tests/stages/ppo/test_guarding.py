@@ -16,13 +16,12 @@ from kedge.rollout import Sampler, collect
 from kedge.runs.run import Resume
 from kedge.stages.ppo import guarding, run_ppo
 from kedge.stages.ppo import trainer as ppo_trainer
-from kedge.training.runtime import Terminated
 from kedge_base.errors import NumericsError
 from kedge_base.run_folder.output import INCIDENTS_FILE
 from kedge_base.run_folder.record_format import read_json_lines, read_metrics, read_samples
 from tests.forking import forked_kedge
-from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times, vowels
-from tests.stages.test_resume import assert_same, stop_at  # noqa: F401
+from tests.stages.ppo.test_ppo import PROMPTS, configure, copies_at, metrics_without_times, vowels
+from tests.stages.test_resume import assert_same
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 STEPS = 4  # two epochs of two minibatches
@@ -356,7 +355,7 @@ def test_a_healthy_run_passes_strict(configured, tmp_path, precision):
     assert not (tmp_path / "run/incidents.jsonl").exists()
 
 
-def test_a_run_that_left_something_out_goes_on_to_the_bit(configured, tmp_path, stop_at, monkeypatch):  # noqa: F811
+def test_a_run_that_left_something_out_goes_on_to_the_bit(configured, tmp_path, monkeypatch):
     def alarming(completions, seed, **_):
         scores = vowels(completions)
         if seed % 3 == 0:  # in some updates, regardless of the caller
@@ -365,13 +364,10 @@ def test_a_run_that_left_something_out_goes_on_to_the_bit(configured, tmp_path, 
 
     settings = {"num_updates": 8, "on_nonfinite": "skip", "max_skips": 8, "on_spike": {"skip": 1.0}}
     monkeypatch.setattr(guarding, "SPIKE_HISTORY", 4)
-    whole, split = (configured(name, **settings) for name in ("whole", "split"))
-    run_ppo(whole, prompts=PROMPTS, reward=alarming)
+    whole, split = (configured(name, **settings, **{"checkpoint.every": 1}) for name in ("whole", "split"))
+    run_ppo(whole, prompts=PROMPTS, reward=alarming, on_update=copies_at(6, tmp_path / "whole", tmp_path / "split"))
     skipped = [row["guard/skipped_steps"] for row in metrics_without_times(tmp_path / "whole")]
     assert len({0, STEPS} & set(skipped)) == 2
-    stop_at(tmp_path / "split", 5)
-    with pytest.raises(Terminated):
-        run_ppo(split, prompts=PROMPTS, reward=alarming)
     run_ppo(split, prompts=PROMPTS, reward=alarming, resume=Resume())
     assert_same(tmp_path / "split", tmp_path / "whole")
 
