@@ -704,7 +704,7 @@ TWICE = {"inputs": ["2\n", "-3\n\n"], "outputs": ["4\n", "-6"]}
     ],
 )
 def test_programs_that_read_and_print(text, expected):
-    [verdict] = code_stdio([f"```python\n{text}\n```"], [TWICE])
+    [verdict] = code_stdio([f"```python\n{text}\n```"], [TWICE], seconds=1)
     assert (float(verdict), verdict.reason) == (float(expected == "right"), expected)
 
 
@@ -760,9 +760,9 @@ def test_threads_are_awaited_where_programs_may_start_some():
     ],
 )
 def test_the_end_of_a_program_is_limited_and_counts(text, expected):
-    [verdict] = code_stdio([f"print(4, flush=True)\n{text}"], [{"inputs": ["2"], "outputs": ["4"]}])
+    [verdict] = code_stdio([f"print(4, flush=True)\n{text}"], [{"inputs": ["2"], "outputs": ["4"]}], seconds=1)
     assert verdict.reason == ("right" if expected == "raised EOFError" else expected)
-    [verdict] = code_stdio([f"print(3, flush=True)\n{text}"], [{"inputs": ["2"], "outputs": ["4"]}])
+    [verdict] = code_stdio([f"print(3, flush=True)\n{text}"], [{"inputs": ["2"], "outputs": ["4"]}], seconds=1)
     assert verdict.reason == expected
 
 
@@ -873,14 +873,18 @@ def test_rows_with_a_function_are_read(row, metadata):
         METHOD.format("[two, one]"),
         "def other(one, two): return one, two",
         "def pair(one, two=0): print(one, two)",
-        "def pair(one, two=0):\n    while True: pass",
         YES + "pair = f",
     ]
-    found = code_stdio(texts, [row] * 7, metadata=[metadata] * 7, seconds=1)
-    assert [verdict.reason for verdict in found[:6]] == [
-        *("right", "right", "wrong value", "raised NameError", "wrong value", "took too long")
-    ]
-    assert found[6] == 0.0
+    *found, fooled = code_stdio(texts, [row] * 6, metadata=[metadata] * 6)
+    assert [verdict.reason for verdict in found] == ["right", "right", "wrong value", "raised NameError", "wrong value"]
+    assert fooled == 0.0
+
+
+@needs_sandbox
+def test_a_function_without_an_end_took_too_long():
+    row = {"fn_name": "pair", "inputs": [[1, 2]], "outputs": [3]}
+    [verdict] = code_stdio(["def pair(one, two):\n    while True: pass"], [row], seconds=1)
+    assert verdict.reason == "took too long"
 
 
 @needs_sandbox
@@ -945,7 +949,7 @@ def responses(*texts: str) -> Responses:
 def test_the_verifier_runs_by_name_in_a_process_of_its_own(tmp_path):
     limits = CallLimits(timeout=60.0, startup_timeout=60.0)
     log = tmp_path / "reward.log"
-    reward = RemoteFunction("kedge_tasks.verify:code", limits=limits, log=log)
+    reward = RemoteFunction("kedge_tasks.verify:code", settings={"seconds": 1}, limits=limits, log=log)
     try:
         reward.check({"test_list": [DOUBLE]})
         found = reward.score(responses("def double(x): return 2 * x", "while True: pass", "def double(x): return x"))
@@ -981,9 +985,9 @@ def test_a_call_may_take_as_long_as_its_endless_programs(name):
     reward = RemoteFunction(f"kedge_tasks.verify:{name}", settings={"seconds": 1}, limits=limits, log=None)
     try:
         reward.check({column: [entry] for column, entry in row.items()})
-        columns = {column: [entry] * 6 for column, entry in row.items()}
-        found = reward.score(replace(responses(*["while True: pass"] * 6), columns=columns))
-        assert [each.reason for each in found] == ["took too long"] * 6
+        columns = {column: [entry] * 3 for column, entry in row.items()}
+        found = reward.score(replace(responses(*["while True: pass"] * 3), columns=columns))
+        assert [each.reason for each in found] == ["took too long"] * 3
     finally:
         reward.close()
 
