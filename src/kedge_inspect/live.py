@@ -46,11 +46,15 @@ def has_run(folder: Path) -> bool:
     has written a log.
 
     Raises:
-        DataError: The folder does not exist, or is a link to itself; or it holds logs of several runs.
+        DataError: The folder does not exist, or is a link to itself; or it holds logs of several runs, or a model.
     """
     if not folder.is_dir() and not folder.is_file():
         raise DataError(f"{str(folder)!r} does not exist or is not a folder; expected a run's folder")
-    return is_sweep(folder) or any(map(is_run, runs_in(folder))) or bool(log_files(folder))
+    if is_sweep(folder) or any(map(is_run, runs_in(folder))) or log_files(folder):
+        return True
+    if (folder / "config.json").is_file():
+        raise DataError(f"{str(folder)!r} is the folder of a model, not of a run")
+    return False
 
 
 def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice, origin: Origin = HERE) -> LocalServer:

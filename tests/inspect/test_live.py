@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from kedge.cli import main
+from kedge_base.errors import DataError
 from kedge_inspect.live import has_run, serve_run
 from tests.inspect.runs import CONFIG, add, begin, metrics
 
@@ -95,6 +96,14 @@ def test_watching_changes_nothing_and_serves_nothing_else(tmp_path):
 def test_a_chain_or_a_sweep_that_has_not_begun_is_waited_for(tmp_path):
     assert not has_run(tmp_path)
     begin(tmp_path / "sft", "# stage: sft\n")
+    assert has_run(tmp_path)
+
+
+def test_a_models_folder_is_not_waited_for(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DataError, match="is the folder of a model, not of a run"):
+        has_run(tmp_path)
+    (tmp_path / "trainer_state.json").write_text("{}")  # of another library, which saves the model beside its log
     assert has_run(tmp_path)
 
 
