@@ -145,6 +145,11 @@ def test_a_resumed_run_takes_no_further_preset(
     assert kedge(monkeypatch, "ppo", "--resume=~/run") == 0
     assert kedge(monkeypatch, "ppo", "--config=~/run/config.yaml", "--out", "other") == 0
     assert [config.out for _, config in calls[1:]] == ["~/run", "other"]
+    assert kedge(monkeypatch, "ppo", "--resume", "run", "--out", "./run") == 0
+    for other in (["--out", "other"], ["out=other"]):
+        assert kedge(monkeypatch, "ppo", "--resume", "run", *other) == 2
+        said = capsys.readouterr().err
+        assert said == "error: --resume run continues the run in its folder, not in other; leave out --out\n"
 
 
 def test_a_run_of_another_stage_is_named_before_what_this_stage_needs(

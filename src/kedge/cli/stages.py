@@ -160,6 +160,10 @@ def resolve(
         if not is_run(folder):
             raise ConfigError(f"--resume: {resume} is not the folder of a run: it has no {CONFIG_FILE}")
         _check_same_stage(folder, stage)
+        outs = [text for name, _, text in (each.partition("=") for each in overrides or ()) if name.strip() == "out"]
+        for out in filter(None, [flags.get("out"), *outs]):
+            if os.path.realpath(os.path.expanduser(out)) != os.path.realpath(folder):
+                raise ConfigError(f"--resume {resume} continues the run in its folder, not in {out}; leave out --out")
         file = file or folder / CONFIG_FILE
         flags = {**flags, "out": resume}
     config = load_config(file, overrides or (), flags, preset, stage=stage)
