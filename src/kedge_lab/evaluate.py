@@ -130,9 +130,9 @@ def run_evaluate(
         frontier = (_announced(load_policy(source, config, run)) for source in settings.frontier)
         others = [evaluator.compare(other, opponent, against) for other in frontier]
         on_phase("done", len(evaluator.prompts), len(evaluator.prompts))
-    usage = read_usage(run.folder / JUDGE_FILE, config.judge.model_dump()["max_cost"])
-    evaluation = Evaluation(evaluator.judge, result, opponent, settings.against or "references", others, usage)
-    summary = report(evaluation, run.folder, is_shown=run.ranks.is_first)
+        usage = read_usage(run.folder / JUDGE_FILE, config.judge.model_dump()["max_cost"])
+        evaluation = Evaluation(evaluator.judge, result, opponent, settings.against or "references", others, usage)
+        summary = report(evaluation, run.folder, is_shown=run.ranks.is_first)
     say_results(run, "summary.json", {"num_judged": summary["num_judged"]})
     return EvaluateResult(run.shared_folder, result.win_rate, summary)
 
@@ -178,9 +178,9 @@ def run_pass_at_k(
         policies = [evaluator.reader, *([] if against is None else [against])]
         solved = [Solved(each.source, evaluator.sample(_announced(each)), num_samples) for each in (*policies, *others)]
         on_phase("done", len(repeated), len(repeated))
-    temperature = evaluator.sampling.temperature
-    name = evaluator.judge.name
-    summary = report_solved(solved, run.folder, judge=name, temperature=temperature, is_shown=run.ranks.is_first)
+        temperature = evaluator.sampling.temperature
+        name = evaluator.judge.name
+        summary = report_solved(solved, run.folder, judge=name, temperature=temperature, is_shown=run.ranks.is_first)
     say_results(run, "summary.json", {"num_responses": summary["num_responses"]})
     return PassResult(run.shared_folder, solved[0].pass_at, solved[0].maj_at, summary)
 

@@ -135,6 +135,7 @@ def test_undecided_pairs_do_not_count(tmp_path):
     assert [row["winner"] for row in read_json_lines(tmp_path / "run" / "judgments.jsonl")].count(None) == 1
     with pytest.raises(RewardError, match="decided none of 10 pairs"):
         run_evaluate(config_for(tmp_path, out=str(tmp_path / "b")), prompts=ROWS, judge=lambda completions: [None] * 10)
+    assert not (tmp_path / "b").exists()  # the corrected command may use the same folder
 
 
 def test_length_bias_shows(tmp_path):
