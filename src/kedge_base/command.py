@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Container, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, cast
 
@@ -101,7 +102,23 @@ class Group(TyperGroup):
         return None
 
 
-class RunGroup(Group):
+class StageGroup(Group):
+    """A group with a command per stage, whose options may also stand before the stage."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As in `Command`."""
+        return super().parse_args(ctx, name_first(args, self.commands))
+
+
+def name_first(words: Sequence[str], names: Container[str]) -> list[str]:
+    """Put the first word that is one of the names before the options that precede it."""
+    at = next((at for at, word in enumerate(words) if word in names), 0)
+    if not at or words[0] == "--help" or not words[0].startswith("--"):
+        return list(words)
+    return [words[at], *words[:at], *words[at + 1 :]]
+
+
+class RunGroup(StageGroup):
     """A group whose commands start runs."""
 
     starts_run = True

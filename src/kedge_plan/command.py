@@ -11,7 +11,7 @@ import typer
 from kedge.cli.options import parameter
 from kedge.cli.stages import add_group, common_parameters, flags_of, settings_parameters
 from kedge.config import load_config, preset_conflicts
-from kedge_base.command import Group
+from kedge_base.command import StageGroup, name_first
 from kedge_base.errors import ConfigError
 from kedge_base.stage import Stage, stages
 
@@ -43,7 +43,7 @@ def add_commands(app: typer.Typer) -> None:
     about = "Estimate a stage's memory and time on one machine, before anything is loaded."
     planned = [stages()[name] for name in PLANNED]
     told = ((stage, f"Plan `kedge {stage.name}`, whose options it takes.", _plan_of(stage)) for stage in planned)
-    add_group(app, Group, "plan", about, told)
+    add_group(app, StageGroup, "plan", about, told)
 
 
 def _plan_of(stage: Stage) -> Callable[..., None]:
@@ -59,7 +59,7 @@ def _plan_of(stage: Stage) -> Callable[..., None]:
         from kedge_plan.plan import plan_machine
 
         check_names(resolved, stage.name)
-        command = _command(sys.argv[2:])
+        command = _command(name_first(sys.argv[2:], [stage.name]))
         device, price = given["device"], given["price_per_hour"]
         said = plan_machine(resolved, stage.name, device_name=device, price_per_hour=price, command=command)
         typer.echo(said)
