@@ -1215,9 +1215,9 @@ MUTATIONS = (
     ),
     Mutation(
         "rows-mixed-at-a-rotary-switch",
-        "Trunk._hidden_sorted",
-        "rows.apart(self._rope_switch)",
-        "[rows]",
+        "TokenRows.apart",
+        "self.split([num_beyond, len(self.lengths) - num_beyond])",
+        "[self]",
         f"{UNUSUAL}::test_rows_on_both_sides_of_a_rotary_switch_do_not_change_each_other",
     ),
     Mutation(
