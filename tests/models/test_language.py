@@ -102,6 +102,20 @@ def test_a_tokenizer_without_a_pad_token_of_its_own_gets_a_fresh_one_and_the_emb
         assert model.forbidden[loaded.pad_token_id]
 
 
+def test_the_row_of_a_new_pad_token_is_the_same_in_every_run(tmp_path):
+    """Otherwise a policy that `kedge critic` saved with its value head would not be the one that it was fitted to."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = None
+    folder = save_tiny_policy(tmp_path / "model", tokenizer=tokenizer)
+    tokenizer = load_tokenizer(folder)
+    torch.manual_seed(1)
+    model = load_language_model(folder, tokenizer=tokenizer)
+    saved = save_policy(model, tokenizer, tmp_path / "saved", card=ModelCard("critic", "model"))
+    torch.manual_seed(2)
+    first, again = (load_language_model(each, tokenizer=tokenizer).causal.state_dict() for each in (folder, saved))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
 @pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=2)])
 def test_an_output_layer_that_config_json_alone_calls_tied_is_kept_where_the_embedding_grows(tmp_path, adapter):
     tokenizer = tiny_tokenizer()

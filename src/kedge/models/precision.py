@@ -71,8 +71,11 @@ def prepacked(model: nn.Module, precision: Precision) -> Iterator[None]:
     """
     layers = []
     if precision == "bf16" and next(model.parameters()).device.type == "cpu" and _can_prepack():
-        layers = [layer for layer in model.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
-        layers = [layer for layer in layers if type(layer.weight) is nn.Parameter]
+        layers = [
+            layer
+            for layer in model.modules()
+            if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and "forward" not in vars(layer)
+        ]
         if any(weight.requires_grad for weight in model.parameters()):
             layers = [layer for layer in layers if layer.weight.dtype != torch.bfloat16]
         frozen = sum(layer.weight.numel() for layer in layers if not layer.weight.requires_grad)

@@ -357,7 +357,7 @@ def num_embeddings(model: PreTrainedModel) -> int:
 
 
 def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Add a row to the embedding for a pad token that `load_tokenizer` added; reject any other mismatch.
+    """Add a row of zeros to the embedding for a pad token that `load_tokenizer` added; reject any other mismatch.
 
     Raises:
         ModelError: The model has no token embedding or one with too few rows, or is too small for a trial pass.
@@ -384,7 +384,9 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     if needed > rows:
         with quiet_transformers():
             model.resize_token_embeddings(needed, mean_resizing=False)
-        setattr(model.get_input_embeddings(), HAS_NEW_ROW, True)
+        for layer in filter(None, (model.get_input_embeddings(), model.get_output_embeddings())):
+            nn.init.zeros_(layer.get_parameter("weight")[rows:])  # not random: a critic knows its policy by them
+            setattr(layer, HAS_NEW_ROW, True)
     for config in (model.config, model.config.get_text_config()):
         config.pad_token_id = tokenizer.pad_token_id
 

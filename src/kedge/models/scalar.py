@@ -258,9 +258,10 @@ def score_rows(
         with autocast("bf16" if model.holds_bf16 else precision, model.device):
             return [model.scores(part).float().cpu()]
 
-    lengths = [len(row) for row in rows]
     with model.host():
-        [scores] = evaluate_in_passes(score, lengths, micro_batch_tokens, prompts=pieces, ranks=ranks)
+        [scores] = evaluate_in_passes(
+            score, [len(row) for row in rows], micro_batch_tokens, prompts=pieces, ranks=ranks
+        )
     return scores
 
 

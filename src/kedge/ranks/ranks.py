@@ -76,9 +76,13 @@ class Ranks:
             budget: Tokens per pass; None for no limit.
             prompts: See `Prompts`.
         """
-        tokens = tokens_of(budget)
         return plan_parts(
-            lengths, tokens, prompts=prompts, number=self.number, count=self.count, same_number=self.is_sharded
+            lengths,
+            tokens_of(budget),
+            prompts=prompts,
+            number=self.number,
+            count=self.count,
+            same_number=self.is_sharded,
         )
 
     def fill_in(self, own: Bool[Tensor, " rows"], *tables: Tensor) -> None:
@@ -131,7 +135,7 @@ class Ranks:
         """Return the maximum of a number over the ranks."""
         if not self.are_several:
             return number
-        return int(self.everyones(torch.tensor([number], dtype=torch.int64)).max())
+        return int(self.everyones(torch.tensor([number])).max())
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace every gradient by its sum over the ranks; gradients of sharded weights are already sums.
