@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from kedge.models import (
@@ -84,6 +85,17 @@ def test_named_tokens_are_all_that_counts():
 def test_a_named_token_that_is_none_is_refused(wrong):
     with pytest.raises(ModelError, match=r"rollout\.stop_token"):
         named_stop_tokens(tiny_tokenizer(), wrong)
+
+
+def test_the_ids_of_a_vocabulary_may_have_gaps_and_unknown_text_is_no_token():
+    words = {"<unk>": 0, "word": 1, "<pad>": 2, "end": 9}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", pad_token="<pad>")
+    assert named_stop_tokens(tokenizer, 9) == StopTokens((9,), "responses end with end")
+    assert named_stop_tokens(tokenizer, "<unk>").ids == (0,)
+    for wrong in (3, -1, "stop", "<pad>"):
+        with pytest.raises(ModelError, match="not a single non-padding token of the vocabulary"):
+            named_stop_tokens(tokenizer, wrong)
 
 
 def test_without_any_end_the_setting_is_named(tmp_path):

@@ -230,12 +230,12 @@ def kept_stop_ids(tokenizer: PreTrainedTokenizerBase, model: LanguageModel, stop
 
 
 def _named_id(tokenizer: PreTrainedTokenizerBase, name: str | int) -> int:
-    if isinstance(name, int):
-        token = name if 0 <= name < len(tokenizer) else None
-    else:
-        ids = tokenizer.encode(name, add_special_tokens=False)
-        token = tokenizer.get_vocab().get(name, ids[0] if len(ids) == 1 else None)
-    if token is None or token == tokenizer.pad_token_id:
+    vocabulary = tokenizer.get_vocab()
+    token = name
+    if isinstance(token, str):
+        ids = tokenizer.encode(token, add_special_tokens=False)
+        token = vocabulary.get(token, -1 if len(ids) != 1 or ids[0] == tokenizer.unk_token_id else ids[0])
+    if token == tokenizer.pad_token_id or token not in vocabulary.values():  # ids may have gaps
         raise ModelError(f"rollout.stop_token {name!r} is not a single non-padding token of the vocabulary")
     return token
 
@@ -268,7 +268,7 @@ def _listed(tokenizer: PreTrainedTokenizerBase, entries: Sequence[object], separ
 
 def _shown(tokenizer: PreTrainedTokenizerBase, entry: object) -> str:
     """Format a token's text, quoted if blank or unprintable; an entry that is not a token is unchanged."""
-    if type(entry) is not int or not 0 <= entry < len(tokenizer):
+    if type(entry) is not int or entry not in tokenizer.get_vocab().values():
         return printable(str(entry))[:40]
     text = str(tokenizer.decode([entry]))
     return (text if text.strip() == text != "" and text.isprintable() else repr(text))[:40]

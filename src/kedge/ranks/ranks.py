@@ -318,7 +318,7 @@ def check_equal_weights(ranks: Ranks, modules: Iterable[nn.Module]) -> None:
     """
     if not ranks.are_several or ranks.is_sharded:
         return
-    found = ranks.everyones(torch.tensor([checksum(modules)], dtype=torch.int64)).reshape(-1).tolist()
+    found = ranks.everyones(torch.tensor([checksum(modules)])).reshape(-1).tolist()
     if len(set(found)) > 1:
         other = next(number for number, value in enumerate(found) if value != found[0])
         raise NumericsError(
