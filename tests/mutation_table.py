@@ -1377,7 +1377,7 @@ MUTATIONS = (
     Mutation(
         "changed-answer-read-as-sampled",
         "Episodes._new_context",
-        "if before.read == read[:place]:",
+        "if before.read == read[:place] and before.tools == tools:",
         "if before:",
         f"{PLAYER_CONTEXTS}::test_a_changed_history_is_another_branch[True]",
     ),

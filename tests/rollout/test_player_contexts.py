@@ -213,6 +213,29 @@ def test_tools_of_a_request_are_described_or_shown():
         play(script, ["a"], tokenizer, stop=2, prompt=Prompt("Play. ", {}))
 
 
+def test_tools_that_a_later_request_changes_are_shown_instead():
+    """Agents offer other tools as they go, and none where they want an answer; the conversation stays the same."""
+    shows = Family("{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}" + CHATML.template,
+                   CHATML.closing, CHATML.tokens)  # fmt: skip
+    tokenizer = shows.tokenizer()
+    other = {**ADD, "function": {**ADD["function"], "name": "sub"}}
+    script = Script(*(
+        Turn(context=conversation(number), tools=tools)
+        for number, tools in enumerate(([ADD], [ADD], [other], None))
+    ), Turn(ending="completed"))  # fmt: skip
+    played = play(script, ["No"] * 4, tokenizer, stop=stop_of(CHATML, tokenizer))
+    shown = [text.partition("<|im_start|>") for text in played.texts]
+    assert [before for before, *_ in shown] == ["[add]", "[add]", "[sub]", ""]
+    assert [f"{start}{rest}" for _, start, rest in shown] == [written(conversation(number)) for number in range(4)]
+    assert len(played.parents) == 2, "the second continues the first"
+
+
+def conversation(number):
+    """A conversation after so many answers of the policy."""
+    turns = ([answer(each, "No"), user("More.")] for each in range(number))
+    return [user("Hi."), *(message for turn in turns for message in turn)]
+
+
 def test_limits_and_stops_of_a_request():
     """The turn ends with the token that completes the stop string, which the agent does not see."""
     first = Turn(context=[user("Hi.")], stop=["l"])

@@ -67,12 +67,14 @@ class _Turn:
     Attributes:
         num_read: Tokens of its context.
         read: Its context as messages; None where it is not needed.
+        tools: The schemas of the tools that an agent showed in it.
         end: The slot of its last token.
         num_said: Its tokens.
     """
 
     num_read: int
     read: Messages | None
+    tools: Sequence[Mapping[str, Any]] | None = None
     end: int = -1
     num_said: int = 0
 
@@ -380,7 +382,7 @@ class Episodes:
             read: The conversation in messages, if it is needed.
         """
         episode = self._played[row]
-        episode.turns.append(_Turn(num_read, read))
+        episode.turns.append(_Turn(num_read, read, episode.asked and episode.asked.tools))
         episode.opening = ""
         if self._has_tools(episode):
             episode.opening = opened_thought(str(self.tokenizer.decode([*tokens[-LONGEST_MARK:]])))
@@ -416,7 +418,7 @@ class Episodes:
                 reply = Reply(tokens := turns.after(said, turn.messages))
                 num_read = last.num_read + len(said) + len(tokens)
             else:
-                tokens, num_read, reply = self._new_context(episode, turns, read)
+                tokens, num_read, reply = self._new_context(episode, turns, read, turn.tools)
         except RowError as error:
             fault = f"an answer of {self.environment.name} cannot be written as a message: {error}"
             if turn.context is None:
@@ -433,16 +435,18 @@ class Episodes:
         self._begins(row, tokens, num_read, read)
         return reply
 
-    def _new_context(self, episode: Episode, turns: Turns, read: Messages) -> tuple[Sequence[int], int, Reply]:
+    def _new_context(
+        self, episode: Episode, turns: Turns, read: Messages, tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[Sequence[int], int, Reply]:
         """Return the last tokens of a context or all of them, their number in all, and those new to the episode.
 
-        A conversation that continues after a turn of the policy keeps the tokens sampled then.
+        A conversation that continues after a turn of the policy, with the same tools, keeps the tokens sampled then.
         """
         place = next((place for place in range(len(read) - 1, -1, -1) if read[place]["role"] == "assistant"), -1)
         number = read[place].get("answer") if place >= 0 else None
         if number is not None and not turns.rewrites and place + 1 < len(read):
             before = episode.turns[int(number)]
-            if before.read == read[:place]:
+            if before.read == read[:place] and before.tools == tools:
                 tokens = turns.after([episode.tokens[before.end]], read[place + 1 :])
                 parent = None if before.end == episode.length - 1 else before.end
                 return tokens, before.num_read + before.num_said + len(tokens), Reply(tokens, parent)
