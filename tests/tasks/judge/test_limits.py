@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -215,3 +217,27 @@ def test_a_file_that_is_none_is_one_line(tmp_path):
     (tmp_path / "judges.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(RewardError, match=r"judges\.sqlite: file is not a database"):
         Ledger(tmp_path / "judges.sqlite", Limits())
+
+
+def test_the_time_before_a_request_does_not_grow_with_the_requests_so_far(tmp_path):
+    """A run of PPO asks for a hundred thousand scores."""
+    ledger = Ledger(tmp_path / "judges.sqlite", Limits(concurrency=99, requests_per_minute=99, max_requests=10**6))
+    rows = [("x", 1, 0.0, float(number), 500, 100) for number in range(100_000)]
+    with ledger._held() as base:
+        base.executemany("INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?)", rows)
+    started = time.process_time()
+    numbers = [ledger.reserve(10, 20, threading.Event()) for _ in range(50)]
+    assert time.process_time() - started < 0.5
+    ledger.settle(numbers[0], (3, 4))
+    assert ledger.usage()["requests"] == 100_050
+    assert ledger.usage()["tokens"] == 100_000 * 600 + 49 * 30 + 7
+
+
+def test_the_requests_of_a_file_without_sums_are_counted(tmp_path):
+    path = tmp_path / "judges.sqlite"
+    with closing(sqlite3.connect(path)) as base, base:
+        base.execute("CREATE TABLE requests (owner TEXT, process INT, until REAL, ended REAL, prompt INT, answer INT)")
+        base.execute("INSERT INTO requests VALUES ('x', 1, 0, 0, 5, 6)")
+    Ledger(path, Limits()).reserve(10, 20, threading.Event())
+    usage = Ledger(path, Limits()).usage()
+    assert (usage["requests"], usage["tokens"]) == (2, 41)
