@@ -151,7 +151,11 @@ def _options(choices: object) -> dict[str, str]:
         choices = dict(zip(string.ascii_uppercase, choices, strict=False))
     if not isinstance(choices, Mapping):
         raise ValueError("`choices` as a list, or as a mapping of labels to texts")
-    options = {str(label).strip("()[].: ").upper(): str(text) for label, text in choices.items()}
+    options = {
+        str(label).strip("()[].: ").upper(): str(text)
+        for label, text in choices.items()
+        if text is not None  # Parquet fills in the labels of other rows
+    }
     if not re.fullmatch("[A-Z]*|[0-9]*", "".join(options)) or max(map(len, options), default=1) > 1:
         raise ValueError(f"options with letters or digits as labels, not {', '.join(options)}")
     return options

@@ -304,6 +304,14 @@ def test_labels_of_options_may_have_marks():
         choice.check_rows(answer=["B. Berlin"], choices=[CAPITALS])
 
 
+def test_labels_that_other_rows_have_are_no_options_of_this_one():
+    """Parquet gives each row the labels of all rows, here with the text None, a word of the response."""
+    choices = {"A": "red", "B": "blue", "C": None, "D": None}
+    assert is_right(choice, "I see none: blue.", "B", choices)
+    with pytest.raises(RewardError, match="'3' is not usable"):
+        choice.check_rows(answer=["3"], choices=[choices])
+
+
 @pytest.mark.parametrize("choices", [["True", "False"], ["yes", "no"]])
 def test_booleans_choose_their_words(choices):
     for answer in (True, "True", "true"):
