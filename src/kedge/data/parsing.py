@@ -385,9 +385,7 @@ def _conversation_to_learn(
         dropped = len(messages) - 1 - len(left)
         rest = [*cast("Messages", left), messages[-1]]
         # In the place of an answer that was dropped is another message, or none.
-        learned = [
-            index - dropped for index in learned if index >= dropped and rest[index - dropped] is messages[index]
-        ]
+        learned = [at - dropped for at in learned if at >= dropped and rest[at - dropped] is messages[at]]
         messages = rest
     prompt, completion, read = render_demonstration(options.tokenizer, messages, learned)
     _checked_lengths(prompt, {}, options)
