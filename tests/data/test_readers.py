@@ -245,6 +245,16 @@ ROWS = {
 }
 
 
+@pytest.mark.parametrize("answers", [["b"], ["b", "b"]])
+def test_a_ranking_of_a_single_answer_is_no_tie(answers: list[str]) -> None:
+    row = {"prompt": "a", "responses": answers, "ranks": [1] * len(answers)}
+    assert reason("comparisons", row, ties=True) == (
+        "field 'responses' holds a single answer: a ranking needs at least two"
+    )
+    tied = one("comparisons", {"prompt": "a", "responses": ["b", "c"], "ranks": [1, 1]}, ties=True)
+    assert tied == Ranking("a", ("b", "c"), (1.0, 1.0))
+
+
 @pytest.mark.parametrize("percent", [7, 29, 57, 58])
 def test_as_many_bad_rows_as_the_limit_are_allowed(percent: int) -> None:
     rows: list[Any] = [3] * percent + ["Why?"] * (100 - percent)

@@ -297,6 +297,8 @@ def _ranking(fields: Fields, options: ReadingOptions) -> Ranking:
     prompt, *texts = _prompt_and_answers(fields, answers, options, cuts_answers=True)
     if len(set(zip(texts, ranks, strict=True))) > len(set(texts)):
         raise RowError("field 'responses' holds the same answer twice, with different ranks")
+    if len(set(texts)) < 2:
+        raise RowError("field 'responses' holds a single answer: a ranking needs at least two")
     return Ranking(prompt, tuple(texts), tuple(ranks))
 
 
