@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial, wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from kedge.data.records import table_rows
 from kedge.runs.run import Run
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.runtime import Stopping, default_modes, listening
@@ -191,7 +192,7 @@ def _listed(name: str, given: Any, call: str) -> list[Any]:
     if is_one or not isinstance(given, Iterable):
         kind = RewardError if name == "scores" else DataError
         raise kind(f"{name} are of type {type(given).__name__}; pass a list: {call}")
-    return list(cast("Iterable[Any]", given))
+    return list(table_rows(given, name))
 
 
 def _keep_forever(contexts: ExitStack) -> None:

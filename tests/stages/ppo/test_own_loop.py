@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -231,6 +232,8 @@ def test_what_numpy_and_pandas_hold_is_read(policy: Path, tmp_path: Path) -> Non
     responses = np.array([" lay", " sea", " it", " sun"])
     assert trainer.batch(texts, responses, policy_version=np.int64(0)).responses == responses.tolist()
     assert trainer.batch(texts[:2], [[5, 2], [5]], stopped=np.array([1, 0])).rollout.stopped.tolist() == [True, False]
+    table = pandas.DataFrame({"prompt": PROMPTS, "place": range(4)})
+    assert trainer.sample(table).columns == {"place": [0, 1, 2, 3]}
     missing = [{"prompt": "The boat", "source": float("nan")} for _ in range(2)]  # as a DataFrame has them
     assert trainer.batch(missing, [" sank", " lay"]).groups == [0, 0]
     for numbers in (torch.tensor([5, 6]), np.array([5, 6])):  # the ids of one prompt instead of a list of prompts
