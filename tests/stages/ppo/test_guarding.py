@@ -16,6 +16,8 @@ from kedge.rollout import Sampler, collect
 from kedge.runs.run import Resume
 from kedge.stages.ppo import guarding, run_ppo
 from kedge.stages.ppo import trainer as ppo_trainer
+from kedge.stages.ppo.measurements import Measurements
+from kedge.training.guard import Guard, UpdateDropped
 from kedge_base.errors import NumericsError
 from kedge_base.run_folder.output import INCIDENTS_FILE
 from kedge_base.run_folder.record_format import read_json_lines, read_metrics, read_samples
@@ -431,3 +433,14 @@ def test_no_model_outlives_its_run(configured):
         assert [reference() for reference in held] == [None]
     finally:
         gc.enable()
+
+
+def test_a_dropped_update_frees_its_first_pass_before_it_is_measured(configured, monkeypatch):
+    def drop(*_):
+        raise UpdateDropped
+
+    learners = []
+    monkeypatch.setattr(Guard, "check_experience", drop)
+    monkeypatch.setattr(Measurements, "metrics", lambda self, _: learners.append(self._trainer._learner) or {})
+    run_ppo(configured(num_updates=1), prompts=PROMPTS, reward=vowels)
+    assert learners == [None]

@@ -242,7 +242,7 @@ class Trainer:
             takes_steps: `improve` will take steps on them; its first forward pass is also used here if possible.
                 A new critic's values start from the first returns that it is trained on.
         """
-        learner = self._learner = self._new_learner()
+        learner = self._new_learner()
         budget = self.run.micro_batch_tokens
         if isinstance(budget, AdaptiveTokens) and not budget.is_found:
             learner.find_tokens(scored.rollout, self.roles.optimizer)
@@ -256,6 +256,7 @@ class Trainer:
         experience = self._estimated(scored, self._with_started_values(scored, outputs) if starts else outputs)
         if self.guard is not None:
             self.guard.check_experience(experience)
+        self._learner = learner  # not of a dropped update, whose evaluation needs the memory of the first pass
         return experience
 
     def evaluate(self, scored: ScoredRollout, *, advantage: Advantage | None = None) -> Experience:
