@@ -52,11 +52,13 @@ def policy(tmp_path_factory):
     return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
 
 
-def train(kind: str, policy: Path, out: Path, *, stops_at: int = 0, resume: Resume | None = None) -> dict[str, Any]:
+def train(
+    kind: str, policy: Path, out: Path, *, num_updates: int = 6, stops_at: int = 0, resume: Resume | None = None
+) -> dict[str, Any]:
     """Train a run, and return the Python objects that it was given."""
     stage, settings, objects = RUNS[kind]
     if stage == "ppo":
-        config = configure(policy, out, num_updates=6, **KEEP, **settings)
+        config = configure(policy, out, num_updates=num_updates, **KEEP, **settings)
     elif stage == "critic":
         config = config_from_settings(stage, critic_settings(policy, out, **KEEP, **settings))
     else:
@@ -78,16 +80,17 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("kind", RUNS)
 def test_every_update_is_made_again_to_the_bit(tmp_path, policy, kind):
     run = tmp_path / "run"
-    objects = train(kind, policy, run)
+    every = RUNS[kind][1]["checkpoint.every"]
+    objects = train(kind, policy, run, num_updates=2 * every)
     before = files_of(tmp_path)
     first = next(filter(None, kept_checkpoints(run)))
     number = len((run / "metrics.jsonl").read_text().splitlines())
-    for update in (1, *range(first + 1, number + 1)):
+    assert (first, number >= 2 * every) == (every, True)
+    for update in (1, *range(every + 1, 2 * every + 1)):
         faults, summary = make_again(run, update, **objects)
         assert faults == []
         assert summary.endswith(": metrics and weights are the same to the bit"), summary
         assert ("again from the start" in summary) is (update <= first)
-    assert number - first >= 3
     assert files_of(tmp_path) == before
     with pytest.raises(DataError, match=rf"update {number + 1} can be made again; updates 1 to {number} can"):
         make_again(run, number + 1, **objects)
