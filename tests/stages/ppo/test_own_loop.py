@@ -28,7 +28,13 @@ from tests.forking import fork_context, forked_python
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time"]
-SIZES: dict[str, Any] = {"num_updates": 3, "num_prompts": 4, "max_new_tokens": 8, "learning_rate": 1e-3}
+SIZES: dict[str, Any] = {
+    "num_updates": 3,
+    "num_prompts": 4,
+    "max_new_tokens": 8,
+    "learning_rate": 1e-3,
+    "report": False,
+}
 LORA = {"adapter": {"kind": "lora", "rank": 4}}
 SEPARATE = {"critic": "separate", "num_minibatches": 2, "value_warmup_updates": 1}
 GROUPS = {"preset": "grpo", "num_prompts": 2, "num_responses": 4}
