@@ -53,6 +53,7 @@ def error_line(*overrides: str) -> str:
             "rollout.stop_token=[9223372036854775808]",
             "rollout.stop_token=[9223372036854775808]: whole numbers must be below 2⁶³",
         ),
+        ("rollout.temperature=1e-30", "rollout.temperature must be a number ≥ 0.001; it is 1e-30"),
         ("ppo=3", "ppo must be a section of fields; it is 3"),
         ("data.prompts=3", "data.prompts must be a source or a list of sources; it is 3"),
         (

@@ -142,7 +142,7 @@ class RolloutConfig(Section):
     )
     temperature: float = field(
         1.0,
-        gt=0,
+        ge=1e-3,
         meaning="Divides the logits, both in sampling and in every logprob of the policy and the reference.",
         source="InstructGPT; at 1 the trained policy is the one that is served. The TL;DR papers use 0.7",
         too_high="responses become incoherent, and the policy learns from text it would never serve",
