@@ -47,7 +47,10 @@ AS_TEXT = (
     '`completion[0]["content"]`; a prompt\'s messages are in the column `messages`'
 )
 """Hint for an error in a function that mistakes a text for a message."""
-COMPARES = "takes two responses, `first` and `second`; a judge that compares them needs evaluate.judge_mode=pairwise"
+COMPARES = (
+    "takes two responses, `first` and `second`, and each is scored by itself here; as a judge of kedge evaluate it "
+    "needs evaluate.judge_mode=pairwise"
+)
 
 
 class FunctionReward:

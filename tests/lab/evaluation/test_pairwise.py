@@ -79,7 +79,7 @@ def test_a_judge_of_pairs_that_is_to_score_names_its_mode():
     def judge(prompts, first, second):
         return []
 
-    with pytest.raises(RewardError, match=r"judge takes two responses, .* needs evaluate.judge_mode=pairwise"):
+    with pytest.raises(RewardError, match=r"judge takes two responses, .* and each is scored by itself here; as a"):
         FunctionReward(judge)
     with pytest.raises(RewardError, match=r"needs evaluate.judge_mode=pairwise"):
         FunctionReward(lambda first, second, **columns: []).check(["topic"])
