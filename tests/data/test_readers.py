@@ -20,6 +20,7 @@ from kedge.data import (
 from kedge.data.chat import apply_template
 from kedge.data.fields import Role
 from kedge.data.records import Rejection, RowError, write_rejections
+from kedge.data.sources import Sources
 from kedge_base.errors import DataError, OutputError
 from tests.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
 
@@ -456,6 +457,11 @@ def test_reasons_are_counted_whatever_their_numbers():
 def test_nothing_to_read(tmp_path):
     with pytest.raises(DataError, match=r"empty\.jsonl has no rows"):
         read_rows(str(lines(tmp_path / "empty.jsonl", b"")), "prompts", tokenizer=PLAIN)
+    empty = str(tmp_path / "empty.jsonl")
+    with pytest.raises(DataError, match=r"^.*empty\.jsonl has no rows"):
+        read_rows(Sources((empty,)), "prompts", tokenizer=PLAIN)
+    full = str(lines(tmp_path / "full.jsonl", b'{"prompt": "a"}\n'))
+    assert read_rows(Sources((full, empty)), "prompts", tokenizer=PLAIN).notes == [f"{empty} has no rows"]
     with pytest.raises(DataError, match="the data has no rows"):
         read_rows([], "demonstrations", tokenizer=PLAIN)
     with pytest.raises(DataError, match=r"1 of 1 rows \(100\.0%\) cannot be used"):

@@ -12,7 +12,7 @@ from typing import Any
 from kedge.data.fields import MAY_BE_EMPTY, Role, columns_of, has_column, name_missing_columns
 from kedge.data.parsing import ReadingOptions, parse_comparison, parse_demonstration, parse_prompt
 from kedge.data.records import Prompt, Rejection, RowError, Table, hint_of, write_rejections
-from kedge.data.sources import Source, numbered_rows
+from kedge.data.sources import Source, Sources, numbered_rows
 from kedge_base.errors import DataError
 
 _PARSERS: dict[str, Callable[[object, ReadingOptions], Any]] = {
@@ -48,7 +48,8 @@ def read_rows(
     table = read_table(source, role, ReadingOptions(**settings))
     if rejected_to is not None:
         write_rejections(rejected_to, table.rejected)
-    _check_rejections(table, str(source) if isinstance(source, (str, Path)) else "the data", max_rejected_fraction)
+    named = ", ".join(source.names) if isinstance(source, Sources) else source
+    _check_rejections(table, str(named) if isinstance(named, (str, Path)) else "the data", max_rejected_fraction)
     return table
 
 
@@ -92,7 +93,9 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
     columns = columns_of(options.columns, role)
     firsts: dict[str, Mapping[str, Any]] = {}
     unseen: dict[str, dict[str, str]] = {}
+    read = set[int]()
     for origin, row in islice(numbered_rows(source), num_rows):
+        read.add(origin)
         if columns and isinstance(row.value, Mapping):
             if row.source not in firsts:
                 firsts[row.source] = row.value
@@ -121,4 +124,6 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
     for name, absent in unseen.items() if num_rows is None else ():
         name_missing_columns(firsts[name], absent, role, name)
     notes = [f"answers are learned regardless of {name!r}" for name in sorted(options.grades)]
+    if isinstance(source, Sources) and num_rows is None:
+        notes += [f"{name} has no rows" for index, name in enumerate(source.names) if index not in read]
     return Table(records, rejected, num_cut, origins, notes, labels)
