@@ -83,7 +83,7 @@ class Tools:
         if not schemas:
             raise EnvError(
                 f"{name} is not an environment: it has neither reset(row, seed) with step(text), nor a public method "
-                "that is a tool"
+                "that is a tool, nor is it an agent: a function that takes a row and a client"
             )
         return cls(schemas)
 

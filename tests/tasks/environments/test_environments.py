@@ -290,7 +290,7 @@ def test_what_opens_an_episode_is_checked(world, monkeypatch):
     ("spec", "line"),
     [
         (f"{FILE}:Needs", "^Needs cannot be made without arguments: "),
-        (f"{FILE}:Nothing", "^Nothing is not an environment: it has neither reset"),
+        (f"{FILE}:Nothing", "^Nothing is not an environment: it has neither reset.*, nor is it an agent: a function"),
         (
             f"{FILE}:Undescribed",
             "^Undescribed.tool is not a tool: .*; a tool has type hints and a docstring with Args:",
