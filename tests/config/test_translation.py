@@ -474,7 +474,7 @@ def test_what_is_written_loads(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "run.yaml: cannot be written (File exists)" in capsys.readouterr().err
+    assert "run.yaml exists; name a new file" in capsys.readouterr().err
     monkeypatch.setattr("sys.argv", ["kedge", "config", "from-trl", str(source), "--set", "scale_rewards=odd"])
     with pytest.raises(SystemExit):
         main()
@@ -519,6 +519,26 @@ def test_a_list_without_overrides_is_not_taken_for_defaults(tmp_path: Path) -> N
     (tmp_path / "run.yaml").write_text("- 1\n")
     with pytest.raises(ConfigError, match=r"run\.yaml: is a list without overrides"):
         read_settings(tmp_path / "run.yaml", [])
+
+
+def test_a_translation_for_which_there_is_no_room_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "verl.yaml").write_text(yaml.safe_dump(GRPO))
+    out = tmp_path / "run.yaml"
+    monkeypatch.setattr("sys.argv", ["kedge", "config", "from-verl", str(tmp_path / "verl.yaml"), "-o", str(out)])
+
+    resource = pytest.importorskip("resource")  # Windows has none
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {out} cannot be written: File too large\n"
+    assert [*tmp_path.iterdir()] == [tmp_path / "verl.yaml"]
 
 
 def test_columns_of_verls_rows_are_nested(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`kedge config`: shows, checks and explains the configuration, without loading models or data."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from kedge.config import (
 from kedge.config.translation import as_yaml, read_settings, translate
 from kedge_base.command import Command
 from kedge_base.errors import ConfigError
+from kedge_base.run_folder.output import replace_file
 from kedge_base.stage import find_stage, registered_stages, value_of
 from kedge_base.texts import printable
 
@@ -123,11 +125,9 @@ def _translate(library: str, file: Path, changes: list[str] | None, num_prompts:
     if out is None:
         typer.echo(text, nl=False)
         return
-    try:
-        with out.open("x", encoding="utf-8") as target:
-            target.write(text)
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written ({error.strerror})") from None
+    if os.path.lexists(out):
+        raise ConfigError(f"{out} exists; name a new file")
+    replace_file(out, [text.encode()])
     typer.echo("\n".join([*lines, f"kedge ppo --config {out}"]))
 
 
