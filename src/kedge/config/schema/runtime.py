@@ -119,8 +119,9 @@ class Records(Section):
     loggers: Annotated[list[Logger], BeforeValidator(as_list)] | dict[Logger, str] = field(
         [],
         meaning="Third-party loggers that also get the metrics and samples; each needs its "
-        "extra, such as tensorboard. {wandb: tides} names the project in W&B or Trackio, which is otherwise kedge. W&B "
-        "stays offline unless WANDB_MODE says otherwise.",
+        "extra, such as tensorboard. {wandb: tides} names the project in W&B or Trackio, which is otherwise kedge; "
+        "TensorBoard has no projects, and needs no name: {wandb: tides, tensorboard: ''}. W&B stays offline unless "
+        "WANDB_MODE says otherwise.",
         source="kedge: the run's own files are complete",
     )
     num_samples: int = field(
