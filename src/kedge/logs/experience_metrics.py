@@ -223,7 +223,7 @@ def _sample(
 
     sides = sides_of(rollout, row, tokenizer)
     stopped = bool(rollout.stopped[row])
-    if rollout.ending is not None:  # the environment may have added to the prompt, so decode what the policy read
+    if rollout.ending is not None or rollout.turn_starts is not None:  # an episode may open with more than its prompt
         prompt = str(tokenizer.decode(rollout.prompt_ids[row][rollout.prompt_mask[row]]))
     return Sample(
         prompt=prompt,

@@ -198,12 +198,13 @@ def describe_responses(
     names = {name: None for prompt in prompts for name in prompt.columns}
     columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
     texts = [prompt.text for prompt in prompts]
-    if rollout.rewards is not None:  # an environment may have opened an episode with more than its prompt
+    is_played = rollout.rewards is not None or rollout.turn_starts is not None
+    if is_played:  # an episode may have opened with more than its prompt
         texts = [str(tokenizer.decode(ids)) for ids in prompt_ids]
         if MESSAGES_COLUMN in columns:
             columns[MESSAGES_COLUMN] = _conversations(prompts, texts, tokenizer)
     turns: list[list[dict[str, str]]] = []
-    if rollout.rewards is not None or not torch.equal(rollout.token_mask, rollout.action_mask):
+    if is_played or not torch.equal(rollout.token_mask, rollout.action_mask):
         own = unpadded(rollout.action_mask, rollout.token_mask)
         stops = {*stop_tokens, *(ids[-1] for ids, ended in zip(response_ids, stopped, strict=True) if ended)}
         starts = torch.zeros_like(rollout.token_mask) if rollout.turn_starts is None else rollout.turn_starts

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from kedge.training.runtime import Terminated
 from kedge_base.errors import ConfigError, DataError, OutputError, RewardError
 from kedge_base.run_folder.record_format import MEASURED, read_samples
 from tests.forking import fork_context, forked_python
+from tests.tasks.environments.worlds import Rooms
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time"]
@@ -204,6 +206,94 @@ def test_a_batch_from_elsewhere_gives_the_same_update(policy: Path, tmp_path: Pa
     assert given.keys() == own.keys()
     for name, value in own.items():
         assert given[name] == pytest.approx(value, abs=2e-5), name
+
+
+class FewRooms(Rooms):
+    """Six rooms, of which the policy reads its notes instead of the history twice."""
+
+    def step(self, text: str) -> Any:
+        return replace(super().step(text), terminated=self.turns == 6)
+
+
+def calls_of(batch: Any) -> Any:
+    """What each call of each episode read and said, by walking from each token to the one read before it."""
+    parents, starts = (table.tolist() for table in (batch.rollout.parents, batch.rollout.turn_starts))
+    table = zip(batch.prompt_ids, batch.response_ids, batch.masks, parents, starts, strict=True)
+    for prompt, ids, own, parents, starts in table:
+        calls = []
+        for start in (slot for slot, begins in enumerate(starts) if begins):
+            slot, read = parents[start], []
+            while slot >= -len(prompt):
+                read.append(ids[slot] if slot >= 0 else prompt[slot])
+                slot = parents[slot] if slot >= 0 else slot - 1
+            end = next((slot for slot in range(start + 1, len(ids)) if not own[slot] or starts[slot]), len(ids))
+            calls.append((read[::-1], ids[start:end], (start, end)))
+        yield calls
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"credit": "turn", "ratio": "turn"}, {"critic": "separate", "num_minibatches": 2}],
+    ids=["tokens", "turns", "separate"],
+)
+def test_an_episode_given_as_its_calls_is_the_one_that_was_played(
+    policy: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    settings = {**SIZES, "max_new_tokens": 200, "num_updates": 1, "micro_batch_tokens": 2000, **settings}
+    with kedge.PpoTrainer(
+        model=policy, out=tmp_path / "played", environment=FewRooms, max_turn_tokens=5, **settings
+    ) as trainer:
+        # Its log probabilities and values are computed again, as those of calls are.
+        played = replace(trainer.sample(PROMPTS), _is_exact=False)
+        assert played.rollout.branches
+        metrics = trainer.update(played)
+    episodes = list(calls_of(played))
+    paid = [
+        [row[end - 1] for *_, (_, end) in calls]
+        for row, calls in zip(played.rollout.rewards.tolist(), episodes, strict=True)
+    ]
+    logprobs = [
+        [known[slice(*place)] for *_, place in calls] for known, calls in zip(played.logprobs, episodes, strict=True)
+    ]
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "given", **settings) as trainer:
+        calls = [[(read, said) for read, said, _ in calls] for calls in episodes]
+        batch = trainer.batch(PROMPTS, calls, logprobs=logprobs)
+        for name in ("prompt_ids", "response_ids", "token_mask", "action_mask", "logprobs", "turn_starts", "parents"):
+            assert torch.equal(getattr(batch.rollout, name), getattr(played.rollout, name)), name
+        computed = trainer.batch(PROMPTS, calls).rollout.logprobs
+        torch.testing.assert_close(computed, played.rollout.logprobs, atol=1e-4, rtol=0)  # in other batches
+        given = trainer.update(batch, paid)
+    left_out = (*MEASURED, "flops/", "cost/", "episode/", "score/", "tools/", "reward/environment")
+    common = [name for name in metrics if not name.startswith(left_out)]
+    assert {name: given[name] for name in common} == {name: metrics[name] for name in common}
+    assert_same(
+        tmp_path / "given",
+        tmp_path / "played",
+        besides=tuple(rows(tmp_path / "given")[0] | rows(tmp_path / "played")[0]),
+    )
+    ours, theirs = (next(iter(read_samples(tmp_path / name))) for name in ("given", "played"))
+    assert {name: value for name, value in theirs.items() if name != "ending"} == ours
+
+
+def test_scores_of_an_episode_are_one_or_one_per_call_or_token(policy: Path, tmp_path: Path) -> None:
+    """In the order of time: 5 6 ─▶ 7 2 ─▶ 8 read ─▶ 9 2, and a new context 5 9 ─▶ 2."""
+    calls = [([5, 6], [7, 2]), ([5, 6, 7, 2, 8], [9, 2]), ([5, 9], [2])]
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
+        batch = trainer.batch(["The boat", "A sailor"], [calls, " at"])
+        assert batch.prompt_ids[0] == [5, 6]
+        assert batch.response_ids[0] == [7, 2, 8, 9, 2, 9, 2]
+        assert batch.masks[0] == [True, True, False, True, True, False, True]
+        assert batch.rollout.parents[0].tolist()[:7] == [-1, 0, 1, 2, 3, -2, 5]
+        other = [0.5] * len(batch.response_ids[1])
+        # A number at a token that was only read counts at the policy's last token before it.
+        assert batch.by_token([[1.0, 2.0, 3.0], other]) == [[0.0, 0.0, 1.0, 0.0, 0.0, 2.0, 3.0], other]
+        assert batch.rollout.turn_starts.sum(-1).tolist() == [3, 1]
+        assert batch.by_token([[1.0] * 7, None]) == [[1.0] * 7, None]
+        for wrong in ([1.0, 2.0], [1.0] * 8):
+            line = f"^response 0 has 3 calls and 7 tokens, and {len(wrong)} scores; expected a number, or one for each"
+            with pytest.raises(RewardError, match=line):
+                trainer.update(batch, [wrong, 0.0])
+        assert trainer.update(batch, [[1.0, 2.0, 3.0], 0.0])["reward/score_mean"] == 3.0
 
 
 def test_a_text_is_encoded_again(policy: Path, tmp_path: Path) -> None:
@@ -413,6 +503,21 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
         (
             {"responses": ["a", "b"], "logprobs": [-1.0, -1.0]},
             "log probabilities of response 0 are of type float; exp",
+        ),
+        ({"responses": ["a", [([5], [])]]}, "call 0 of response 1 has no sampled tokens"),
+        ({"responses": ["a", [([], [5])]]}, "call 0 of response 1 has read no tokens"),
+        ({"responses": ["a", [([5], [2]), ([5], [9999])]]}, "call 1 of response 1 has the token id 9999"),
+        ({"responses": ["a", [([5], [6]), ("b", True)]]}, r"response 1 has the part \('b', True\); expected a text"),
+        ({"responses": ["a", [([5], "b")]]}, r"response 1 has the part \(\[5\], 'b'\); expected a text"),
+        ({"responses": ["a", [([5], [6]), ([7] * 9, [6])]]}, "response 1 has 11 tokens, and rollout.max_new_tokens is"),
+        ({"responses": ["a", [([5] * 249, [6])]]}, "call 0 of response 1 read 249 tokens; the context leaves 248"),
+        (
+            {"responses": ["a", [([5], [6, 2]), ([7], [2])]], "logprobs": [[-1.0, -1.0], [[-1.0], [-1.0]]]},
+            "call 0 of response 1 has 2 tokens of the policy's own, its stop token included, and 1 log prob",
+        ),
+        (
+            {"responses": ["a", [([5], [6, 2]), ([7], [2])]], "logprobs": [[-1.0, -1.0], [-1.0, -1.0, -1.0]]},
+            "response 1 has 2 calls; expected a list of log probabilities for each",
         ),
         ({"responses": ["a", "b"], "policy_version": 3}, "policy_version is 3; expected 0 to 0"),
         ({"responses": np.array([5, 6])}, "response 0 is of type int64; expected a text"),

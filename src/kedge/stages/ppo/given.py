@@ -17,11 +17,13 @@ from kedge.data.fields import is_conversation
 from kedge.data.tokens import encode_completion
 from kedge.logs.json_lines import plain_json
 from kedge.rewards.score import describe_responses
+from kedge.rollout.episodes import Episode
 from kedge.rollout.sampler import Request, Responses
 from kedge.runs.inputs import given_prompts
 from kedge.stages.arguments import is_whole
+from kedge.stages.ppo.roles import shortest_context
 from kedge.stages.ppo.trainer import Trainer
-from kedge_base.errors import DataError
+from kedge_base.errors import DataError, RewardError
 from kedge_base.workers.codec import own_copy
 
 
@@ -104,6 +106,31 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.responses)
+
+    def by_token(self, scores: Sequence[Any]) -> list[Any]:
+        """Put numbers per call at the last token of each call; other scores are unchanged.
+
+        Raises:
+            RewardError: There are as many numbers neither as calls nor as tokens.
+        """
+        if (starts := self.rollout.turn_starts) is None:
+            return [*scores]
+        found: list[Any] = []
+        for row, (score, begins, ids) in enumerate(zip(scores, starts.tolist(), self.response_ids, strict=True)):
+            numbers = score.tolist() if hasattr(score, "tolist") else score
+            calls = [slot for slot, begin in enumerate(begins) if begin]
+            if isinstance(numbers, (list, tuple)) and len(numbers) not in (1, len(ids)):
+                if len(numbers) != len(calls):
+                    raise RewardError(
+                        f"response {row} has {len(calls)} calls and {len(ids)} tokens, and {len(numbers)} scores; "
+                        "expected a number, or one for each call or token"
+                    )
+                # What a call read before it began belongs, as for any scores, to the call before.
+                ends = [*(slot - 1 for slot in calls[1:]), len(ids) - 1]
+                paid = dict(zip(ends, numbers, strict=True))
+                numbers = [paid.get(slot, 0.0) for slot in range(len(ids))]
+            found.append(numbers)
+        return found
 
     def _is_of(self, version: int) -> bool:
         """True if its log probabilities and values are exactly those of the weights after `version` updates."""
@@ -190,7 +217,7 @@ class Reader:
 
         Args:
             prompts: One per response.
-            responses: Texts, token ids, or parts.
+            responses: Texts, token ids, parts, or calls.
             done: Number of updates that the policy has completed.
             logprobs: Log probabilities of each response's tokens; see `PpoTrainer.batch`.
             stopped: True if the response ended with a stop token; see `PpoTrainer.batch`.
@@ -216,18 +243,28 @@ class Reader:
             _Response(trainer, place, response, None if stopped is None else stopped[place])
             for place, response in enumerate(responses)
         ]
+        for response in encoded:
+            if response.counts:
+                self._check_lengths(response)
         numbers, firsts = _groups(rows, prompt_ids, groups)
         table = Responses.empty(len(responses), trainer.settings.rollout.max_new_tokens, pad_id=trainer.pad_id)
         for place, response in enumerate(encoded):
             table.append(place, response.ids)
             table.own[place, : len(response.own)] = torch.tensor(response.own)
+            table.turn_starts[place, response.starts] = True
+            for slot, parent in response.parents.items():
+                table.parents[place, slot] = parent
             if logprobs is not None:
-                table.logprobs[place, table.own[place]] = _logprobs(place, logprobs[place], sum(response.own))
-        request = Request([*prompt_ids], seeds=(), groups=numbers, policy_version=version)
+                table.logprobs[place, table.own[place]] = response.known(logprobs[place])
+        opened = (response.opening or ids for response, ids in zip(encoded, prompt_ids, strict=True))
+        request = Request([*opened], seeds=(), groups=numbers, policy_version=version)
         rollout = table.rollout(request, stop_tokens=trainer.roles.stop_tokens.ids, device=trainer.run.device)
         # The caller decides, regardless of the last token.
         ended = torch.tensor([response.stopped for response in encoded], device=trainer.run.device)
         rollout = replace(rollout, stopped=ended)
+        if any(response.opening for response in encoded):
+            starts, parents = (each.to(ended.device) for each in (table.turn_starts, table.parents))
+            rollout = replace(rollout, turn_starts=starts, parents=parents)
         if logprobs is None:
             self.say(
                 f"The log probabilities of {len(responses)} responses when they were sampled are not known; those of "
@@ -235,6 +272,15 @@ class Reader:
             )
             rollout = replace(rollout, logprobs=trainer.logprobs(rollout))
         return rollout, [rows[first] for first in firsts]
+
+    def _check_lengths(self, response: _Response) -> None:
+        """Check that calls fit into the context."""
+        context = shortest_context(self.trainer.run_settings.config, self.trainer.roles.actor_critic)
+        opening = len(response.opening)
+        if self.room is not None and opening > self.room:
+            raise DataError(f"call 0 of {response.name} read {opening} tokens; the context leaves {self.room}")
+        if context is not None and response.longest > context:
+            raise DataError(f"a call of {response.name} has {response.longest} tokens; the context has {context}")
 
 
 def _groups(
@@ -270,27 +316,45 @@ class _Response:
     Args:
         trainer: Has the tokenizer that encodes texts.
         place: Number of the response, for errors.
-        given: A text, token ids, or parts.
+        given: A text, token ids, parts, or calls.
         stopped: Whether it ended with a stop token; None to infer this.
 
     Attributes:
         ids: Its tokens.
         own: True for each token that the policy chose.
         stopped: It ended with a stop token.
+        opening: What the first of its calls read; empty for a response that is not made of calls.
+        starts: The slots at which its calls begin to say something.
+        counts: Tokens that each of its calls said.
+        parents: The slots that do not follow the slot before them; see `Rollout.parents`.
+        longest: Most tokens that a call read and said.
     """
 
     def __init__(self, trainer: Trainer, place: int, given: Any, stopped: bool | None) -> None:
-        name = f"response {place}"
-        parts = [(given, True)] if isinstance(given, str) or is_ids(given) else _parts(given, name)
-        self.ids: list[int] = []
+        self.name = name = f"response {place}"
         self.own: list[bool] = []
-        for part, own in parts:
-            if isinstance(part, str):
-                found = encode_completion(trainer.roles.tokenizer, part, eos=False)
+        self.starts: list[int] = []
+        self.counts: list[int] = []
+        self.longest = 0
+        episode = Episode(place)
+        parts = [(given, True)] if isinstance(given, str) or is_ids(given) else _parts(given, name)
+        for number, (part, own) in enumerate(parts):
+            if isinstance(own, bool):
+                is_text = isinstance(part, str)
+                found = (
+                    encode_completion(trainer.roles.tokenizer, part, eos=False)
+                    if is_text
+                    else _checked(trainer, part, name)
+                )
+                self.starts += [episode.length] if own and found else []
+                episode.add(found)
+                self.own += [own] * len(found)
             else:
-                found = _checked(trainer, part, name)
-            self.ids += found
-            self.own += [own] * len(found)
+                call = f"call {number} of {name}"
+                self._add_call(episode, _checked(trainer, part, call), _checked(trainer, own, call), call)
+        self.ids = episode.tokens
+        self.opening = episode.prompt
+        self.parents = episode.parents
         stops = trainer.roles.stop_tokens.ids
         ends = bool(self.ids) and self.own[-1] and self.ids[-1] in stops
         last, is_own = parts[-1] if parts else ("", True)
@@ -308,6 +372,32 @@ class _Response:
         if len(self.ids) > longest:
             raise DataError(f"{name} has {len(self.ids)} tokens, and rollout.max_new_tokens is {longest}")
 
+    def _add_call(self, episode: Episode, read: list[int], said: list[int], name: str) -> None:
+        """Add what a call read beyond what the episode already has, and what it said."""
+        if not (read and said):
+            raise DataError(f"{name} has {'no sampled tokens' if read else 'read no tokens'}")
+        new = list[int]()
+        if self.counts:
+            count, slot = episode.known(read)
+            new = read[count:]
+            episode.add(new, None if slot == episode.length - 1 else slot)
+        else:
+            episode.opens(read)
+        self.starts.append(episode.length)
+        self.counts.append(len(said))
+        self.longest = max(self.longest, len(read) + len(said))
+        episode.add(said)
+        self.own += [False] * len(new) + [True] * len(said)
+
+    def known(self, logprobs: Any) -> Tensor:
+        """Check the log probabilities of the tokens that the policy chose; those of calls are a list per call."""
+        if not self.counts:
+            return _logprobs(self.name, logprobs, sum(self.own))
+        if not isinstance(logprobs, (list, tuple)) or len(logprobs) != len(self.counts):
+            raise DataError(f"{self.name} has {len(self.counts)} calls; expected a list of log probabilities for each")
+        calls = enumerate(zip(logprobs, self.counts, strict=True))
+        return torch.cat([_logprobs(f"call {number} of {self.name}", *call) for number, call in calls])
+
 
 def is_ids(value: Any) -> bool:
     """True for token ids: a tensor, an array, or a list of numbers; not for a single number or text of NumPy."""
@@ -316,18 +406,24 @@ def is_ids(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Integral)
 
 
-def _parts(given: Any, name: str) -> list[tuple[Any, bool]]:
-    """Split a response of several turns into its parts."""
-    expected = "expected a text, token ids, or a list of pairs (text or ids, own)"
+def _parts(given: Any, name: str) -> list[tuple[Any, Any]]:
+    """Split a response of several turns into its parts, or into calls."""
+    expected = "expected a text, token ids, or a list of pairs (text or ids, own) or (ids read, ids sampled)"
     if not isinstance(given, (list, tuple)):
         raise DataError(f"{name} is of type {type(given).__name__}; {expected}")
-    parts: list[tuple[Any, bool]] = []
+    parts: list[tuple[Any, Any]] = []
     for part in given:
-        is_pair = isinstance(part, (list, tuple)) and len(part) == 2 and isinstance(part[1], bool)
-        if not is_pair or not (isinstance(part[0], str) or is_ids(part[0]) or part[0] == []):
+        is_pair = isinstance(part, (list, tuple)) and len(part) == 2
+        is_part = is_pair and isinstance(part[1], bool) and (isinstance(part[0], str) or _may_be_ids(part[0]))
+        is_call = is_pair and all(map(_may_be_ids, part))
+        if not (is_part or is_call) or (parts and is_part != isinstance(parts[0][1], bool)):
             raise DataError(f"{name} has the part {part!r:.60}; {expected}")
         parts.append((part[0], part[1]))
     return parts
+
+
+def _may_be_ids(value: Any) -> bool:
+    return is_ids(value) or value in ([], ())
 
 
 def _checked(trainer: Trainer, ids: Any, name: str) -> list[int]:
@@ -344,17 +440,17 @@ def _checked(trainer: Trainer, ids: Any, name: str) -> list[int]:
     return [int(token) for token in found]
 
 
-def _logprobs(place: int, given: Sequence[float], count: int) -> torch.Tensor:
+def _logprobs(name: str, given: Sequence[float], count: int) -> torch.Tensor:
     """Check the log probabilities of the tokens that the policy chose."""
     if not isinstance(given, Iterable):
-        raise DataError(f"log probabilities of response {place} are of type {type(given).__name__}; expected a list")
+        raise DataError(f"log probabilities of {name} are of type {type(given).__name__}; expected a list")
     numbers: Any = given.tolist() if hasattr(given, "tolist") else list(given)  # pyright: ignore[reportAttributeAccessIssue]
     if len(numbers) != count:
         raise DataError(
-            f"response {place} has {count} tokens of the policy's own, its stop token included, and {len(numbers)} log "
+            f"{name} has {count} tokens of the policy's own, its stop token included, and {len(numbers)} log "
             "probabilities"
         )
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, Real) or not -1e30 < float(number) <= 1e-4:
-            raise DataError(f"response {place} has the log probability {number!r}; expected a finite one of at most 0")
+            raise DataError(f"{name} has the log probability {number!r}; expected a finite one of at most 0")
     return torch.tensor(numbers, dtype=torch.float32)

@@ -283,12 +283,16 @@ class PpoTrainer:
         is trained on the parts with `own=True` and only reads the others, such as a tool's output. Ids are exact; a
         text is encoded again, which can give other tokens than the sampled ones.
 
+        An episode whose turns do not all continue the same text, for example because an agent rewrites its history or
+        has sub-agents, is a list of its calls of the policy: pairs (ids read, ids sampled), in the order of time. What
+        calls have in common is trained on once; the episode then opens with what its first call read.
+
         Args:
             prompts: One per response: texts, rows, conversations or token ids.
             responses: The responses.
             logprobs: For each response, the log probability (nats) of each token with `own=True` when it was sampled,
-                including the stop token. None computes them with the current weights, as if those had sampled the
-                responses.
+                including the stop token; of calls, a list of them for each call. None computes them with the current
+                weights, as if those had sampled the responses.
             stopped: True if the response ended with a stop token, which is added to a text. By default, True for texts;
                 for ids, True if the last one is a stop token.
             groups: The number of each response's prompt; by default, equal prompts form a group.
@@ -310,8 +314,8 @@ class PpoTrainer:
 
         Args:
             batch: The responses. Each batch is trained on once.
-            scores: For each response, a number, a list with a number per token, or None to leave it out. None instead
-                of a list scores with the run's `reward`.
+            scores: For each response, a number, a list with a number per token or, in an episode, per call or turn, or
+                None to leave it out. None instead of a list scores with the run's `reward`.
 
         Raises:
             RewardError: The scores do not fit the batch.
@@ -435,7 +439,7 @@ class PpoTrainer:
             return None
         listed = list(scores)
         check_count(listed, len(batch))
-        return listed
+        return batch.by_token(listed)
 
 
 def _own_prompts() -> None:
