@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
-from kedge.config import load_config, with_values
+from kedge.cli.ranks import run_as_rank
+from kedge.config import Config, load_config, resolved_yaml, with_values
 from kedge.runs.ending import chained
 from kedge.runs.run import Resume
 from kedge_base.errors import DataError
+from kedge_base.machine.invocation import num_ranks
 from kedge_base.run_folder.output import (
     CONFIG_FILE,
     RECEIPT_FILE,
@@ -48,6 +54,51 @@ class _Made(BaseException):
     """Raised to end a run after an update."""
 
 
+def _make(config: Config, stage: str, first: int, last: int, **objects: Any) -> None:
+    """Run a stage from a checkpoint up to an update; 0 is the start of the run."""
+
+    def stop(made: Any) -> None:
+        if made.number == last and num_ranks() > 1:  # an exception would leave the other ranks waiting
+            made.stop()
+        elif made.number == last:
+            raise _Made
+
+    with suppress(_Made), chained():
+        imported(find_stage(stage).run)(config, resume=Resume() if first else None, callback=stop, **objects)
+
+
+def _in_ranks(machine: Mapping[str, str], settings: Path, *named: str) -> None:
+    """Run a stage as several ranks, with the arguments of `_make`.
+
+    Raises:
+        DataError: They failed.
+    """
+    own = {
+        "OMP_NUM_THREADS": machine["threads"],
+        **({"CUDA_VISIBLE_DEVICES": ""} if machine["device"] == "cpu" else {}),
+    }
+    ranks = ["torch.distributed.run", "--standalone", "--nproc-per-node", machine["ranks"], "-m", __name__]
+    command = [sys.executable, "-m", *ranks, str(settings), *named]
+    done = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.startswith("error: ")]
+        why = lines[0].removeprefix("error: ") if lines else f"exit status {done.returncode}"
+        raise DataError(f"the update cannot be made again by {machine['ranks']} ranks: {why}")
+
+
+def _single(machine: Mapping[str, str], objects: Mapping[str, Any]) -> str | None:
+    """Why a single process makes an update again: empty for one of a single process, None if as many ranks can."""
+    count = int(machine.get("ranks", 1))
+    if count == 1:
+        return ""
+    if objects:
+        return "Python objects stay in this process"
+    found = count if machine["device"] == "cpu" else torch.cuda.device_count()
+    if found < count:
+        return f"{found} GPUs here"
+    return None if torch.distributed.is_available() else "a torch without ranks"
+
+
 def make_again(folder: Path, update: int, workspace: Path | None = None, **objects: Any) -> Verification:
     """Make an update of a run again, from the checkpoint or start before it up to the next checkpoint, if there is one.
 
@@ -62,18 +113,14 @@ def make_again(folder: Path, update: int, workspace: Path | None = None, **objec
     """
     recorded = Recorded.of(read_lines(folder / RECEIPT_FILE))
     start, first, last = _span(folder, recorded, update)
-
-    def stop(made: Any) -> None:
-        if made.number == last:
-            raise _Made
-
+    machine = start["machine"]
     with TemporaryDirectory() if workspace is None else nullcontext(check_output(workspace)) as place:
         run = Path(place, "run")
         settings = Path(place) / CONFIG_FILE
         settings.parent.mkdir(parents=True, exist_ok=True)
         settings.write_text(start["config"], "utf-8")
         config = with_values(load_config(settings), {"out": str(run), **QUIET})
-        stage = find_stage(read_config(settings.parent)[0]["stage"])
+        stage = read_config(settings.parent)[0]["stage"]
         if first:
             shutil.copytree(checkpoint_folder(folder, first), checkpoint_folder(run, first))
             for path in (*folder.glob("*.jsonl"), *folder.glob(f"{SAMPLED_FOLDER}/*")):
@@ -82,15 +129,21 @@ def make_again(folder: Path, update: int, workspace: Path | None = None, **objec
                     copy.parent.mkdir(exist_ok=True)
                     shutil.copyfile(path, copy)
             settings.rename(run / CONFIG_FILE)
-        with suppress(_Made), chained():
-            imported(stage.run)(config, resume=Resume() if first else None, callback=stop, **objects)
+        single = _single(machine, objects)
+        if single is None:
+            resolved = Path(place, "again.yaml")
+            resolved.write_text(resolved_yaml(config), "utf-8")
+            _in_ranks(machine, resolved, stage, str(first), str(last))
+        else:
+            _make(config, stage, first, last, **objects)
         again = Recorded.of(read_lines(run / RECEIPT_FILE))
         was, now = (dict(_results(*each, first, last)) for each in ((folder, recorded), (run, again)))
         if has_weights := all(checkpoint_folder(each, last).is_dir() for each in (folder, run)):
             was, now = was | _weights(folder, last), now | _weights(run, last)
         apart = {name: _apart(was.get(name), now.get(name)) for name in {**was, **now}}
     here = again.starts[-1]["machine"]
-    kind = [f"{name} {here.get(name)}, not {each}" for name, each in start["machine"].items() if here.get(name) != each]
+    kind = [f"{name} {here.get(name)}, not {each}" for name, each in machine.items() if here.get(name) != each]
+    kind += [single] if single else []
     if here["device"] != "cpu" and not config.runtime.deterministic:
         kind.append("runtime.deterministic=false on a GPU")
     if kind:  # rewards are rounded differently then, and different responses show in the metrics
@@ -161,3 +214,8 @@ def _apart(one: object, other: object) -> float:
     if isinstance(one, (int, float)) and isinstance(other, (int, float)):
         return abs(one - other) / max(abs(one), abs(other), SMALLEST)
     return 0.0 if one == other else math.inf
+
+
+if __name__ == "__main__":
+    path, name, *numbers = sys.argv[1:]
+    run_as_rank(lambda: _make(load_config(Path(path)), name, *map(int, numbers)))
