@@ -113,7 +113,10 @@ def test_lengths_of_an_update_are_like_those_of_the_data() -> None:
 def test_the_planned_peak_is_that_of_a_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Within 5 %: the published target of the closed form's median."""
     plan, measured = planned_and_measured(tmp_path, settings)
-    assert plan.peak.bytes == pytest.approx(measured, rel=0.05)
+    # Sampling ahead is in another thread, whose tensors this one does not count.
+    ahead = [("key–value cache", "policy"), ("logits", "policy")] if "rollout.max_staleness" in settings else []
+    elsewhere = sum(plan.phases[0].held[label] for label in ahead)
+    assert plan.peak.bytes - elsewhere == pytest.approx(measured, rel=0.05)
 
 
 START = "Once upon a time there was a sailor who loved the sea and the sun. "
