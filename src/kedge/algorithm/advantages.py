@@ -291,6 +291,7 @@ def _next_values(
     """V of the next counted step; `after_row` after the last one."""
     length = mask.shape[-1]
     places = torch.arange(1, length, device=mask.device).expand(mask[..., 1:].shape)
+    # The column of the next counted step, as a running minimum from the right.
     following = torch.where(mask[..., 1:], places, length).flip(-1).cummin(-1).values.flip(-1)
     last = torch.full_like(mask[..., :1], length, dtype=torch.long)
     return torch.cat([values, after_row.unsqueeze(-1)], -1).gather(-1, torch.cat([following, last], -1))

@@ -113,6 +113,7 @@ def control_weights(
     x, c, counted = (each.cpu().double() for each in (base, change, mask))
     rows = torch.stack([(counted * each).sum(-1) for each in (torch.ones_like(x), x, c, x * x, x * c, c * c)], dim=-1)
     sums.index_add_(0, quarters, rows)
+    # Each half's weight is fitted on the other: on quarters 2 and 3 for the first half, on 0 and 1 for the second.
     halves = [_tested_weight(sums[2 - half * 2 : 4 - half * 2]) for half in (0, 1)]
     return torch.tensor(halves, dtype=torch.float64)[quarters // 2]
 

@@ -118,7 +118,7 @@ class PromptStream:
         self._spreads: dict[int, float] = {}
         self._rested: dict[int, int] = {}
         self._left_out = set[int]()
-        self._drawn: dict[int, int] = {}
+        self._drawn: dict[int, int] = {}  # not saved: `note` has been called when a run is saved
         self._epoch = self._position = 0
         self._order = self._shuffled()
 

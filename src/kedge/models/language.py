@@ -316,7 +316,8 @@ class _Reading:
             return cls(rows, states, slots, mask, rollout.response_ids[mask])
         ids = torch.cat([rollout.prompt_ids, rollout.response_ids[:, :-1]], dim=1)
         read = torch.cat([rollout.prompt_mask, (rollout.token_mask & (columns < last))[:, :-1]], dim=1)
-        # Index of the newest token read up to each column, over all rows: the state of the slot there.
+        # Tokens read up to each column, counting all of earlier rows, less 1: the index of the newest one, whose state
+        # is that of the slot.
         newest = read.flatten().cumsum(0).view(read.shape)[:, rollout.prompt_ids.shape[1] - 1 :] - 1
         rows = TokenRows.unpad(ids, read, rollout.prompts)
         return cls(rows, newest[slots], slots, mask, rollout.response_ids[mask])

@@ -213,7 +213,7 @@ class GuardedReward:
         while failed:
             part = failed.popleft()
             middle = len(part) // 2
-            for half in (part[:middle], part[middle:]) if middle else ():
+            for half in (part[:middle], part[middle:]) if middle else ():  # a single row has failed for good
                 remaining = until - time.monotonic()
                 if remaining <= 0:
                     return scores

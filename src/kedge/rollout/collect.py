@@ -197,6 +197,7 @@ def evaluate_rollout(
     check_masks(rollout)
     if rows is not None:
         rows = rows.to(rollout.logprobs.device)
+        # The other rows keep the sampler's log probabilities, also for the reference, so that their KL is 0.
         part = evaluate_rollout(rollout.select(rows), models, value_after_last=value_after_last, first_pass=first_pass)
         logprobs = rollout.logprobs.index_copy(0, rows, part.logprobs)
         reference = None if part.ref_logprobs is None else logprobs.index_copy(0, rows, part.ref_logprobs)
@@ -379,6 +380,7 @@ def _value_at_cut(
         models.micro_batch_tokens,
         models.ranks,
     )
+    # The slot of the last state. Where it does not count, its value is paid at the action before it, discounted.
     after = (torch.arange(mask.shape[1], device=mask.device) * part.action_mask).amax(-1) + 1
     counts = pad(reward_mask, (0, 1))[rows, after]
     value = values[torch.arange(len(rows), device=mask.device), after]

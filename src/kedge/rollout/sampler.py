@@ -502,6 +502,8 @@ def _first_above(weights: Float[Tensor, "rows entries"], draws: Float[Tensor, " 
 class Paths:
     """Remembers the contexts of rows before they change, for a cache that still has them.
 
+    Call `note` before each change, and `next_texts` once after all of them.
+
     Args:
         responses: The rows.
         prompts: Their prompts.

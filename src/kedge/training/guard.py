@@ -180,7 +180,8 @@ class Guard:
         self.evidence = experience
         self._refuse(find_in_experience(experience))
         if int(experience.rollout.policy_version.min()) < self._update - 1:
-            # The responses were sampled with older weights, so the probabilities differ.
+            # The responses were sampled with older weights, so the probabilities differ, and ratios start at 1 only if
+            # the old log probabilities are the trainer's.
             self._ratios_start_at_1 = experience.recomputed_logprobs is None
             return
         logprobs = experience.rollout.logprobs

@@ -58,6 +58,7 @@ class Packed:
         spans = [span for group in self.groups if isinstance(group.prompt, tuple) for span in group.prompt]
         cuts = sorted({0, len(whole[0]), *(cut for span in spans for cut in (span.start, span.stop))})
         widths = [end - start for start, end in pairwise(cuts)]
+        # Pieces of prompts do not overlap, so each is the part that starts where it does; without any, part 0 is all.
         before = [dict(zip(cuts, states.split(widths), strict=False)) for states in whole[1:]]
         attended = partial(_attend_group, before=before, scaling=scaling, device=self.device)
         return torch.cat([attended(*part) for part in parts])[None]

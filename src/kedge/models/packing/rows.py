@@ -234,7 +234,10 @@ def arrange(row_lengths: Sequence[int], prompts: Sequence[Pieces]) -> Arranged |
 
 
 def _shared_pieces(prompts: Sequence[Pieces]) -> list[Pieces]:
-    """The pieces of each row that others share; those that the same rows share in a row are one."""
+    """The pieces of each row that others share; successive pieces that the same rows share are joined.
+
+    Pieces form a tree: if as many rows share a piece as share the one before it, they are the same rows.
+    """
     counts = Counter(number for pieces in prompts for number, tokens in pieces if tokens)
     found: list[Pieces] = []
     for pieces in prompts:

@@ -117,7 +117,13 @@ class _Sampled:
 
 @dataclass(frozen=True)
 class _Job:
-    """The sampling of an update, under way or done, and the state of the prompt stream before it."""
+    """The sampling of an update, under way or done.
+
+    Attributes:
+        update: Its number.
+        prompts: The state of the prompt stream before it.
+        sampled: The result.
+    """
 
     update: int
     prompts: Mapping[str, int]
@@ -269,6 +275,8 @@ class SamplingAhead:
 
 def _packed(batch: SampledBatch, tensors: dict[str, Tensor], prompts: Sequence[Prompt]) -> Any:
     """Convert a batch to JSON types. Repeated objects are stored once.
+
+    All of them live as long as the batch, so that their ids tell them apart.
 
     Args:
         batch: The batch.
