@@ -33,7 +33,8 @@ GENERATE = language_stage(
     "generate",
     help="Write a model's responses to prompts, with their scores if a reward is given.",
     run="kedge_lab.generate:run_generate",
-    sections=(("generate",), SCORED, ("environment",), ("judge",)),
+    sections=(("generate",), SCORED, ("environment",)),
+    dotted=("judge",),
     unread=FOR_TRAINING,
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS},
     flags=(
@@ -58,7 +59,8 @@ EVALUATE = language_stage(
     help="Measure the win rate of a policy against another policy or the references; how many prompts it solves "
     "(--samples); or check a critic (--critic).",
     run="kedge_lab.evaluate:evaluate_or_check",
-    sections=(("evaluate",), ("generate",), SCORED, ("environment",), ("judge",)),
+    sections=(("evaluate",), ("generate",), SCORED, ("environment",)),
+    dotted=("judge",),
     unread=("generate.best_of", *FOR_TRAINING),
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS, "evaluate.judge": "--judge"},
     needs_with={"evaluate.critic": ("data.prompts",), "environment.source": ("model", "data.prompts")},

@@ -270,3 +270,11 @@ def test_the_preset_in_a_file_may_be_a_name_or_null(tmp_path: Path, preset: str,
     text = resolved_yaml(load_config(preset=names))
     path.write_text(re.sub(r"preset:.*?\n(?=data:)", f"preset: {preset}\n", text, flags=re.DOTALL))
     assert load_config(path) == load_config(preset=names)
+
+
+@pytest.mark.parametrize("stage", ["critic", "ppo", "rlhf", "generate", "evaluate"])
+def test_limits_of_judges_need_their_section(stage: str) -> None:
+    """`max_tokens` alone would seem to limit the responses."""
+    with pytest.raises(ConfigError, match=r"the field is judge\.max_tokens"):
+        load_config(None, ["max_tokens=5"], {}, None, stage=stage)
+    assert load_config(None, ["judge.max_tokens=5"], {}, None, stage=stage).judge.max_tokens == 5

@@ -321,7 +321,8 @@ RLHF = language_stage(
     help="Run SFT, reward modeling and PPO, once or in rounds. Each --reward is added to the reward model's score.\n\n"
     "rlhf.train_critic=true trains a critic before PPO.",
     run="kedge.stages.rlhf:run_rlhf",
-    sections=(("rlhf", "ppo", "rollout", "sft", "reward_model"), ("optimization", *SCORED), ("critic",), ("judge",)),
+    sections=(("rlhf", "ppo", "rollout", "sft", "reward_model"), ("optimization", *SCORED), ("critic",)),
+    dotted=("judge",),
     needs={
         **NEEDS_MODEL,
         "data.demonstrations": "--demonstrations",
