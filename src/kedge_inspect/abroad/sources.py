@@ -111,7 +111,7 @@ def read_log(path: Path, settings: Path | None = None) -> Log:
         log = reader(files)
     except DataError:
         raise
-    except (OSError, *UNLIKE_ANY_RUN) as error:
+    except (OSError, csv.Error, *UNLIKE_ANY_RUN) as error:
         raise DataError(f"{str(files[0])!r} cannot be read: {type(error).__name__}: {error}") from error
     try:
         rows = merge_rows([_with_numbers(row) for row in log.rows if isinstance(row, dict)])
@@ -137,7 +137,7 @@ def merge_rows(rows: Sequence[Row]) -> list[Row]:
     for before, after in itertools.pairwise(steps):
         if after < before and after <= steps[0]:
             if not column.startswith("time/"):
-                raise ValueError(f"after step {before:g} it begins again at step {after:g}")
+                raise ValueError(f"after step {before:g} it starts again at step {after:g}")
             column = ""
             break
     last = 0
@@ -223,15 +223,20 @@ def _read_csv(files: tuple[Path, ...]) -> Log:
         header = file.readline()
         separator = max(",;\t", key=header.count)
         file.seek(0)
-        found = list(csv.DictReader(file, restkey="", delimiter=separator))
+        table = csv.DictReader(file, delimiter=separator)
+        found: list[dict[str, str | None]] = []
+        for row in table:
+            if any(row.pop(None, ())):
+                raise DataError(f"{str(files[0])!r} cannot be read: line {table.line_num} has more cells than the header")
+            found.append(row)
     split = {name: name.rpartition(" - ") for row in found[:1] for name in row}
-    used = {name: parts for name, parts in split.items() if not parts[2].endswith(("__MIN", "__MAX"))}
+    used = {name: parts for name, parts in split.items() if name and not parts[2].endswith(("__MIN", "__MAX"))}
     runs = {parts[0] for parts in used.values() if parts[0]}
     if len(runs) > 1:
         raise DataError(f"{str(files[0])!r} holds {len(runs)} runs; export one of them")
-    cells = [{parts[2]: row[name] for name, parts in used.items() if row.get(name)} for row in found]
     point = {ord(","): "."} if separator == ";" else {}
-    return Log([{name: text.translate(point) for name, text in row.items()} for row in cells])
+    cells = ({parts[2]: row.get(name) for name, parts in used.items()} for row in found)
+    return Log([{name: text.translate(point) for name, text in row.items() if text} for row in cells])
 
 
 def _number(text: str) -> float | None:

@@ -78,7 +78,7 @@ def test_rows_of_the_same_step_are_joined() -> None:
 def test_steps_that_begin_again_are_numbered() -> None:
     rows = [{"time/iterations": number, "rollout/ep_rew_mean": 1.0} for number in (1, 2, 3, 1, 2)]
     assert [row["step"] for row in merge_rows(rows)] == [1, 2, 3, 4, 5]
-    with pytest.raises(ValueError, match="after step 3 it begins again at step 1"):
+    with pytest.raises(ValueError, match="after step 3 it starts again at step 1"):
         merge_rows([{"step": number, "loss": 1.0} for number in (1, 2, 3, 1, 2)])
     resumed = [{"step": number, "loss": float(at)} for at, number in enumerate((1, 2, 3, 2, 3))]
     assert merge_rows(resumed) == [{"step": 1, "loss": 0.0}, {"step": 2, "loss": 3.0}, {"step": 3, "loss": 4.0}]
@@ -168,10 +168,31 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
         read_log(file)
 
 
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("step,loss\n1,2\n2,3,5\n", "line 3 has more cells than the header"),  # a comma as decimal point
+        ("step;loss\n1;2;7\n", "line 2 has more cells than the header"),
+        (f"step,loss\n1,{'2' * (1 << 18)}\n", "field larger than field limit"),
+    ],
+)
+def test_a_table_whose_cells_have_no_column_is_refused(tmp_path: Path, table: str, message: str) -> None:
+    file = tmp_path / "progress.csv"
+    file.write_text(table)
+    with pytest.raises(DataError, match=rf"progress\.csv' cannot be read: .*{message}"):
+        read_log(file)
+
+
+def test_a_table_may_have_an_index_and_separators_at_the_end_of_rows(tmp_path: Path) -> None:
+    file = tmp_path / "progress.csv"
+    file.write_text(",step,loss\n0,1,0.5,\n1,2,,\n2,3,0.25\n")
+    assert read_log(file).rows == [{"step": 1, "loss": 0.5}, {"step": 3, "loss": 0.25}]
+
+
 def test_a_log_with_two_runs_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     file.write_text("".join(json.dumps({"step": step, **VERL}) + "\n" for step in (1, 2, 3, 1, 2)))
-    with pytest.raises(DataError, match="holds several runs: after step 3 it begins again at step 1; keep the rows"):
+    with pytest.raises(DataError, match="holds several runs: after step 3 it starts again at step 1; keep the rows"):
         read_log(file)
     file.rename(tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").write_text("{}")
