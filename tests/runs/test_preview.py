@@ -87,7 +87,7 @@ def test_the_command_previews_rows_without_a_model(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert (
         "as data of sft: 9 of 10 rows used; 1 dropped: field 'completion' is empty; "
-        "sft refuses so many: 10.0%, data.max_rejected_fraction=0.05 allows 5.0%\n"
+        "sft refuses that many: 10.0%, data.max_rejected_fraction=0.05 allows 5.0%\n"
     ) in result.output
     accepted = CliRunner().invoke(app, ["data", str(path), *columns, "data.max_rejected_fraction=0.1"]).output
     assert "1 dropped: field 'completion' is empty\n" in accepted

@@ -12,7 +12,7 @@ from kedge.data.fields import Role, is_conversation, is_given, rename_columns
 from kedge.data.forms import is_comparison
 from kedge.data.parsing import ReadingOptions
 from kedge.data.preview import parts_of
-from kedge.data.readers import read_table
+from kedge.data.readers import exceeded_limit, read_table
 from kedge.data.records import table_rows
 from kedge.data.tokens import character_tokenizer
 from kedge.models import load_tokenizer
@@ -86,11 +86,10 @@ def preview_data(
     names = {"max_prompt_tokens=": "data.max_prompt_tokens=", "max_length=": "data.max_length="}
     is_part = len(table.records) + len(table.rejected) == num_rows
     notes = ["only the first rows were read"] if is_part else []
-    allowed = config.data.max_rejected_fraction
-    share = len(table.rejected) / (len(table.records) + len(table.rejected))
-    if table.records and share > allowed:
-        limit = f"data.max_rejected_fraction={allowed:g} allows {allowed:.1%}"
-        notes.append(f"{stage} refuses so many: {share:.1%}, {limit}")
+    limit = exceeded_limit(table, config.data.max_rejected_fraction)
+    if table.records and limit:
+        share = len(table.rejected) / (len(table.records) + len(table.rejected))
+        notes.append(f"{stage} refuses that many: {share:.1%}, {limit}")
     usage = DataUsage.of(table, names, further=notes)
     return Preview(
         stage=stage,
