@@ -86,17 +86,14 @@ def _in_ranks(machine: Mapping[str, str], settings: Path, *named: str) -> None:
         raise DataError(f"the update cannot be made again by {machine['ranks']} ranks: {why}")
 
 
-def _single(machine: Mapping[str, str], objects: Mapping[str, Any]) -> str | None:
-    """Why a single process makes an update again: empty for one of a single process, None if as many ranks can."""
-    count = int(machine.get("ranks", 1))
-    if count == 1:
-        return ""
+def _obstacle(machine: Mapping[str, str], objects: Mapping[str, Any]) -> str:
+    """Say why the ranks that made an update cannot make it again here; empty if they can."""
     if objects:
         return "Python objects stay in this process"
-    found = count if machine["device"] == "cpu" else torch.cuda.device_count()
-    if found < count:
+    found = torch.cuda.device_count()
+    if machine["device"] != "cpu" and found < int(machine["ranks"]):
         return f"{found} GPUs here"
-    return None if torch.distributed.is_available() else "a torch without ranks"
+    return "" if torch.distributed.is_available() else "a torch without ranks"
 
 
 def make_again(folder: Path, update: int, workspace: Path | None = None, **objects: Any) -> Verification:
@@ -129,8 +126,9 @@ def make_again(folder: Path, update: int, workspace: Path | None = None, **objec
                     copy.parent.mkdir(exist_ok=True)
                     shutil.copyfile(path, copy)
             settings.rename(run / CONFIG_FILE)
-        single = _single(machine, objects)
-        if single is None:
+        has_ranks = int(machine.get("ranks", 1)) > 1
+        obstacle = _obstacle(machine, objects) if has_ranks else ""
+        if has_ranks and not obstacle:
             resolved = Path(place, "again.yaml")
             resolved.write_text(resolved_yaml(config), "utf-8")
             _in_ranks(machine, resolved, stage, str(first), str(last))
@@ -143,7 +141,7 @@ def make_again(folder: Path, update: int, workspace: Path | None = None, **objec
         apart = {name: _apart(was.get(name), now.get(name)) for name in {**was, **now}}
     here = again.starts[-1]["machine"]
     kind = [f"{name} {here.get(name)}, not {each}" for name, each in machine.items() if here.get(name) != each]
-    kind += [single] if single else []
+    kind += [obstacle] if obstacle else []
     if here["device"] != "cpu" and not config.runtime.deterministic:
         kind.append("runtime.deterministic=false on a GPU")
     if kind:  # rewards are rounded differently then, and different responses show in the metrics
