@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from kedge.config import Config, load_config, with_values
+from kedge.config.explain.describe import written
 from kedge.runs.claim import claims
 from kedge.runs.resuming import RunFinished
 from kedge.training.runtime import default_modes
@@ -104,7 +105,7 @@ def memory_in_one_line(config: Config, stage: str) -> Iterator[None]:
     advice = remedies(config, found.phase)
     if not advice:
         raise OutOfMemoryError(f"{found}; raise the limit, or use a smaller model") from None
-    *others, last = (f"{name}={str(value).lower()}" for name, value in advice)
+    *others, last = (f"{name}={written(value)}" for name, value in advice)
     # Another model does not match the checkpoint; settings of a registered stage may determine its number of updates.
     own = ("adapter.kind", "ppo.critic", *(f"{section}." for section in described.adds_sections))
     changes = [] if found.phase == "loading" else [each for each in advice[:1] if not each[0].startswith(own)]
