@@ -1,5 +1,6 @@
 """Checks that a configuration is complete for a stage, and finds the metric that decides which checkpoint is best."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kedge.config.explain.describe import suggestion
@@ -67,7 +68,7 @@ def best_metric(config: Config, name: str) -> BestMetric | None:
 def evaluations_of(config: Config, stage: Stage) -> Any:
     """The value of the field without which the stage makes no evaluations; the first parameter of one with several."""
     value: Any = value_of(config, stage.evaluations) if stage.evaluations else None
-    return next(iter(value.values())) if hasattr(value, "values") else value
+    return next(iter(value.values())) if isinstance(value, Mapping) else value
 
 
 def metric_in_chain(config: Config, name: str) -> str:
