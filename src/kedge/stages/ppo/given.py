@@ -301,12 +301,13 @@ def _groups(
     for place, key in enumerate(keys):
         if tuple(prompt_ids[place]) != tuple(prompt_ids[firsts[key]]):
             raise DataError(f"responses {firsts[key]} and {place} are in one group and have different prompts")
-        # In JSON, missing values are equal; NaN is not.
-        columns, others = (plain_json(rows[each].columns) for each in (place, firsts[key]))
-        if groups is None and columns != others:
-            raise DataError(
-                f"responses {firsts[key]} and {place} have one prompt and different columns; number them in groups="
-            )
+    if groups is None:
+        columns = [plain_json(row.columns) for row in rows]  # in JSON, missing values are equal; NaN is not
+        for place, first in enumerate(firsts[key] for key in keys):
+            if columns[place] != columns[first]:
+                raise DataError(
+                    f"responses {first} and {place} have one prompt and different columns; number them in groups="
+                )
     return [order[key] for key in keys], [firsts[key] for key in order]
 
 
@@ -341,11 +342,8 @@ class _Response:
         for number, (part, own) in enumerate(parts):
             if isinstance(own, bool):
                 is_text = isinstance(part, str)
-                found = (
-                    encode_completion(trainer.roles.tokenizer, part, eos=False)
-                    if is_text
-                    else _checked(trainer, part, name)
-                )
+                tokenizer = trainer.roles.tokenizer
+                found = encode_completion(tokenizer, part, eos=False) if is_text else _checked(trainer, part, name)
                 self.starts += [episode.length] if own and found else []
                 episode.add(found)
                 self.own += [own] * len(found)
@@ -423,7 +421,7 @@ def _parts(given: Any, name: str) -> list[tuple[Any, Any]]:
 
 
 def _may_be_ids(value: Any) -> bool:
-    return is_ids(value) or value in ([], ())
+    return is_ids(value) or (isinstance(value, (list, tuple)) and not value)
 
 
 def _checked(trainer: Trainer, ids: Any, name: str) -> list[int]:
