@@ -59,10 +59,10 @@ class Rollout:
         ending: how each episode ended, as a number of `ENDINGS`; None without an environment.
         calls: the number of tool calls in each episode, how many of them failed, and how many answers of the policy an
             agent changed; None without an environment.
-        turn_starts: True at the first token of each turn of the policy; None without an environment.
+        turn_starts: True at the first token of each turn of the policy; None if every response is one turn.
         parents: the slot of the token that was read before each token: the previous slot, or an earlier one if the
             policy read a new context that starts like an old one. −1 is the prompt's last token, −2 the one before it;
-            −1 − P, for a prompt of P tokens, means that nothing was read before. None without an environment.
+            −1 − P, for a prompt of P tokens, means that nothing was read before. None if no new context can be read.
         privileged_ids: token ids that only a separate critic reads, between prompt and response, padded. None for a
             critic that reads what the policy reads.
         privileged_mask: True on those tokens.

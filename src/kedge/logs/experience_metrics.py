@@ -223,7 +223,7 @@ def _sample(
 
     sides = sides_of(rollout, row, tokenizer)
     stopped = bool(rollout.stopped[row])
-    if rollout.ending is not None or rollout.turn_starts is not None:  # an episode may open with more than its prompt
+    if rollout.ending is not None or rollout.parents is not None:  # an episode may open with more than its prompt
         prompt = str(tokenizer.decode(rollout.prompt_ids[row][rollout.prompt_mask[row]]))
     return Sample(
         prompt=prompt,
@@ -406,6 +406,7 @@ def sides_of(rollout: Rollout, row: int, tokenizer: PreTrainedTokenizerBase) -> 
     columns = rollout.response_ids, rollout.action_mask, rollout.parents, rollout.turn_starts
     read = rollout.token_mask[row]
     ids, own, parents, starts = ([] if column is None else column[row][read].tolist() for column in columns)
+    parents = parents or range(-1, len(ids) - 1)
     contexts = list(accumulate(parent != slot - 1 for slot, parent in enumerate(parents)))
     before = list(accumulate(own, initial=0))
     turns: list[tuple[int, ...]] = []

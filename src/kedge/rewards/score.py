@@ -198,7 +198,7 @@ def describe_responses(
     names = {name: None for prompt in prompts for name in prompt.columns}
     columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
     texts = [prompt.text for prompt in prompts]
-    is_played = rollout.rewards is not None or rollout.turn_starts is not None
+    is_played = rollout.rewards is not None or rollout.parents is not None
     if is_played:  # an episode may have opened with more than its prompt
         texts = [str(tokenizer.decode(ids)) for ids in prompt_ids]
         if MESSAGES_COLUMN in columns:

@@ -376,6 +376,26 @@ def test_turns_sampled_one_after_the_other_are_exact(policy: Path, tmp_path: Pat
     assert metrics["policy/sampler_k3"] < 1e-9
 
 
+@pytest.mark.parametrize("settings", [{"credit": "turn", "ratio": "turn"}, {"critic": "separate"}])
+def test_an_episode_given_as_its_parts_is_the_one_given_as_its_calls(
+    policy: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Both are one context of three turns; the last two are only separate because the second one stopped."""
+    read, own = [5, 6], [[7, 2], [9, 2], [8]]
+    parts = [(own[0], True), ([8, 7], False), (own[1], True), (own[2], True)]
+    calls = [(read, own[0]), ([*read, 7, 2, 8, 7], own[1]), ([*read, 7, 2, 8, 7, 9, 2], own[2])]
+    for name, response in {"parts": parts, "calls": calls}.items():
+        used = SIZES | {"gamma": 0.9, "gae_lambda": 0.5, "num_minibatches": 1} | settings
+        with kedge.PpoTrainer(model=policy, out=tmp_path / name, **used) as trainer:
+            batch = trainer.batch([read, read], [response, [9, 2]], stopped=[False, True])
+            assert batch.rollout.turn_starts.sum(-1).tolist() == [3, 1]
+            with pytest.raises(RewardError, match=rf"has 3 {name.replace('parts', 'turns')} and 7 tokens, and 2 sco"):
+                trainer.update(batch, [[1.0, 2.0], 0.0])
+            trainer.update(batch, [[1.0, 2.0, -1.0], 0.5])
+    assert_same(tmp_path / "parts", tmp_path / "calls")
+    assert [*read_samples(tmp_path / "parts")] == [*read_samples(tmp_path / "calls")]
+
+
 @pytest.mark.parametrize("limit", [0, 9, "3", 1.5, True])
 def test_a_turn_has_at_most_the_tokens_of_a_response(policy: Path, tmp_path: Path, limit: Any) -> None:
     with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:

@@ -108,10 +108,10 @@ class Batch:
         return len(self.responses)
 
     def by_token(self, scores: Sequence[Any]) -> list[Any]:
-        """Put numbers per call at the last token of each call; other scores are unchanged.
+        """Put numbers per call or turn at the last token of each; other scores are unchanged.
 
         Raises:
-            RewardError: There are as many numbers neither as calls nor as tokens.
+            RewardError: There are as many numbers neither as calls or turns nor as tokens.
         """
         if (starts := self.rollout.turn_starts) is None:
             return [*scores]
@@ -121,11 +121,12 @@ class Batch:
             calls = [slot for slot, begin in enumerate(begins) if begin]
             if isinstance(numbers, (list, tuple)) and len(numbers) not in (1, len(ids)):
                 if len(numbers) != len(calls):
+                    kind = "turn" if self.rollout.parents is None else "call"
                     raise RewardError(
-                        f"response {row} has {len(calls)} calls and {len(ids)} tokens, and {len(numbers)} scores; "
-                        "expected a number, or one for each call or token"
+                        f"response {row} has {len(calls)} {kind}s and {len(ids)} tokens, and {len(numbers)} scores; "
+                        f"expected a number, or one for each {kind} or token"
                     )
-                # What a call read before it began belongs, as for any scores, to the call before.
+                # As for any scores, the tokens that a call reads before it samples belong to the call before.
                 ends = [*(slot - 1 for slot in calls[1:]), len(ids) - 1]
                 paid = dict(zip(ends, numbers, strict=True))
                 numbers = [paid.get(slot, 0.0) for slot in range(len(ids))]
@@ -262,9 +263,10 @@ class Reader:
         # The caller decides, regardless of the last token.
         ended = torch.tensor([response.stopped for response in encoded], device=trainer.run.device)
         rollout = replace(rollout, stopped=ended)
+        if any(response.opening or len(response.starts) > 1 for response in encoded):
+            rollout = replace(rollout, turn_starts=table.turn_starts.to(ended.device))
         if any(response.opening for response in encoded):
-            starts, parents = (each.to(ended.device) for each in (table.turn_starts, table.parents))
-            rollout = replace(rollout, turn_starts=starts, parents=parents)
+            rollout = replace(rollout, parents=table.parents.to(ended.device))
         if logprobs is None:
             self.say(
                 f"The log probabilities of {len(responses)} responses when they were sampled are not known; those of "
@@ -325,7 +327,7 @@ class _Response:
         own: True for each token that the policy chose.
         stopped: It ended with a stop token.
         opening: What the first of its calls read; empty for a response that is not made of calls.
-        starts: The slots at which its calls begin to say something.
+        starts: The first slot of each turn of the policy: of each call, or each part of the policy's own.
         counts: Tokens that each of its calls said.
         parents: The slots that do not follow the slot before them; see `Rollout.parents`.
         longest: Most tokens that a call read and said.
