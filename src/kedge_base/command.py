@@ -125,7 +125,7 @@ class RunGroup(StageGroup):
 
 
 def _raise_in_one_line(error: Exception, ctx: Any) -> None:
-    """Raise `ConfigError` with a usage error of click as one line; return for any other error."""
+    """Raise a usage error of click as a `ConfigError` of one line; return for any other error."""
     if hasattr(error, "format_message"):  # typer versions import click's classes from different places
         message = " ".join(cast("Any", error).format_message().removesuffix(".").split())
         raise ConfigError(f"{message[:1].lower()}{message[1:]}; see {_name_of(ctx)} -h") from None

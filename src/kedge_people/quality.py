@@ -55,7 +55,7 @@ _HAN_AND_KANA = (
     r"\U00020000-\U0003ffff"
 )
 _UNITS = re.compile(rf"(?P<characters>[{_HAN_AND_KANA}])|(?P<words>[^\W{_HAN_AND_KANA}][^\s{_HAN_AND_KANA}]*)")
-"""What is read: characters of Chinese and Japanese, and words of anything else."""
+"""Count a text in characters if it is Chinese or Japanese, and in words otherwise."""
 
 OFTEN_FAST = 0.2
 """Share of answers faster than reading from which a person is named; some pairs are decided at a glance."""
@@ -269,7 +269,7 @@ def _read(labels: Labels, answers: Mapping[str, Answer]) -> tuple[Counter[str], 
 
 
 def _minutes(counts: Mapping[str, int]) -> float:
-    """The least time in which so many words and characters can be read."""
+    """Return the least time (minutes) in which these numbers of words and characters can be read."""
     return sum(number / FASTEST_READING[unit] for unit, number in counts.items())
 
 

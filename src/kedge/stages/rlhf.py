@@ -4,7 +4,7 @@
                                   ▲                                              │
                                   └── rankings by the labeler ◀── its responses ─┘ (rounds 2, 3, …)
 
-Without comparisons, round 1 begins with rankings of the responses of sft/.
+Without comparisons, round 1 first ranks responses of sft/.
 
 Source: Stiennon figure 2; InstructGPT figure 2, §3.5.
 """
@@ -126,7 +126,7 @@ def run_rlhf(
 ) -> RlhfResult:
     """Fine-tune `config.model`, train a reward model on comparisons, run PPO against it; repeat the last two in rounds.
 
-    From round 2 on, or from round 1 on if there are no comparisons, the labeler ranks responses of the newest policy,
+    From round 2 on, or from round 1 on without comparisons, the labeler ranks responses of the newest policy,
     and a new reward model is trained on the rankings. With `rlhf.labeler=human`, the run ends there and waits for
     labels, unless they are there. Rewards in `config.reward`, such as a length penalty, are added to the reward
     model's score. With `rlhf.train_critic`, each round trains a critic between the two, and PPO starts from it.

@@ -398,7 +398,7 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
 
 
 def _equal_start(run: RunRecord) -> Iterator[Remedy]:
-    if critic_of(run) != "shared":  # a shared critic has no start of its own
+    if critic_of(run) != "shared":  # whose trunk is the policy
         yield set_to("ppo.critic_init", "policy", why="to start with equal values")
 
 

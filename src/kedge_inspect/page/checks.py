@@ -254,7 +254,7 @@ def _place(record: RunRecord, check: Mapping[str, Any]) -> str:
 def _critic_sentence(check: Mapping[str, Any], place: str) -> str:
     """Sentences on the size of the check, and on the better baseline: the critic or the prompt's mean return."""
     gain = _interval(check, "gain")
-    if gain is None or gain["low"] is None:  # there is no interval with a single prompt
+    if gain is None or gain["low"] is None:  # a single prompt gives no interval
         verdict = ""
     elif gain["low"] > 0:
         verdict = " The critic explains more of the returns than the prompt's mean return does."

@@ -391,7 +391,7 @@ class PpoTrainer:
         return replace(batch, costs=self._published)
 
     def _advance(self, batch: Batch) -> None:
-        """Complete the update that was made of a batch, and go on to the next one, also after an error."""
+        """Complete the update that was made of a batch, and continue with the next one, also after an error."""
         batch._trained.append(self._trainer.update)
         self._clock = None
         self._num_sampled = 0
