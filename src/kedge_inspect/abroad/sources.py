@@ -220,23 +220,20 @@ def _read_csv(files: tuple[Path, ...]) -> Log:
     Cells are separated by commas, tabs, or semicolons, with which a decimal point may be a comma.
     """
     with files[0].open(encoding="utf-8-sig", newline="") as file:
-        header = file.readline()
-        separator = max(",;\t", key=header.count)
+        separator = max(",;\t", key=file.readline().count)
         file.seek(0)
-        table = csv.DictReader(file, delimiter=separator)
-        found: list[dict[str, str | None]] = []
-        for row in table:
-            if any(row.pop(None, ())):
-                raise DataError(f"{str(files[0])!r} cannot be read: line {table.line_num} has more cells than the header")
-            found.append(row)
-    split = {name: name.rpartition(" - ") for row in found[:1] for name in row}
-    used = {name: parts for name, parts in split.items() if name and not parts[2].endswith(("__MIN", "__MAX"))}
-    runs = {parts[0] for parts in used.values() if parts[0]}
+        table = csv.reader(file, delimiter=separator)
+        columns = [name.rpartition(" - ") for name in next(table, ())]
+        found = list(table)
+    runs = {run for run, _, _ in columns if run}
     if len(runs) > 1:
         raise DataError(f"{str(files[0])!r} holds {len(runs)} runs; export one of them")
+    if wide := [number for number, row in enumerate(found, start=2) if any(row[len(columns) :])]:
+        raise DataError(f"{str(files[0])!r} cannot be read: line {wide[0]} has more cells than the header")
+    names = ["" if name.endswith(("__MIN", "__MAX")) else name for _, _, name in columns]
     point = {ord(","): "."} if separator == ";" else {}
-    cells = ({parts[2]: row.get(name) for name, parts in used.items()} for row in found)
-    return Log([{name: text.translate(point) for name, text in row.items() if text} for row in cells])
+    cells = (zip(names, row, strict=False) for row in found)
+    return Log([{name: text.translate(point) for name, text in row if name and text} for row in cells])
 
 
 def _number(text: str) -> float | None:
