@@ -236,9 +236,8 @@ class DataUsage:
         dropped = table.dropped()
         for text, name in limits.items():
             dropped = {reason.replace(text, name): count for reason, count in dropped.items()}
-        used = len(table.records)
         notes = (*table.notes, *further)
-        return cls(sources, used + len(table.rejected), used, cut=table.num_cut, dropped=dropped, notes=notes)
+        return cls(sources, table.num_rows, len(table.records), cut=table.num_cut, dropped=dropped, notes=notes)
 
     @property
     def line(self) -> str:

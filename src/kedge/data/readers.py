@@ -55,28 +55,19 @@ def read_rows(
 
 def _check_rejections(table: Table[Any], name: str, max_rejected_fraction: float) -> None:
     """Raise `DataError` before any training if no row of a source is usable, or too many are not."""
-    rejected = len(table.rejected)
-    total = len(table.records) + rejected
-    if total == 0:
+    if not table.num_rows:
         raise DataError(f"{name} has no rows")
-    limit = exceeded_limit(table, max_rejected_fraction)
+    limit = table.limit_exceeded(max_rejected_fraction)
     if table.records and not limit:
         return
     kinds = [rejection.kind for rejection in table.rejected]
     [(kind, count)] = Counter(kinds).most_common(1)
     first = table.rejected[kinds.index(kind)]
     raise DataError(
-        f"{rejected} of {total} rows ({rejected / total:.1%}) cannot be used{f', {limit}' if table.records else ''}; "
+        f"{len(table.rejected)} of {table.num_rows} rows ({table.rejected_share:.1%}) cannot be used"
+        f"{f', {limit}' if table.records else ''}; "
         f"most common reason, {count} times: {first.reason!r}, first at {first.source}:{first.line}{hint_of(kind)}"
     )
-
-
-def exceeded_limit(table: Table[Any], max_rejected_fraction: float) -> str:
-    """Say how many rows may be unusable; empty if no more are."""
-    share = len(table.rejected) / (len(table.records) + len(table.rejected))
-    if share <= max_rejected_fraction:
-        return ""
-    return f"data.max_rejected_fraction={max_rejected_fraction:g} allows {max_rejected_fraction:.1%}"
 
 
 def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows: int | None = None) -> Table[Any]:

@@ -322,6 +322,20 @@ class Table(Generic[RecordT]):
     notes: Sequence[str] = ()
     labels: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, usable or not."""
+        return len(self.records) + len(self.rejected)
+
+    @property
+    def rejected_share(self) -> float:
+        """Share of the rows that are unusable."""
+        return len(self.rejected) / self.num_rows
+
+    def limit_exceeded(self, share: float) -> str:
+        """Say which share of the rows may be unusable if more are; empty otherwise."""
+        return f"data.max_rejected_fraction={share:g} allows {share:.1%}" if self.rejected_share > share else ""
+
     def dropped(self) -> dict[str, int]:
         """Number of unusable rows by reason, most frequent first."""
         return dict(Counter(rejection.kind or rejection.reason for rejection in self.rejected).most_common())

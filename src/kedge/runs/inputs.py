@@ -63,7 +63,7 @@ def given_prompts(
         DataError: A prompt cannot be used.
     """
     options = reading(config, "prompts", tokenizer, room=room)
-    return _with_all_columns(read_rows(prompts, "prompts", max_rejected_fraction=0.0, **options).records)
+    return _with_all_columns(read_rows(prompts, "prompts", **options).records)
 
 
 def reading(

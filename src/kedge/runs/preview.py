@@ -12,7 +12,7 @@ from kedge.data.fields import Role, is_conversation, is_given, rename_columns
 from kedge.data.forms import is_comparison
 from kedge.data.parsing import ReadingOptions
 from kedge.data.preview import parts_of
-from kedge.data.readers import exceeded_limit, read_table
+from kedge.data.readers import read_table
 from kedge.data.records import table_rows
 from kedge.data.tokens import character_tokenizer
 from kedge.models import load_tokenizer
@@ -53,7 +53,7 @@ def preview_data(
     Raises:
         KedgeError: The source cannot be read or is empty, a named column is missing, or there is no such stage.
     """
-    if stage is not None and stage not in list(ROLES):
+    if stage is not None and stage not in ROLES:
         raise ConfigError(f"stage {stage!r} reads no data of its own; choose one of {', '.join(ROLES)}")
     if not isinstance(source, (str, Sources)) and isinstance(source, Iterable):
         source = list(table_rows(source, "the data"))  # an iterator would be read once only
@@ -69,7 +69,7 @@ def preview_data(
     limits = {} if tokenizer is not None else {"max_prompt_tokens": None, "max_length": None}
     options = ReadingOptions(**{**reading(config, role, tokenizer or character_tokenizer()), **limits})
     table = read_table(source, role, options, num_rows=num_rows)
-    if not table.records and not table.rejected:
+    if not table.num_rows:
         raise DataError(f"{source if isinstance(source, str) else 'the data'} has no rows")
     parts = [parts_of(record, options.tokenizer, display=False) for record in table.records]
     lengths: dict[str, list[int]] = {}
@@ -84,12 +84,9 @@ def preview_data(
             for each in parts
         ]
     names = {"max_prompt_tokens=": "data.max_prompt_tokens=", "max_length=": "data.max_length="}
-    is_part = len(table.records) + len(table.rejected) == num_rows
-    notes = ["only the first rows were read"] if is_part else []
-    limit = exceeded_limit(table, config.data.max_rejected_fraction)
-    if table.records and limit:
-        share = len(table.rejected) / (len(table.records) + len(table.rejected))
-        notes.append(f"{stage} refuses that many: {share:.1%}, {limit}")
+    notes = ["only the first rows were read"] if table.num_rows == num_rows else []
+    if table.records and (limit := table.limit_exceeded(config.data.max_rejected_fraction)):
+        notes.append(f"{stage} refuses that many: {table.rejected_share:.1%}, {limit}")
     usage = DataUsage.of(table, names, further=notes)
     return Preview(
         stage=stage,
