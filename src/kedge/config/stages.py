@@ -67,7 +67,7 @@ def best_metric(config: Config, name: str) -> BestMetric | None:
 
 def evaluations_of(config: Config, stage: Stage) -> Any:
     """The value of the field without which the stage makes no evaluations; the first parameter of one with several."""
-    value: Any = value_of(config, stage.evaluations) if stage.evaluations else None
+    value: Mapping[str, Any] | float | None = value_of(config, stage.evaluations) if stage.evaluations else None
     return next(iter(value.values())) if isinstance(value, Mapping) else value
 
 

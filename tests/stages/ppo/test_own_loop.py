@@ -290,7 +290,7 @@ def test_scores_of_an_episode_are_one_or_one_per_call_or_token(policy: Path, tmp
         assert batch.rollout.turn_starts.sum(-1).tolist() == [3, 1]
         assert batch.by_token([[1.0] * 7, None]) == [[1.0] * 7, None]
         for wrong in ([1.0, 2.0], [1.0] * 8):
-            line = f"^response 0 has 3 calls and 7 tokens, and {len(wrong)} scores; expected a number, or one for each"
+            line = f"^response 0 has 3 turns and 7 tokens, and {len(wrong)} scores; expected a number, or one for each"
             with pytest.raises(RewardError, match=line):
                 trainer.update(batch, [wrong, 0.0])
         assert trainer.update(batch, [[1.0, 2.0, 3.0], 0.0])["reward/score_mean"] == 3.0
@@ -389,7 +389,7 @@ def test_an_episode_given_as_its_parts_is_the_one_given_as_its_calls(
         with kedge.PpoTrainer(model=policy, out=tmp_path / name, **used) as trainer:
             batch = trainer.batch([read, read], [response, [9, 2]], stopped=[False, True])
             assert batch.rollout.turn_starts.sum(-1).tolist() == [3, 1]
-            with pytest.raises(RewardError, match=rf"has 3 {name.replace('parts', 'turns')} and 7 tokens, and 2 sco"):
+            with pytest.raises(RewardError, match=r"^response 0 has 3 turns and 7 tokens, and 2 scores"):
                 trainer.update(batch, [[1.0, 2.0], 0.0])
             trainer.update(batch, [[1.0, 2.0, -1.0], 0.5])
     assert_same(tmp_path / "parts", tmp_path / "calls")

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.experience import Rollout
 from kedge.data import Prompt, encode_prompt
 from kedge.data.fields import is_conversation
+from kedge.data.records import plain_value
 from kedge.data.tokens import encode_completion
 from kedge.logs.json_lines import plain_json
 from kedge.rewards.score import describe_responses
@@ -108,26 +109,25 @@ class Batch:
         return len(self.responses)
 
     def by_token(self, scores: Sequence[Any]) -> list[Any]:
-        """Put numbers per call or turn at the last token of each; other scores are unchanged.
+        """Put numbers per turn at the last token of each turn; other scores are unchanged.
 
         Raises:
-            RewardError: There are as many numbers neither as calls or turns nor as tokens.
+            RewardError: There are as many numbers neither as turns nor as tokens.
         """
         if (starts := self.rollout.turn_starts) is None:
             return [*scores]
         found: list[Any] = []
-        for row, (score, begins, ids) in enumerate(zip(scores, starts.tolist(), self.response_ids, strict=True)):
-            numbers = score.tolist() if hasattr(score, "tolist") else score
-            calls = [slot for slot, begin in enumerate(begins) if begin]
+        for row, (score, begins, ids) in enumerate(zip(scores, starts, self.response_ids, strict=True)):
+            numbers = plain_value(score)
+            turns = begins.nonzero().flatten().tolist()
             if isinstance(numbers, (list, tuple)) and len(numbers) not in (1, len(ids)):
-                if len(numbers) != len(calls):
-                    kind = "turn" if self.rollout.parents is None else "call"
+                if len(numbers) != len(turns):
                     raise RewardError(
-                        f"response {row} has {len(calls)} {kind}s and {len(ids)} tokens, and {len(numbers)} scores; "
-                        f"expected a number, or one for each {kind} or token"
+                        f"response {row} has {len(turns)} turns and {len(ids)} tokens, and {len(numbers)} scores; "
+                        "expected a number, or one for each turn or token"
                     )
-                # As for any scores, the tokens that a call reads before it samples belong to the call before.
-                ends = [*(slot - 1 for slot in calls[1:]), len(ids) - 1]
+                # As for any scores, the tokens that are read before a turn belong to the turn before.
+                ends = [*(slot - 1 for slot in turns[1:]), len(ids) - 1]
                 paid = dict(zip(ends, numbers, strict=True))
                 numbers = [paid.get(slot, 0.0) for slot in range(len(ids))]
             found.append(numbers)
@@ -356,12 +356,13 @@ class _Response:
         self.opening = episode.prompt
         self.parents = episode.parents
         stops = trainer.roles.stop_tokens.ids
-        ends = bool(self.ids) and self.own[-1] and self.ids[-1] in stops
+        ends = any(self.own[-1:]) and self.ids[-1] in stops
         last, is_own = parts[-1] if parts else ("", True)
+        is_text = isinstance(last, str) and is_own
         if stopped is None:
-            stopped = ends or (isinstance(last, str) and is_own)
+            stopped = ends or is_text
         if stopped and not ends:
-            if not (isinstance(last, str) and is_own):
+            if not is_text:
                 raise DataError(f"{name} does not end with a stop token of the policy; expected one of {list(stops)}")
             self.ids.append(stops[0])
             self.own.append(True)
@@ -428,7 +429,7 @@ def _may_be_ids(value: Any) -> bool:
 
 def _checked(trainer: Trainer, ids: Any, name: str) -> list[int]:
     """Check that token ids are in the policy's vocabulary."""
-    found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    found = list(plain_value(ids))
     size = len(trainer.roles.tokenizer)
     for token in found:
         if isinstance(token, bool) or not isinstance(token, Integral):
@@ -444,7 +445,7 @@ def _logprobs(name: str, given: Sequence[float], count: int) -> torch.Tensor:
     """Check the log probabilities of the tokens that the policy chose."""
     if not isinstance(given, Iterable):
         raise DataError(f"log probabilities of {name} are of type {type(given).__name__}; expected a list")
-    numbers: Any = given.tolist() if hasattr(given, "tolist") else list(given)  # pyright: ignore[reportAttributeAccessIssue]
+    numbers = list(plain_value(given))
     if len(numbers) != count:
         raise DataError(
             f"{name} has {count} tokens of the policy's own, its stop token included, and {len(numbers)} log "
