@@ -143,6 +143,11 @@ def mean_score(outcome: Outcome, end: float) -> float:
     return float(np.mean([outcome.score_at("tokens", place) for place in np.linspace(0, end, 50)]))
 
 
+def preset_arm(responses: int) -> dict[str, dict[str, Any]]:
+    """The preset `critic`, with so many responses per update."""
+    return {"preset critic": {**find_preset("critic").settings, "rollout.num_prompts": responses}}
+
+
 def arms_of_critics(responses: int) -> dict[str, dict[str, Any]]:
     """PPO's loss with advantages that have a critic, on the policy's trunk, and with those that have none.
 
@@ -173,7 +178,7 @@ def ranges(responses: int, eval_every: int) -> Example:
         made={"game": "ranges"},
         prompts="games.jsonl",
         held_out="games.jsonl",
-        arms=arms_of_critics(responses),
+        arms={**arms_of_critics(responses), **preset_arm(responses)},
         settings={
             "environment.source": "examples/guess/guess.py:Guess",
             "environment.max_turns": 5,
@@ -230,7 +235,7 @@ def against_preset(
         prompts="games.jsonl",
         held_out="games.jsonl",
         arms={
-            "preset critic": {**find_preset("critic").settings, "rollout.num_prompts": responses},
+            **preset_arm(responses),
             **{arm: arms[arm] for arm in ("REINFORCE++", "RLOO")},
             **(further if by_turn else {}),
         },
@@ -314,6 +319,7 @@ EXAMPLES: Final = {
                 "rollout.num_responses": 8,
                 "ppo.aggregation": "sequence",
             },
+            **preset_arm(256),
         },
         settings={
             "environment.source": "examples/guess/guess.py:Guess",
