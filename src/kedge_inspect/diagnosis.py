@@ -29,8 +29,8 @@ from kedge_inspect.doctor import (
 )
 from kedge_inspect.doctor.rewards import groups_of_one, reward_flat
 from kedge_inspect.doctor.steps import NUM_FIRST, first_update_too_large
-from kedge_inspect.page.looks import LOOKS
-from kedge_inspect.record import RunRecord, is_own, read_run, readable
+from kedge_inspect.record import RunRecord, readable
+from kedge_inspect.report import runs_in
 
 EVERY = 4
 """Updates between two diagnoses of a run in progress, or a tenth of the updates so far if that is more."""
@@ -72,12 +72,9 @@ def examine_run(folder: Path, *, advice: Advice = no_advice, origin: Origin = HE
     Raises:
         DataError: The folder is not a run, or a file is damaged.
     """
-    stages = [path for path in sorted(folder.glob("*")) if is_own(path)]
     with readable(folder):
-        if not stages:
-            return {str(folder): examine(read_any_run(folder, origin=origin), advice=advice)}
-        records = sorted((read_run(path) for path in stages), key=_stage_order)
-        return {str(record.folder): _of_stage(record, examine(record, advice=advice)) for record in records}
+        found = {run: examine(read_any_run(run, origin=origin), advice=advice) for run in runs_in(folder)}
+        return {str(run): each if run == folder else _of_stage(run.name, each) for run, each in found.items()}
 
 
 def lines_on_run(folder: Path, *, advice: Advice = no_advice) -> tuple[list[str], str]:
@@ -155,11 +152,7 @@ class LiveDoctor:
         )
 
 
-def _of_stage(record: RunRecord, examination: Examination) -> Examination:
+def _of_stage(name: str, examination: Examination) -> Examination:
     """Prefix each finding with the name of its stage."""
-    named = (replace(finding, seen=f"{record.folder.name}: {finding.seen}") for finding in examination.findings)
+    named = (replace(finding, seen=f"{name}: {finding.seen}") for finding in examination.findings)
     return replace(examination, findings=tuple(named))
-
-
-def _stage_order(record: RunRecord) -> tuple[int, str]:
-    return ([*LOOKS, record.stage].index(record.stage), record.folder.name)

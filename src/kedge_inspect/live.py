@@ -15,21 +15,22 @@ from kedge_base.errors import DataError, KedgeError
 from kedge_base.machine.local_server import PAGE_POLICY, Answer, LocalServer, Request
 from kedge_base.run_folder.output import (
     CONFIG_FILE,
+    DATA_FILE,
     FINISHED_FILE,
     INCIDENTS_FILE,
-    PROGRESS_FILE,
+    ROLES_FILE,
     SUMMARY_FILE,
     SWEEP_FILE,
     WAITING_FILE,
     is_run,
     is_sweep,
 )
-from kedge_base.run_folder.record_format import DETAILS_FILE, METRICS_FILE, SAMPLES_FILE
+from kedge_base.run_folder.record_format import CRITIC_CHECKS_FILE, DETAILS_FILE, EVALUATIONS_FILE, SAMPLES_FILE
 from kedge_inspect.abroad.runs import HERE, Origin
 from kedge_inspect.abroad.sources import log_files
 from kedge_inspect.doctor import Advice, no_advice
 from kedge_inspect.page.document import render_page
-from kedge_inspect.record import RESULTS
+from kedge_inspect.record import PROGRESS_FILES, readable
 from kedge_inspect.report import collect_page, runs_in
 
 REBUILD_SHARE = 10
@@ -37,8 +38,9 @@ REBUILD_SHARE = 10
 
 LIVE_DATA = "data.json"
 
-WATCHED_FILES = (CONFIG_FILE, METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, INCIDENTS_FILE, PROGRESS_FILE,
-                 *RESULTS.values(), SUMMARY_FILE, FINISHED_FILE, SWEEP_FILE, WAITING_FILE)  # fmt: skip
+WATCHED_FILES = (CONFIG_FILE, ROLES_FILE, DATA_FILE, *PROGRESS_FILES, DETAILS_FILE, SAMPLES_FILE, INCIDENTS_FILE,
+                 EVALUATIONS_FILE, CRITIC_CHECKS_FILE, SUMMARY_FILE, FINISHED_FILE, SWEEP_FILE,
+                 WAITING_FILE)  # fmt: skip
 
 
 def has_run(folder: Path) -> bool:
@@ -48,13 +50,14 @@ def has_run(folder: Path) -> bool:
     Raises:
         DataError: The folder does not exist, or is a link to itself; or it holds logs of several runs, or a model.
     """
-    if not folder.is_dir() and not folder.is_file():
-        raise DataError(f"{str(folder)!r} does not exist or is not a folder; expected a run's folder")
-    if is_sweep(folder) or any(map(is_run, runs_in(folder))) or log_files(folder):
-        return True
-    if (folder / "config.json").is_file():
-        raise DataError(f"{str(folder)!r} is the folder of a model, not of a run")
-    return False
+    with readable(folder):
+        if not folder.is_dir() and not folder.is_file():
+            raise DataError(f"{str(folder)!r} does not exist or is not a folder; expected a run's folder")
+        if is_sweep(folder) or any(map(is_run, runs_in(folder))) or log_files(folder):
+            return True
+        if (folder / "config.json").is_file():
+            raise DataError(f"{str(folder)!r} is the folder of a model, not of a run")
+        return False
 
 
 def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice, origin: Origin = HERE) -> LocalServer:
@@ -92,9 +95,13 @@ class _LiveReport:
         if request.path not in ("", LIVE_DATA):
             return Answer(HTTPStatus.NOT_FOUND, b"Not found.\n")
         try:
-            version, data = self._newest()
+            with readable(self._folder):
+                return self._newest_answer(request)
         except KedgeError as error:  # the run's folder was moved or is damaged
             return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode("utf-8", "backslashreplace"))
+
+    def _newest_answer(self, request: Request) -> Answer:
+        version, data = self._newest()
         if request.path == "":
             page = render_page(data, live=request.root + LIVE_DATA)
             return Answer(HTTPStatus.OK, page, "text/html; charset=utf-8", policy=PAGE_POLICY)

@@ -50,8 +50,8 @@ from kedge_inspect.abroad.trainers import Trainer
 QUIET_SECONDS = 60.0
 """Seconds without a write, and at least three updates' time, after which a run counts as stopped."""
 
-JUDGING_SECONDS = 600.0
-"""The same while a judge reads all responses at once, when nothing is written."""
+LONG_SECONDS = 600.0
+"""The same before the first update, which may take long, and while a judge reads all responses at once."""
 
 LARGEST = 1e300
 FIRST_LINES = 20
@@ -69,6 +69,9 @@ PARAMETERS: Mapping[str, tuple[str, float | None]] = {
 
 RESULTS = {"evaluate": JUDGMENTS_FILE, "generate": RESPONSES_FILE}
 """The stages without updates, and the file with their results."""
+
+PROGRESS_FILES = (METRICS_FILE, PROGRESS_FILE, *RESULTS.values())
+"""The files that a run writes as it proceeds; a chain of stages has none of its own."""
 
 
 @dataclass(frozen=True)
@@ -235,20 +238,22 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 @contextmanager
-def readable(folder: Path) -> Iterator[None]:
-    """Context for using a run's record.
+def readable(*folders: Path) -> Iterator[None]:
+    """Context for reading runs and using their records.
 
     Raises:
-        DataError: A file contains something that no run writes, such as text instead of a number.
+        DataError: A file cannot be read, or contains something that no run writes, such as text instead of a number.
     """
     try:
         yield
     except KedgeError:
         raise
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
     except UNLIKE_ANY_RUN as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise DataError(
-            f"{folder} cannot be shown, since one of its files has an entry that no run writes "
+            f"{', '.join(map(str, folders))} cannot be shown, since one of its files has an entry that no run writes "
             f"({type(error).__name__}: {error}; {Path(place.filename).name}, line {place.lineno})"
         ) from error
 
@@ -258,7 +263,7 @@ def _last_written(folder: Path) -> float:
 
     A stage without updates writes its progress and its results instead.
     """
-    written = [path for name in (METRICS_FILE, PROGRESS_FILE, *RESULTS.values()) if (path := folder / name).is_file()]
+    written = [path for name in PROGRESS_FILES if (path := folder / name).is_file()]
     return max(path.stat().st_mtime for path in written or [folder / CONFIG_FILE])
 
 
@@ -267,5 +272,5 @@ def _patience(metrics: Sequence[Mapping[str, Any]], progress: Sequence[Mapping[s
     slowest = max((row["time/update"] for row in metrics[-10:] if row.get("time/update")), default=0.0)
     times = [row.get("seconds", 0.0) for row in progress[-10:]]
     slowest = max([slowest, *(after - before for before, after in itertools.pairwise(times))])
-    quiet = JUDGING_SECONDS if progress and progress[-1].get("phase") == JUDGING else QUIET_SECONDS
-    return max(quiet, 3 * slowest)
+    is_long = progress[-1].get("phase") == JUDGING if progress else not metrics
+    return max(LONG_SECONDS if is_long else QUIET_SECONDS, 3 * slowest)

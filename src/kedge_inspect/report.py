@@ -30,7 +30,7 @@ from kedge_inspect.page.data import ReportedRun, demo_frontier, demo_headlines, 
 from kedge_inspect.page.document import is_page, plain_verdict, render_page
 from kedge_inspect.page.looks import LOOKS
 from kedge_inspect.page.verdict import describe_run
-from kedge_inspect.record import RunRecord, is_own, read_run, readable
+from kedge_inspect.record import PROGRESS_FILES, RunRecord, is_own, read_run, readable
 from kedge_inspect.sweeps import read_sweep
 
 MARKED_WITHIN = 4096
@@ -68,7 +68,8 @@ def write_report(
     """
     if not folders:
         raise DataError("no run folder given")
-    place = folders[0].parent if folders[0].is_file() else folders[0]
+    with readable(*folders):
+        place = folders[0].parent if folders[0].is_file() else folders[0]
     path = out or (place / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
     check_replaceable(path)
     replace_file(path, [render_page(collect_page(folders, ending=ending, advice=advice, origin=origin))])
@@ -100,7 +101,7 @@ def collect_page(
         DataError: As `write_report`.
     """
     only = folders[0] if len(folders) == 1 else None
-    with readable(only or Path(os.path.commonpath(folders))):
+    with readable(*folders):
         sweep = read_sweep(only) if only and is_sweep(only) else None
         if sweep is None:
             named = _named([path for folder in folders for path in runs_in(folder)])
@@ -138,11 +139,10 @@ def report_as_html(folder: Path) -> str:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs of a chain's stages in order; of a single run, the run itself."""
-    stages = [path for path in folder.glob("*") if is_own(path)] if folder.is_dir() else []
-    if not stages:
-        return [folder]
-    return sorted(stages, key=lambda path: (_place(path.name), len(path.name), path.name))
+    """The runs of a chain's stages in order; the run itself, even if another one is in its folder."""
+    is_single = any((folder / name).is_file() for name in PROGRESS_FILES)
+    stages = () if is_single else (path for path in folder.glob("*") if is_own(path))
+    return sorted(stages, key=lambda path: (_place(path.name), len(path.name), path.name)) or [folder]
 
 
 def _title(folder: Path) -> str:

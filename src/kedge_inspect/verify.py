@@ -47,11 +47,8 @@ def verify_run(folder: Path) -> Verification:
         raise DataError(
             f"{folder} has no {RECEIPT_FILE}: no run of this version of kedge trained there, or it was removed"
         )
-    try:
-        with readable(folder):
-            return _verified(folder)
-    except OSError as error:
-        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+    with readable(folder):
+        return _verified(folder)
 
 
 def _verified(folder: Path) -> Verification:

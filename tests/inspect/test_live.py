@@ -45,6 +45,9 @@ def test_the_page_grows_with_the_run(tmp_path, monkeypatch):
         newer = json.loads(get(data, first["version"])[1])
         assert [run["curves"]["update"] for run in newer["runs"]] == [[1, 2]]
         assert get(data, newer["version"])[0] == 304
+        add(folder, "evaluations.jsonl", {"update": 2, "eval/score": 1.0})
+        newer = json.loads(get(data, newer["version"])[1])
+        assert [row["update"] for row in newer["runs"][0]["held_out"]["rows"]] == [2]
         (folder / "config.yaml").unlink()
         assert get(data, newer["version"])[0] == 503
         begin(folder, CONFIG)
@@ -58,16 +61,18 @@ JUDGING = {"update": 1, "phase": "judge", "done": 0, "total": 8, "seconds": 1.0}
     ("place", "name", "row", "seconds"),
     [
         (".", "metrics.jsonl", metrics(1), 60),
+        (".", "config.yaml", None, 600),
         (".", "metrics.jsonl", metrics(1, **{"time/update": 30.0}), 90),
         ("ppo", "metrics.jsonl", metrics(1, **{"time/update": 30.0}), 90),
         (".", "progress.jsonl", JUDGING, 600),
     ],
-    ids=["usual", "slow updates", "slow updates of a chain", "judge"],
+    ids=["usual", "before the first update", "slow updates", "slow updates of a chain", "judge"],
 )
 def test_a_run_that_writes_nothing_more_is_shown_as_stopped(tmp_path, monkeypatch, place, name, row, seconds):
     monkeypatch.setattr("kedge_inspect.live.REBUILD_SHARE", 0)
     folder = begin(tmp_path / "run" / place)
-    add(folder, name, row)
+    if row:
+        add(folder, name, row)
     written = (folder / name).stat().st_mtime
     shown = []
     with serve_run(tmp_path / "run") as server:

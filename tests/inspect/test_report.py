@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from kedge.runs.ending import chain_report, leave_stage_report
 from kedge.stages.sft import run_sft
 from kedge_base.errors import DataError, OutputError
 from kedge_inspect import report as reporting
+from kedge_inspect.diagnosis import examine_run
 from kedge_inspect.page.document import MARKER
 from kedge_inspect.report import collect_page, leave_report, write_report
 from tests.inspect.page.records import CONFIG, ppo_record, reward_record, write_run
@@ -62,6 +64,38 @@ def test_a_folder_without_a_run_is_one_line(tmp_path):
     with pytest.raises(DataError, match="no run folder given"):
         write_report([])
     assert not list(tmp_path.iterdir())
+
+
+def test_runs_are_named_by_relative_and_absolute_paths(tmp_path, monkeypatch):
+    folders = [write_run(tmp_path / name, ppo_record()) for name in ("one", "other")]
+    monkeypatch.chdir(tmp_path)
+    assert names(collect_page([Path("one"), folders[1]])) == ["one", "other"]
+
+
+def test_a_run_with_another_one_in_its_folder_is_reported_itself(tmp_path):
+    folder = write_run(tmp_path / "ppo", ppo_record())
+    write_run(folder / "next", ppo_record())
+    assert names(collect_page([folder])) == ["ppo"]
+    assert list(examine_run(folder)) == [str(folder)]
+
+
+@pytest.mark.parametrize("command", ["report", "doctor", "watch"])
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch, capsys, command):
+    folder = write_run(tmp_path / "story", ppo_record())
+    metrics = folder / "metrics.jsonl"
+    read = Path.read_bytes
+
+    def forbidden(path: Path) -> bytes:
+        if path == metrics:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", forbidden)  # root may read every file
+    monkeypatch.setattr(sys, "argv", ["kedge", command, str(folder)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {metrics} cannot be read: Permission denied\n"
 
 
 def test_a_chain_is_reported_stage_by_stage_in_order(tmp_path):
