@@ -54,14 +54,14 @@ class Panel:
     key: bool = False
 
     def as_json(self, names: Iterable[str]) -> dict[str, Any]:
-        """The panel with the lines that have data."""
+        """The panel with the lines that have data, and whether it may have several, so that one needs its label."""
         lines = [
             {"metric": name, "label": label.replace("*", name.removeprefix(pattern.removesuffix("*")))}
             for pattern, label in self.lines.items()
             for name in sorted(names)
             if matches(pattern, name)
         ]
-        return {**vars(self), "lines": lines}
+        return {**vars(self), "lines": lines, "several": len(self.lines) > 1 or "*" in next(iter(self.lines))}
 
 
 @dataclass(frozen=True)

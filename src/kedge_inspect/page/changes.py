@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 from kedge_inspect.page.numbers import numbers_of
 from kedge_inspect.record import RunRecord
@@ -87,13 +88,25 @@ def joined(parts: Sequence[str]) -> str:
 
 
 def figure(value: float) -> str:
-    """Format a number with three significant digits."""
-    return f"{value:.3g}".replace("-", MINUS)
+    """Format a number with three significant digits, or from 1,000 to a million as a whole number."""
+    text = f"{value:,.0f}" if 999.5 <= abs(value) < 999_999.5 else f"{value:.3g}"
+    return text.replace("-", MINUS)
 
 
-def percent(interval: Mapping[str, float]) -> str:
+def share(value: float) -> str:
+    """Format a share as a percentage."""
+    return f"{value:.0%}".replace("-", MINUS)
+
+
+def ranged(interval: Mapping[str, Any], show: Callable[[float], str] = figure) -> str:
+    """A figure with its interval, if that is known: `2.5 (1.9 to 3.1)`."""
+    limits = "" if interval["low"] is None else f" ({show(interval['low'])} to {show(interval['high'])})"
+    return f"{show(interval['value'])}{limits}"
+
+
+def percent(interval: Mapping[str, Any]) -> str:
     """A share with its interval: `57% (50% to 64%)`."""
-    return f"{interval['value']:.0%} ({interval['low']:.0%} to {interval['high']:.0%})"
+    return ranged(interval, share)
 
 
 def typographic(text: str) -> str:

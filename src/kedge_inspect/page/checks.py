@@ -19,7 +19,7 @@ from kedge_inspect.page.numbers import (
     shortened,
 )
 from kedge_inspect.page.responses import reasons
-from kedge_inspect.page.sentences import before_and_after, paired_responses
+from kedge_inspect.page.sentences import before_and_after, moment, paired_responses
 from kedge_inspect.record import RunRecord
 from kedge_inspect.resolved import critic_of, learns_from_teacher, privileged_of
 
@@ -36,17 +36,13 @@ class FrontierPoint:
         update: The last update of this policy.
         kl: KL to the reference, nats per response.
         proxy: Mean score of the reward that is trained on.
-        judges: Mean score by judge.
-        low: Lower confidence limit by judge.
-        high: Upper confidence limit by judge.
+        judges: By judge, its mean score as `value`, and the limits `low` and `high` of its interval if they are known.
     """
 
     update: int
     kl: float
     proxy: float
-    judges: Mapping[str, float]
-    low: Mapping[str, float]
-    high: Mapping[str, float]
+    judges: Mapping[str, Mapping[str, float]]
 
 
 def frontier(record: RunRecord, points: Sequence[FrontierPoint] = ()) -> dict[str, Any]:
@@ -82,9 +78,7 @@ def _points_of_updates(record: RunRecord) -> list[FrontierPoint]:
             update=int(part[-1]["update"]),
             kl=_mean(part, "objective/kl"),
             proxy=_mean(part, "reward/score_mean"),
-            judges={name.removeprefix("score/"): _mean(part, name) for name in judged},
-            low={},
-            high={},
+            judges={name.removeprefix("score/"): {"value": _mean(part, name)} for name in judged},
         )
         for part in blocks(rows, MOST_POINTS)
     ]
@@ -95,17 +89,13 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def _judge(name: str, found: Sequence[FrontierPoint], *, smooth: bool) -> dict[str, Any]:
-    values = [each.judges[name] for each in found]
+    columns = {key: [each.judges[name][key] for each in found] for key in found[0].judges[name]}
+    values = columns.pop("value")
     # An update has few responses, so its neighbors are averaged in; the demo's points have many responses each.
     reach = len(values) // (2 * SMOOTHED_OVER) if smooth else 0
     means = [fmean(values[max(0, index - reach) : index + reach + 1]) for index in range(len(values))]
     best = max(range(len(means)), key=lambda index: means[index])
-    limits = {
-        side: rounded([getattr(each, side)[name] for each in found])
-        for side in ("low", "high")
-        if all(name in getattr(each, side) for each in found)
-    }
-    return {"name": name, "values": rounded(values), "best": best, **limits}
+    return {"name": name, "values": rounded(values), "best": best, **rounded(columns)}
 
 
 def _why_empty(record: RunRecord) -> str:
@@ -131,8 +121,8 @@ MOST_PAIR_BYTES = 500_000
 def held_out(record: RunRecord) -> dict[str, Any]:
     """A row per evaluation; of a long run evenly spaced ones, always including the best.
 
-    `pairs` holds the responses of the first and of the last evaluation, side by side: evenly spaced ones, if there are
-    too many for the page. Without an evaluation, `empty` is the reason.
+    `pairs` holds the responses of the first and of the last evaluation, at the times `ends`, side by side: evenly
+    spaced ones, if there are too many for the page. Without an evaluation, `empty` is the reason.
     """
     rows = record.evaluations
     if not rows:
@@ -149,6 +139,7 @@ def held_out(record: RunRecord) -> dict[str, Any]:
         "sentence": " ".join([*before_and_after(record), *_sentence(record, best)]),
         "left_out": len(rows) - len(shown),
         "pairs": fitting(pairs, MOST_PAIR_BYTES),
+        "ends": [moment(rows[at]["update"]) for at in (0, -1)],
         "num_pairs": len(pairs),
         "columns": [{"label": label, "is_share": metric in SHARES} for metric, label in metrics.items()],
         "rows": [
@@ -189,9 +180,8 @@ def _sentence(record: RunRecord, best: Mapping[str, Any]) -> list[str]:
     value = as_number(best.get("value"))
     if value is None:
         return []
-    place = f"after update {best['update']:,}" if best["update"] else "at the start"
     kept = f"is kept: {record.folder.name}@best is its model" if record.is_best_kept else "is not kept"
-    return [f"The best {best['metric']} is {figure(value)}, {place}. The checkpoint {kept}."]
+    return [f"The best {best['metric']} is {figure(value)}, {moment(best['update'])}. The checkpoint {kept}."]
 
 
 CRITIC_MOST_ROWS = 12

@@ -52,21 +52,11 @@ class ReportedRun:
     reward_models: Mapping[str, RunRecord] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Headline:
-    """A result of a whole chain, with its confidence interval if it has one."""
-
-    label: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
 def page_data(
     runs: Sequence[ReportedRun],
     *,
     title: str,
-    headlines: Sequence[Headline] = (),
+    headlines: Sequence[Mapping[str, Any]] = (),
     written: str = "",
     sweep: Sweep | None = None,
 ) -> dict[str, Any]:
@@ -75,7 +65,7 @@ def page_data(
     Args:
         runs: The runs; runs of one stage are overlaid.
         title: Title of the page.
-        headlines: Results shown above all runs.
+        headlines: Results shown above all runs: `label`, `value`, and its interval from `low` to `high`, or null.
         written: When the page was written, as text.
         sweep: The sweep that the runs belong to; its settings are then overlaid, not its runs.
     """
@@ -94,7 +84,7 @@ def page_data(
     return {
         "title": title,
         "written": written,
-        "headlines": [vars(headline) for headline in headlines],
+        "headlines": list(headlines),
         "runs": shown,
         "sweep": overlaid,
         "judge_agreement": judge_agreement({run.name: run.record for run in runs}),
@@ -195,19 +185,17 @@ def demo_frontier(summary: Mapping[str, Any], run: str) -> list[FrontierPoint]:
             update=each["update"],
             kl=each["kl"],
             proxy=each["proxy"],
-            judges={JUDGE: each["gold"]["value"]},
-            low={JUDGE: each["gold"]["low"]},
-            high={JUDGE: each["gold"]["high"]},
+            judges={JUDGE: each["gold"]},
         )
         for each in summary.get("curves", {}).get(run, ())
     ]
 
 
-def demo_headlines(summary: Mapping[str, Any]) -> list[Headline]:
+def demo_headlines(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The demo's results."""
-    rates = [Headline(label, **summary[name]) for name, label in INTERVALS.items() if name in summary]
-    quality = summary.get("gold_quality", {})
-    return [*rates, *(Headline(label, quality[name]) for name, label in WRITERS.items() if name in quality)]
+    rates = [{"label": label, **summary[name]} for name, label in INTERVALS.items() if name in summary]
+    quality = {name: {"value": value, "low": None} for name, value in summary.get("gold_quality", {}).items()}
+    return [*rates, *({"label": label, **quality[name]} for name, label in WRITERS.items() if name in quality)]
 
 
 MOST_BYTES = 6_000_000

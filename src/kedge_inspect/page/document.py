@@ -15,7 +15,7 @@ from typing import Any
 
 from kedge_base.errors import DataError
 from kedge_inspect import page
-from kedge_inspect.page.changes import figure
+from kedge_inspect.page.changes import figure, ranged
 
 MARKER = "<!-- kedge report -->"
 """Second line of every page; a file with it may be overwritten by a newer page."""
@@ -104,7 +104,7 @@ def plain_verdict(
         [
             f"<h1>{_text(data.get('title', ''))}</h1>",
             f"<p>{_text(note)}</p>",
-            _list([_headline(each) for each in data.get("headlines", ())]),
+            _list([f"{each['label']}: {ranged(each)}" for each in data.get("headlines", ())]),
             _sweep(data["sweep"]) if data.get("sweep") else "",
             _labels(data["labels"]) if data.get("labels") else "",
             *(_run(run) for run in runs),
@@ -145,11 +145,6 @@ def _run(run: Mapping[str, Any]) -> str:
     rows = [[f"{row['label']} {row['unit']}".strip(), figure(row["first"]), figure(row["last"])]
             for row in run["first_and_last"]]  # fmt: skip
     return f"<h2>{_text(run['name'])} ({_text(run['state'])})</h2>{sentences}{_table(['', 'first', 'last'], rows)}"
-
-
-def _headline(each: Mapping[str, Any]) -> str:
-    limits = "" if each["low"] is None else f" ({figure(each['low'])} to {figure(each['high'])})"
-    return f"{each['label']}: {figure(each['value'])}{limits}"
 
 
 def _group(group: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:

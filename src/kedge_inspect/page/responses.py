@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -70,12 +71,14 @@ def _prompt(title: str, rows: Sequence[Mapping[str, Any]], most_updates: int) ->
 def _response(row: Mapping[str, Any], *, with_prompt: bool) -> dict[str, Any]:
     tokens = [str(token) for token in row["tokens"]]
     values = {name: rounded(row[name][:MOST_TOKENS], 4) for name in TOKEN_VALUES if isinstance(row.get(name), list)}
+    later = [known for each in (row.get("rewards") or ())[MOST_TOKENS:] if (known := as_number(each)) is not None]
     return {
         "update": int(row["update"]),
         "score": rounded(row.get("score")),
         "stopped": bool(row.get("stopped")),
         "length": len(tokens),
         "tokens": tokens[:MOST_TOKENS],
+        "later": rounded(math.fsum(later), 4),
         **_turns(row, len(tokens)),
         **reasons(row),
         **values,
@@ -169,24 +172,21 @@ def evaluation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
 
     Returns:
         The figures by name; `orders` of a pairwise judge; `frontier`; `scores` and `lengths` as distributions; `pairs`
-        with the number `kept` and `of` all. `empty` with the reason for a run without them.
+        and the number `of` all. `empty` with the reason for a run without them.
     """
     if not has_part(record, "evaluation") or is_solving(record) or record.setting("evaluate.critic") is not None:
         return {"empty": ""}
     if not record.summary:
         return {"empty": why_no_result(record)}
-    lengths = _both_sides(record, "length")
     decided = [row for row in record.results if row.get("winner") in OUTCOMES]
-    kept = fitting([_pair(row) for row in record.results], most_bytes)
     return {
         **rounded({name: record.summary.get(name) for name in FIGURES}),
         "num_unequal_lengths": sum(row["length"] != row["length_against"] for row in decided),
         "orders": _orders(record.results),
         "frontier": _frontier(record.summary),
         "scores": _both_sides(record, "score"),
-        "lengths": lengths and {"unit": "tokens", **lengths},
-        "pairs": kept,
-        "kept": len(kept),
+        "lengths": _both_sides(record, "length"),
+        "pairs": fitting([_pair(row) for row in record.results], most_bytes),
         "of": len(record.results),
     }
 
@@ -208,14 +208,14 @@ def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
 def _orders(rows: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
     """Counts of pairs with the same winner in both orders, and of the position that the judge preferred otherwise."""
     both = [(row.get("winner_shown_first"), row.get("winner_shown_second")) for row in rows]
-    decided = [(one, two) for one, two in both if one in OUTCOMES and two in OUTCOMES]
+    decided = Counter((one, two) for one, two in both if one in OUTCOMES and two in OUTCOMES)
     if not decided:
         return None
     return {
-        "pairs": len(decided),
-        "same": sum(one == two for one, two in decided),
-        "first": sum((one, two) == ("model", "against") for one, two in decided),
-        "second": sum((one, two) == ("against", "model") for one, two in decided),
+        "pairs": decided.total(),
+        "same": sum(decided[each, each] for each in OUTCOMES),
+        "first": decided["model", "against"],
+        "second": decided["against", "model"],
     }
 
 
@@ -262,21 +262,18 @@ def generation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
 
     Returns:
         The figures by name; `solved`, pass@k and maj@k of each policy, or null; `scores` and `lengths` as
-        distributions; `responses` with the number `kept` and `of` all. `empty` with the reason for a run without them.
+        distributions; `responses` and the number `of` all. `empty` with the reason for a run without them.
     """
     if not has_part(record, "generation") and not is_solving(record):
         return {"empty": ""}
     if not record.results:
         return {"empty": "No responses yet." if record.state == "running" else "The run stopped before any response."}
-    kept = fitting([_generation_response(row) for row in record.results], most_bytes)
-    lengths = distributions({"responses": [len(str(row.get("completion", ""))) for row in record.results]})
     return {
         **rounded({name: record.summary.get(name) for name in GENERATION_FIGURES}),
         "solved": _solved(record.summary),
         "scores": distributions({"responses": [as_number(row.get("score")) for row in record.results]}),
-        "lengths": lengths and {"unit": "characters", **lengths},
-        "responses": kept,
-        "kept": len(kept),
+        "lengths": distributions({"responses": [len(str(row.get("completion", ""))) for row in record.results]}),
+        "responses": fitting([_generation_response(row) for row in record.results], most_bytes),
         "of": len(record.results),
     }
 
@@ -335,8 +332,6 @@ def _outcomes(record: RunRecord) -> dict[tuple[str, ...], str]:
 def _kappa(pairs: list[tuple[str, str]]) -> float | None:
     count = len(pairs)
     observed = sum(first == second for first, second in pairs) / count
-    expected = sum(
-        sum(first == outcome for first, _ in pairs) * sum(second == outcome for _, second in pairs) / count**2
-        for outcome in OUTCOMES
-    )
+    ones, others = map(Counter, zip(*pairs, strict=True))
+    expected = sum(ones[outcome] * others[outcome] for outcome in OUTCOMES) / count**2
     return None if expected >= 1 else (observed - expected) / (1 - expected)

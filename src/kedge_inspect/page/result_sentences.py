@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kedge_inspect.page.changes import figure, percent
+from kedge_inspect.page.changes import figure, percent, ranged
 from kedge_inspect.page.numbers import as_number
 from kedge_inspect.record import RunRecord
 
@@ -70,15 +70,14 @@ def of_generation(record: RunRecord, progress: str) -> list[str]:
     best = f", each the best of {summary['best_of']}" if "best_of" in summary else ""
     first = (
         f"{summary['num_responses']:,} responses to {summary['num_prompts']:,} prompts{best}, "
-        f"{summary['length']:.3g} tokens long on average; {summary['eos_rate']:.0%} end with a stop token."
+        f"{figure(summary['length'])} tokens long on average; {summary['eos_rate']:.0%} end with a stop token."
     )
     score = summary.get("score")
     if not isinstance(score, Mapping):
         return [first]
-    limits = "" if score["low"] is None else f" ({score['low']:.3g} to {score['high']:.3g})"
     single = summary.get("score_of_one")
-    one = f"; that of a single response is {single['value']:.3g}" if isinstance(single, Mapping) else ""
-    return [first, f"Their mean score by {summary.get('reward', 'the reward')} is {score['value']:.3g}{limits}{one}."]
+    one = f"; that of a single response is {figure(single['value'])}" if isinstance(single, Mapping) else ""
+    return [first, f"Their mean score by {summary.get('reward', 'the reward')} is {ranged(score)}{one}."]
 
 
 def why_no_result(record: RunRecord) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kedge_base.intervals import score_interval
-from kedge_inspect.page.changes import change_of, ends_of, figure, joined
+from kedge_inspect.page.changes import change_of, ends_of, figure, joined, percent, ranged, share
 from kedge_inspect.page.numbers import as_number, numbers_of, rounded
 from kedge_inspect.record import RunRecord
 from kedge_inspect.resolved import learns_from_teacher
@@ -36,12 +36,14 @@ def before_and_after(record: RunRecord) -> list[str]:
     known = [pair for pair in scores if None not in pair]
     if not known:
         return []
-    before, after = (score_interval([[score] for score in side]) for side in zip(*known, strict=True))
-    first, last = (record.evaluations[at]["update"] for at in (0, -1))
-    start = f"after update {first:,}" if first else "at the start"  # a resumed run may begin to evaluate later
-    return [
-        f"The mean score on {len(known):,} held-out prompts is {after} after update {last:,}, and was {before} {start}."
-    ]
+    before, after = (ranged(score_interval([[score] for score in side]).as_json()) for side in zip(*known, strict=True))
+    first, last = (moment(record.evaluations[at]["update"]) for at in (0, -1))
+    return [f"The mean score on {len(known):,} held-out prompts is {after} {last}, and was {before} {first}."]
+
+
+def moment(update: int) -> str:
+    """The time of an evaluation; a resumed run may begin to evaluate later than at the start."""
+    return f"after update {update:,}" if update else "at the start"
 
 
 def of_fine_tuning(record: RunRecord, progress: str) -> list[str]:
@@ -131,12 +133,9 @@ def _accuracy_sentence(record: RunRecord) -> str:
     if not isinstance(accuracy, Mapping):
         held_out = ends_of(record, "eval/accuracy")
         return joined([f"its held-out accuracy is {held_out.last:.0%}" if held_out else "no pairs were held out"])
-    parts = [
-        f"it ranks {accuracy['value']:.0%} of {record.summary.get('num_pairs', 0):,} held-out pairs correctly"
-        f" ({accuracy['low']:.0%} to {accuracy['high']:.0%})"
-    ]
+    parts = [f"it ranks {percent(accuracy)} of {record.summary.get('num_pairs', 0):,} held-out pairs correctly"]
     if isinstance(longer, Mapping):
-        parts.append(f"picking the longer response gets {longer['value']:.0%}")
+        parts.append(f"picking the longer response gets {share(longer['value'])}")
     return joined(parts)
 
 
@@ -144,19 +143,16 @@ def _explained_sentence(record: RunRecord, progress: str) -> str:
     explained = record.summary.get("explained_variance")
     latest = ends_of(record, "explained_variance")
     if isinstance(explained, Mapping):
-        share = f"{explained['value']:.0%}"
-        if explained["low"] is not None:  # null with a single prompt
-            share += f" ({explained['low']:.0%} to {explained['high']:.0%})"
         where = record.summary.get("measured_on", "held-out prompts")
-        return f"{progress}: on {where} it explains {share} of the variance of the returns."
+        return f"{progress}: on {where} it explains {percent(explained)} of the variance of the returns."
     if latest is None:
         return f"{progress}."
-    return f"{progress}: on the responses of a step it explains {latest.last:.0%} of the variance."
+    return f"{progress}: on the responses of a step it explains {share(latest.last)} of the variance."
 
 
 def _thirds_sentence(record: RunRecord) -> str:
-    thirds = [as_number(share) for share in record.summary.get("explained_by_third") or ()]
-    known = [f"{share:.0%}" for share in thirds if share is not None]
+    thirds = [as_number(each) for each in record.summary.get("explained_by_third") or ()]
+    known = [share(each) for each in thirds if each is not None]
     if len(known) != len(thirds) or not known:
         return "" if record.summary else "It is measured on held-out prompts when the training ends."
     *others, last = known

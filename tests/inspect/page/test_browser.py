@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from kedge_inspect.doctor import Finding
+from kedge_inspect.live import serve_run
 from kedge_inspect.page.data import ReportedRun, page_data
 from kedge_inspect.page.document import render_page
+from tests.inspect.page.judged import evaluation_record, write_judged
 from tests.inspect.page.records import critic_check, ppo_record, reward_record, sample
 from tests.inspect.page.test_document import NASTY
+from tests.inspect.runs import add, begin, metrics
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -267,6 +270,43 @@ def test_a_page_of_fine_tuning_has_no_empty_sections(opened, tmp_path):
     playwright.expect(page.locator("#curves .plot").first).to_be_hidden()
     page.locator("#curves > details > summary").click()
     playwright.expect(page.locator("#curves .plot[data-drawn]").first).to_be_visible(timeout=LONGEST_WAIT)
+    page.close()
+
+
+def test_an_axis_that_runs_lack_is_not_offered(opened, tmp_path):
+    rows = [{"update": update, "reward/score_mean": 0.5, "objective/kl": 0.1} for update in (1, 2)]
+    path = tmp_path / "report.html"
+    runs = [
+        ReportedRun("log", ppo_record(metrics=rows, config={}, critic_checks=[]), []),
+        ReportedRun("critic", replace(ppo_record(), facts={"stage": "critic"}, metrics=[{"update": 1, "loss": 1.0}])),
+    ]
+    path.write_bytes(render_page(page_data(runs, title="log")))
+    page = opened.page.context.browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(path.as_uri())
+    stages, axes = page.get_by_role("group", name="Stage"), page.get_by_role("group", name="Over")
+    assert stages.locator("label").all_inner_texts() == ["PPO", "Critic"]
+    assert [each.is_enabled() for each in axes.get_by_role("radio").all()] == [True, False, False]
+    page.close()
+
+
+def test_a_page_that_follows_a_run_changes_only_with_it(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr("kedge_inspect.live.REBUILD_SHARE", 0)
+    add(begin(tmp_path / "ppo"), "metrics.jsonl", metrics(1))
+    page = opened.page.context.browser.new_page()
+    page.clock.install()
+
+    def poll(server: Any) -> int:
+        with page.expect_response(f"{server.url}data.json", timeout=LONGEST_WAIT) as answer:
+            page.clock.run_for(6_000)
+        return answer.value.status
+
+    with serve_run(tmp_path) as server:
+        page.goto(server.url)
+        assert poll(server) == 304
+        write_judged(tmp_path / "evaluate", evaluation_record())
+        assert poll(server) == 200
+        playwright.expect(page.get_by_role("heading", name="Evaluation", exact=False).first).to_be_visible()
+        assert poll(server) == 304
     page.close()
 
 

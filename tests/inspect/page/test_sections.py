@@ -14,7 +14,7 @@ from kedge_inspect.page.changes import typographic
 from kedge_inspect.page.checks import FrontierPoint, critic, frontier, held_out
 from kedge_inspect.page.clipping import clipping, share_below
 from kedge_inspect.page.curves import curves, drawn_metrics
-from kedge_inspect.page.data import Headline, ReportedRun, page_data
+from kedge_inspect.page.data import ReportedRun, page_data
 from kedge_inspect.page.looks import look_of
 from kedge_inspect.page.responses import shown_responses
 from kedge_inspect.page.scores import cost, policy_scores, reward_model
@@ -55,6 +55,9 @@ def test_panels_have_the_lines_with_data_and_name_each_source():
     assert set(found) == {"Score by source", "Entropy"}
     assert [line["label"] for line in found["Score by source"]["lines"]] == ["gold", "model"]
     assert look_of("ppo").panels_of(["score/model"]) == []
+    several = {panel["title"]: panel["several"] for panel in look_of("ppo").panels_of(
+        ["reward/score_mean", "reward/score_std", "verdict/right"])}  # fmt: skip
+    assert several == {"Score": False, "Rewards": True, "Verdicts": True}  # the only line of the last two has a name
     assert look_of("unknown").panels_of(["loss"]) == []
 
 
@@ -114,7 +117,7 @@ def test_every_stage_has_two_sentences():
     records = [ppo_record(), ppo_record(metrics=[]), reward_record(), replace(reward_record(), summary={})]
     records += [replace(reward_record(), facts={"stage": stage}) for stage in ("sft", "")]
     assert [len(describe_run(record)) for record in records] == [2] * len(records)
-    assert "75% of 40 held-out pairs" in describe_run(reward_record())[1]
+    assert "75% (70% to 80%) of 40 held-out pairs" in describe_run(reward_record())[1]
     assert "60%" in describe_run(reward_record())[1]
 
 
@@ -169,6 +172,13 @@ def test_a_change_is_good_or_bad_only_beyond_noise_and_if_it_has_a_direction():
     assert "the score stayed near 3" in describe_run(ppo_record(metrics=few))[0]
 
 
+def test_large_figures_are_whole_numbers():
+    rows = [metric_row(u, **{"response/length": 250.0 * u, "objective/kl": 2e6 * u}) for u in range(1, 6)]
+    first, second = describe_run(ppo_record(metrics=rows))
+    assert "a KL of 1e+07 nats" in first
+    assert "length rose from 250 to 1,250 tokens" in second
+
+
 def test_rounding_errors_are_zero():
     rows = [metric_row(1, **{"objective/kl": -1e-7}), metric_row(2)]
     [kl] = [row for row in first_and_last(ppo_record(metrics=rows)) if row["label"] == "KL to the reference"]
@@ -199,6 +209,14 @@ def test_long_responses_are_cut_but_keep_their_length():
     [prompt] = shown_responses(ppo_record(samples=[sample(1, tokens=["a"] * 1000)]), most_bytes=10**6)["prompts"]
     [row] = prompt["responses"]
     assert (row["length"], len(row["tokens"]), len(row["advantages"])) == (1000, 600, 600)
+
+
+def test_what_a_cut_response_earned_after_its_last_shown_token_is_summed():
+    rewards = [-0.5] * 998 + [None, 7.0]
+    [prompt] = shown_responses(ppo_record(samples=[sample(1, tokens=["a"] * 1000, rewards=rewards)]), most_bytes=10**6)[
+        "prompts"
+    ]
+    assert prompt["responses"][0]["later"] == 7 - 0.5 * 398
 
 
 def test_episodes_have_what_was_only_read_their_turns_and_their_ending():
@@ -305,8 +323,8 @@ def test_a_kl_estimate_below_0_counts_as_0():
 
 def test_judges_outside_the_run_have_limits():
     points = [
-        FrontierPoint(2, 4.0, 1.0, {"gold": 0.5}, {"gold": 0.4}, {"gold": 0.6}),
-        FrontierPoint(4, 9.0, 2.0, {"gold": 0.3}, {"gold": 0.2}, {"gold": 0.4}),
+        FrontierPoint(2, 4.0, 1.0, {"gold": {"value": 0.5, "low": 0.4, "high": 0.6}}),
+        FrontierPoint(4, 9.0, 2.0, {"gold": {"value": 0.3, "low": 0.2, "high": 0.4}}),
     ]
     found = frontier(ppo_record(), points)
     assert found["root_kl"] == [2, 3]
@@ -415,13 +433,14 @@ def test_responses_of_the_first_and_the_last_evaluation_are_side_by_side():
          "after": {"text": "short", "score": 1, "length": 5}},
     ]  # fmt: skip
     assert found["num_pairs"] == 2
+    assert found["ends"] == ["at the start", "after update 8"]
     why = [{**row, "responses": [{**each, "reason": "so"} for each in row["responses"]]} for row in evaluations]
     assert {
         pair[side]["reason"] for pair in held_out(ppo_record(evaluations=why))["pairs"] for side in ("before", "after")
     } == {"so"}
     # 1 − (0.05/2)^(1/2): none and all of two prompts.
     assert found["sentence"].startswith(
-        "The mean score on 2 held-out prompts is 1.00 (0.16–1.00) after update 8, and was 0.00 (0.00–0.84) at the "
+        "The mean score on 2 held-out prompts is 1 (0.158 to 1) after update 8, and was 0 (0 to 0.842) at the start."
     )
     later = str(held_out(ppo_record(evaluations=evaluations[1:]))["sentence"])
     assert later.partition(". ")[0].endswith("after update 4")  # a resumed run may begin to evaluate
@@ -520,7 +539,7 @@ def test_a_page_of_many_long_runs_stays_small():
     rows = [metric_row(update) for update in range(1, 2001)]
     long = ppo_record(metrics=rows, samples=[sample(update, tokens=["word"] * 300) for update in range(1, 80)])
     runs = [ReportedRun(f"run {number}", long, []) for number in range(4)]
-    data = page_data(runs, title="many", headlines=[Headline("win rate", 0.5, 0.4, 0.6)])
+    data = page_data(runs, title="many", headlines=[{"label": "win rate", "value": 0.5, "low": 0.4, "high": 0.6}])
     assert len(json.dumps(data)) < 3_000_000
     assert data["headlines"][0]["low"] == 0.4
 

@@ -40,7 +40,7 @@ const baseLayout = () => {
   const axis = { gridcolor: color("line"), linecolor: color("line"), zerolinecolor: color("line"), tickcolor: color("line"),
     automargin: true, tickfont: { size: 11, color: color("muted") }, title: { font: { size: 11, color: color("muted") }, standoff: 6 } };
   return {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 44, r: 12, t: 8, b: 36 },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 44, r: 18, t: 8, b: 36 },
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: color("ink") },
     hovermode: "x unified", hoverlabel: { bgcolor: color("card"), bordercolor: color("line"), font: { color: color("ink"), size: 12 } },
     legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 }, itemwidth: 30 },

@@ -32,7 +32,7 @@ const memoryTable = run => table(["Role", "parameters", "weights", "optimizer"],
 const cost = data => section("cost", "Cost", "Time, FLOPs and memory.", () => {
   const runs = data.runs.filter(run => has(run.cost)), phased = runs.filter(run => run.cost.phases.length);
   if (!runs.length) return null;
-  const sentences = runs.map(run => el("p", {}, el("b", {}, run.name), `: ${seconds(run.cost.seconds)} for ${count(run.cost.updates)} ${run.stage === "ppo" ? "updates" : "steps"}`,
+  const sentences = runs.map(run => el("p", {}, el("b", {}, run.name), `: ${seconds(run.cost.seconds)} for ${count(run.cost.updates)} ${unitsOf(run.stage)[0].toLowerCase()}`,
     known(run.cost.sft_steps) ? `; one update costs as much as ${format(run.cost.sft_steps, 3)} fine-tuning steps on the same tokens` : "",
     Object.entries(run.cost.peak).map(([place, size]) => `; peak ${place} memory ${gibibytes(size)}`), "."));
   const counted = phased.filter(run => run.cost.phases.some(phase => phase.flops));

@@ -1,7 +1,7 @@
 // Checks of the critic: its values of prefixes against the mean returns of fresh continuations.
 
 /** On narrow screens there is no room for the interval. */
-const withRange = each => (each ? [el("b", {}, format(each.value, 3)), el("span", { class: "muted small range" }, ` ${format(each.low, 3)} to ${format(each.high, 3)}`)] : "–");
+const withRange = each => (each ? [el("b", {}, format(each.value, 3)), known(each.low) ? el("span", { class: "muted small range" }, ` ${format(each.low, 3)} to ${format(each.high, 3)}`) : null] : "–");
 
 const criticTable = ({ figures }) => table(["", "critic", "prompt's mean", "perfect", "chance"], figures.map(each => [
   each.label, withRange(each.critic), withRange(each.prompt_mean), each.ceiling === null ? "–" : format(each.ceiling, 2), format(each.chance, 2)]));

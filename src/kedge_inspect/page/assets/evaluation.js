@@ -1,7 +1,7 @@
 // Evaluations: outcomes, both sides' figures, the judge's consistency, and every pair of responses.
 
 const OUTCOMES = ["won", "tied", "lost"];
-const interval = (value, show) => (value && known(value.value) ? `${show(value.value)} (${show(value.low)} to ${show(value.high)})` : "–");
+const interval = (value, show) => (value && known(value.value) ? `${show(value.value)}${known(value.low) ? ` (${show(value.low)} to ${show(value.high)})` : ""}` : "–");
 
 const outcomeBar = each => el("div", { class: "outcomes", role: "img", "aria-label": OUTCOMES.map(name => `${name} ${each[name]}`).join(", ") },
   OUTCOMES.map(name => (each[name] ? el("span", { class: name, style: { "flex-grow": String(each[name]) } }, count(each[name])) : null)));
@@ -60,7 +60,7 @@ const pairCard = each => el("article", { class: "card stack pair" },
 
 const marginOf = each => (known(each.score) && known(each.score_against) ? each.score - each.score_against : null);
 const pairsOf = run => {
-  const { pairs, kept, of } = run.evaluation, has = name => pairs.some(each => each.outcome === name);
+  const { pairs, of } = run.evaluation, has = name => pairs.some(each => each.outcome === name);
   const filters = [["all", `all ${count(pairs.length)}`, () => true], ...[...OUTCOMES, "undecided"].filter(has)
     .map(name => [name, `${name} ${count(pairs.filter(each => each.outcome === name).length)}`, each => each.outcome === name])];
   const contradicted = each => each.orders && each.orders.includes("model") && each.orders.includes("against");
@@ -69,7 +69,7 @@ const pairsOf = run => {
   if (pairs.some(each => marginOf(each) !== null)) orders.push(["best", "largest gain", descending(marginOf)], ["worst", "largest loss", ascending(marginOf)]);
   if (pairs.some(each => known(each.length))) orders.push(["longest", "longest", descending(each => each.length)]);
   return textList({ id: `pairs ${run.name}`, rows: pairs, filters, orders, textOf: each => `${each.prompt}\n${each.completion}\n${each.completion_against}`, draw: pairCard,
-    note: kept < of ? `This page has ${count(kept)} of the ${count(of)} pairs in judgments.jsonl.` : "" });
+    note: pairs.length < of ? `This page has ${count(pairs.length)} of the ${count(of)} pairs in judgments.jsonl.` : "" });
 };
 
 const agreementCard = data => (data.judge_agreement?.length ? card(el("h3", {}, "Agreement of the judges"),
@@ -82,7 +82,6 @@ const modelLast = sides => ({ ...sides, named: sides.named.toReversed() });
 
 const evaluation = data => {
   const judges = run => run.stage === "evaluate" && run.evaluation.empty !== ""; // not the check of a critic
-  if (!data.runs.some(judges)) return null;
   let chosen = "";
   const part = section("evaluation", "Evaluation", "Which response the judge prefers, prompt by prompt. Intervals are 95 % confidence intervals over prompts.", () => {
     const runs = data.runs.filter(judges), done = runs.filter(run => !run.evaluation.empty);
@@ -91,7 +90,7 @@ const evaluation = data => {
     const run = done.find(each => each.name === chosen) ?? done[0], each = run.evaluation;
     const charts = [each.frontier && frontierOf(each, run.index),
       each.scores && distributions("Scores", "share of responses by score", modelLast(each.scores), "The judge's scores of both sides.", { index: run.index }),
-      each.lengths && distributions("Lengths", "share of responses by length", modelLast(each.lengths), "A judge that prefers long responses rewards length.", { index: run.index, axis: each.lengths.unit })];
+      each.lengths && distributions("Lengths", "share of responses by length", modelLast(each.lengths), "A judge that prefers long responses rewards length.", { index: run.index, axis: "tokens" })];
     return [waiting, card(outcomesTable(done)), agreementCard(data),
       done.length > 1 ? choice("Evaluation", done.map(one => [one.name, one.name]), run.name, name => { chosen = name; part.refresh(); }) : null,
       grid([card(el("h3", {}, "Both sides"), sidesTable(each), biasSentences(each)), ordersCard(each), ...charts].filter(Boolean), 3),

@@ -8,14 +8,14 @@ const generatedCard = each => el("article", { class: "card stack pair" }, prompt
   answerOf("response", each.completion, figuresOf([each.model, known(each.score) && `score ${format(each.score, 3)}`, each.reason, each.answer && `answer ${each.answer}`, each.stopped ? "" : "cut at the token limit"])));
 
 const generatedList = run => {
-  const { responses, kept, of } = run.generation, cut = responses.filter(each => !each.stopped).length;
+  const { responses, of } = run.generation, cut = responses.filter(each => !each.stopped).length;
   const filters = [["all", `all ${count(responses.length)}`, () => true]];
   if (cut && cut < responses.length) filters.push(["stopped", `stopped ${count(responses.length - cut)}`, each => each.stopped], ["cut", `cut ${count(cut)}`, each => !each.stopped]);
   const orders = [["data", "as in the data", null]];
   if (responses.some(each => known(each.score))) orders.push(["best", "highest score", descending(each => each.score)], ["worst", "lowest score", ascending(each => each.score)]);
   orders.push(["longest", "longest", descending(each => each.completion.length)], ["shortest", "shortest", ascending(each => each.completion.length)]);
   return textList({ id: `responses ${run.name}`, rows: responses, filters, orders, textOf: each => `${each.prompt}\n${each.completion}`, draw: generatedCard,
-    note: kept < of ? `This page has ${count(kept)} of the ${count(of)} responses in ${run.stage === "generate" ? "responses" : "judgments"}.jsonl.` : "" });
+    note: responses.length < of ? `This page has ${count(responses.length)} of the ${count(of)} responses in ${run.stage === "generate" ? "responses" : "judgments"}.jsonl.` : "" });
 };
 
 const solvedTable = runs => table(["", "k", "pass@k", "maj@k"], runs.flatMap(({ name, generation: each }) => (each.solved ?? []).map(row => [
@@ -23,7 +23,6 @@ const solvedTable = runs => table(["", "k", "pass@k", "maj@k"], runs.flatMap(({ 
 
 const generation = data => {
   const shows = run => run.generation.empty !== "";
-  if (!data.runs.some(shows)) return null;
   let chosen = "";
   const part = section("generation", "Responses", "What the policy wrote, with its scores if a reward was given.", () => {
     const runs = data.runs.filter(shows), done = runs.filter(run => !run.generation.empty);
@@ -33,7 +32,7 @@ const generation = data => {
     return [waiting, card(generatedTable(done)), done.some(one => one.generation.solved) ? card(solvedTable(done)) : null,
       done.length > 1 ? choice("Run", done.map(one => [one.name, one.name]), run.name, name => { chosen = name; part.refresh(); }) : null,
       el("div", { class: "two" }, each.scores && distributions("Scores", "share of responses by score", each.scores, "", { index: run.index }),
-        each.lengths && distributions("Lengths", "share of responses by length", each.lengths, "", { index: run.index, axis: each.lengths.unit })),
+        each.lengths && distributions("Lengths", "share of responses by length", each.lengths, "", { index: run.index, axis: "characters" })),
       fold(!narrow.matches, el("h3", {}, "All responses"), generatedList(run))];
   }, { main: true });
   return part;

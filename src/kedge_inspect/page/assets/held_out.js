@@ -7,7 +7,7 @@ const heldOutTable = ({ columns, rows }) => table(["Update", ...columns.map(colu
 const sideOf = (title, { text, score, length, reason }, marked) => answerOf(title, text, figuresOf([known(score) && `score ${format(score, 3)}`, reason, known(length) && `${length} tokens`]), marked);
 const gainOf = ({ before, after }) => (known(before.score) && known(after.score) ? after.score - before.score : null);
 const beforeAndAfter = run => {
-  const { pairs, num_pairs: of } = run.held_out, filters = [["all", `all ${count(pairs.length)}`, () => true]];
+  const { pairs, num_pairs: of, ends: [start, end] } = run.held_out, filters = [["all", `all ${count(pairs.length)}`, () => true]];
   for (const [name, fits] of [["better", gain => gain > 0], ["equal", gain => gain === 0], ["worse", gain => gain < 0]]) {
     const found = pairs.filter(pair => gainOf(pair) !== null && fits(gainOf(pair)));
     if (found.length) filters.push([name, `${name} ${count(found.length)}`, pair => found.includes(pair)]);
@@ -15,7 +15,7 @@ const beforeAndAfter = run => {
   return textList({ id: `before and after ${run.name}`, rows: pairs, filters, orders: [["data", "as in the data", null], ["best", "largest gain", descending(gainOf)], ["worst", "largest loss", ascending(gainOf)]],
     textOf: pair => `${pair.prompt}\n${pair.before.text}\n${pair.after.text}`,
     draw: pair => el("article", { class: "card stack pair" }, promptOf(pair.prompt), el("div", { class: "two" },
-      sideOf("at the start", pair.before, gainOf(pair) < 0), sideOf("at the end", pair.after, gainOf(pair) > 0))),
+      sideOf(start, pair.before, gainOf(pair) < 0), sideOf(end, pair.after, gainOf(pair) > 0))),
     note: pairs.length < of ? `This page has ${count(pairs.length)} of the ${count(of)} pairs in evaluations.jsonl.` : "" });
 };
 

@@ -36,7 +36,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const isTrained = run => !["evaluate", "generate"].includes(run.stage);
 const OF_TRAINING = data.sweep ? OF_A_SWEEP : [episode, heldOut, critic, curves, samples, clipping, frontier, cost, rewardModel];
 const parts = data.labels ? labels(data) : [verdict, evaluation, ...(data.runs.every(run => !isTrained(run)) && data.runs.some(run => has(run.critic)) ? [critic] : []), generation, ...(data.runs.every(run => !isTrained(run)) && data.runs.length ? [] : OF_TRAINING)]
-  .map(make => make(data)).filter(Boolean);
+  .map(make => make(data));
 const links = parts.map(part => el("a", { href: `#${part.id}`, onclick: () => { for (const each of part.node.querySelectorAll(":scope > details")) each.open = true; } }, part.title));
 const omitted = el("div", { class: "omitted muted small" });
 nav.append(...links);
@@ -58,13 +58,17 @@ if (!data.labels) loadLibrary();
 
 /** Poll for newer data on a live page; a section that has the keyboard focus is not refreshed. */
 const POLL_SECONDS = 5;
-let newest = "";
+/** Newer data; null if there are none, or the server does not answer. */
+const newer = async () => {
+  try {
+    const answer = await fetch(data.live, { headers: { "If-None-Match": data.version } });
+    return answer.ok ? await answer.json() : null;
+  } catch { return null; }
+};
 const poll = async () => {
-  const answer = await fetch(data.live, { cache: "no-store" }).catch(() => null);
-  const text = answer?.ok ? await answer.text() : newest;
-  if (text !== newest) {
-    newest = text;
-    Object.assign(data, JSON.parse(text), { live: data.live });
+  const found = await newer();
+  if (found) {
+    Object.assign(data, found);
     foot.textContent = data.written;
     for (const part of parts) {
       if (part.renew) part.renew();

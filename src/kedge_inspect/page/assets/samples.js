@@ -122,7 +122,7 @@ const valueChart = (row, index) => chart({
   summary: row.values ? `From ${format(row.values[0], 3)} to ${format(row.values.at(-1), 3)}; the score is ${format(row.score, 3)}` : "",
   build: () => {
     const x = row.tokens.map((_, at) => at + 1), last = x.length;
-    let rest = 0;
+    let rest = row.later;
     const remaining = row.rewards?.map(known).includes(true) ? row.rewards.toReversed().map(reward => (rest += reward ?? 0)).toReversed() : null;
     const level = { type: "scatter", mode: "lines", x: [1, last], hovertemplate: "%{y:.4~g}" };
     return { traces: [

@@ -32,21 +32,21 @@ const withInterval = (setting, { metric }, trace, { smoothing }) => {
 };
 
 /** Bands and thin lines of single seeds, drawn behind the means, and the values that the axis has to show. */
-const seedTraces = (data, panel, settings, lines, { unit, smoothing }) => {
-  const even = values => (smoothing ? smoothed(values, smoothing) : values);
+const seedTraces = (data, panel, settings, lines, how) => {
+  const { smoothing } = how, even = values => (smoothing ? smoothed(values, smoothing) : values);
   const drawn = settings.flatMap(setting => panel.lines.filter(line => setting.curves.columns[line.metric]).map(line => ({ setting, name: line.metric, dash: DASHES[panel.lines.indexOf(line) % 4], tint: runColor(setting.color) })));
   const thin = (x, y, { tint, dash }, name) => ({ type: "scatter", mode: "lines", x, y, connectgaps: true, name: plain(name), showlegend: false, opacity: 0.5, line: { color: tint, width: 1, dash }, hoverinfo: "skip" });
   const tails = drawn.filter(({ setting, name }) => setting.curves.tails[name].some(known))
-    .map(each => ({ ...thin(positions(each.setting, unit), each.setting.curves.tails[each.name], each, each.setting.name), connectgaps: false }));
+    .map(each => ({ ...thin(positions(each.setting, how), each.setting.curves.tails[each.name], each, each.setting.name), connectgaps: false }));
   const seeds = !seedsShown ? [] : drawn.filter(({ setting }) => setting.runs.length > 1).flatMap(each => each.setting.runs.map(at => data.runs[at]).filter(run => run.curves.columns[each.name])
-    .map(run => thin(positions(run, unit), even(run.curves.columns[each.name]), each, run.name)));
+    .map(run => thin(positions(run, how), even(run.curves.columns[each.name]), each, run.name)));
   const values = [...lines, ...tails, ...seeds].flatMap(trace => trace.y).filter(known);
   const lowest = Math.min(...values), highest = Math.max(...values), reach = BAND_REACH * (highest - lowest);
   const isLog = panel.logarithmic && lowest > 0 && highest / lowest > 4;
   const bands = panel.stacked ? [] : drawn.map(({ setting, name, tint }) => {
     const { low, high } = setting.curves;
     // A logarithmic axis has no place for the part of an interval below 0.
-    return bandTrace(positions(setting, unit), even(low[name]).map(value => (isLog && known(value) ? Math.max(value, lowest / 2) : value)), even(high[name]), tint);
+    return bandTrace(positions(setting, how), even(low[name]).map(value => (isLog && known(value) ? Math.max(value, lowest / 2) : value)), even(high[name]), tint);
   });
   const reached = bands.flatMap(trace => trace.y).map(value => Math.min(Math.max(value, lowest - (isLog ? 0 : reach)), highest + reach));
   return { behind: [...bands.filter(trace => trace.x.length), ...tails, ...seeds], values: [...values, ...reached.filter(value => !isLog || value > 0)] };

@@ -1,6 +1,7 @@
 // Verdict: what each run did, the doctor's findings, first and last values, and the most important curves.
 
-const STAGES = { ppo: "PPO", reward: "Reward model", sft: "Fine-tuning", evaluate: "Evaluation", generate: "Generation" };
+const STAGES = { ppo: "PPO", reward: "Reward model", sft: "Fine-tuning", critic: "Critic", control: "Control", evaluate: "Evaluation", generate: "Generation" };
+const stageName = stage => STAGES[stage] ?? stage;
 const MOST_KEY_CHARTS = 4;
 const MOST_FINDINGS = 4;
 
@@ -35,7 +36,7 @@ const checked = run => (run.doctor?.verdict ? el("p", { class: "checked small" }
 
 const runRow = (data, run) => {
   const many = data.runs.length > 1;
-  const facts = [run.facts.library ?? STAGES[run.stage] ?? run.stage, run.facts.device, run.facts.precision].filter(Boolean).join(" · ");
+  const facts = [run.facts.library ?? stageName(run.stage), run.facts.device, run.facts.precision].filter(Boolean).join(" · ");
   return el("article", { class: "run" },
     el("div", { class: "run-title" }, many ? [swatch(run), el("h2", {}, run.name)] : null, el("span", { class: `badge ${run.state}` }, run.state), el("span", { class: "muted small" }, facts)),
     run.sentences.map(text => el("p", { class: "sentences" }, text)),
@@ -80,10 +81,10 @@ const verdict = data => {
     return [headlines.length ? el("div", { class: "card headlines" }, headlines) : null,
       el("div", { class: runs.length > 1 || !findings ? "stack" : "sides" }, described, findings),
       first ? el("div", { class: `sides figures${runs.filter(run => run.stage === first).length > 2 ? " crowded" : ""}` },
-        el("div", { class: "card stack" }, el("h2", {}, stages.length > 1 ? `${STAGES[first] ?? first}: first and last values` : "First and last values"), valuesOf(data, first), el("p", { class: "muted small" }, WINDOWS)),
+        el("div", { class: "card stack" }, el("h2", {}, stages.length > 1 ? `${stageName(first)}: first and last values` : "First and last values"), valuesOf(data, first), el("p", { class: "muted small" }, WINDOWS)),
         keys.length ? grid(keys.map(panel => curveChart(data, first, { ...panel, note: "" }))) : null) : null,
-      others.length ? fold(false, `First and last values: ${others.map(stage => (STAGES[stage] ?? stage).toLowerCase()).join(", ")}`,
-        el("div", { class: "two" }, others.map(stage => card(el("h3", {}, STAGES[stage] ?? stage), valuesOf(data, stage))))) : null,
+      others.length ? fold(false, `First and last values: ${others.map(stage => stageName(stage).toLowerCase()).join(", ")}`,
+        el("div", { class: "two" }, others.map(stage => card(el("h3", {}, stageName(stage)), valuesOf(data, stage))))) : null,
       versions.length ? el("p", { class: "muted small versions" }, versions.map(([name, value]) => `${name} ${value}`).join(" · ")) : null];
   };
   const refresh = () => { forget(body); body.replaceChildren(...fill().filter(Boolean)); };
