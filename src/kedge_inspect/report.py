@@ -24,6 +24,7 @@ from kedge_base.run_folder.output import (
     writing,
 )
 from kedge_base.run_folder.record_format import read_json_object
+from kedge_base.texts import typed_error_text
 from kedge_inspect.abroad.runs import HERE, Origin, read_any_run
 from kedge_inspect.doctor import Advice, examine, no_advice
 from kedge_inspect.page.data import ReportedRun, demo_frontier, demo_headlines, page_data
@@ -84,7 +85,7 @@ def leave_report(folder: Path, *, ending: Ending | None = None, advice: Advice =
     try:
         write_report([folder], ending=ending, advice=advice)
     except Exception as error:  # a bug in the page must not cost hours of training
-        say(f"{folder / REPORT_FILE} could not be written: {type(error).__name__}: {error}")
+        say(f"{folder / REPORT_FILE} could not be written: {typed_error_text(error)}")
 
 
 def collect_page(

@@ -23,6 +23,14 @@ def test_a_table_holds_intervals_numbers_and_gaps():
     assert lines[4].split() == ["PPO", "[best]", "0.71", "(0.66–0.76)", "4.90", "yes"]
 
 
+@pytest.mark.parametrize("length", [4, 100])
+def test_nothing_in_a_table_reaches_the_terminal_as_a_command(length):
+    stream, hostile = io.StringIO(), "\x1b[2J\n\u202e" + "x" * length
+    print_table(hostile, ["policy", hostile], {hostile: [hostile]}, stream=stream)
+    assert stream.getvalue().count(r"\x1b[2J\n\u202exxxx") == 4
+    assert stream.getvalue().replace("\n", "").isprintable()
+
+
 def test_a_row_of_another_width_is_refused():
     with pytest.raises(ShapeError, match="row 'SFT' has 2 cells for 1 columns"):
         print_table("Results", ["policy", "quality"], {"SFT": [1.0, 2.0]}, stream=io.StringIO())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,8 +20,8 @@ Cell = Interval | float | str | None
 PLAIN_WIDTH = 80
 """Characters per line if the stream is not a terminal, as in pipes, log files and notebooks."""
 
-GAP = 3
-"""Characters between two columns."""
+WIDEST = 10_000
+"""Characters per line that no table has."""
 
 
 def print_table(
@@ -46,12 +45,13 @@ def print_table(
         if len(cells) != len(columns) - 1:
             raise ShapeError(f"row {name!r} has {len(cells)} cells for {len(columns) - 1} columns")
     kept = [at for at in range(len(columns) - 1) if any(cells[at] is not None for cells in rows.values())]
-    heads = [columns[0], *(columns[at + 1] for at in kept)]
-    texts = {printable(name): [cell_text(cells[at]) for at in kept] for name, cells in rows.items()}
+    heads = [printable(columns[at]) for at in (0, *(at + 1 for at in kept))]
+    texts = {printable(name): [printable(cell_text(cells[at])) for at in kept] for name, cells in rows.items()}
     console = _console(stream)
     console.print(Text(f"{printable(title)}\n", style="bold"), soft_wrap=True)
-    if _width([heads, *([name, *cells] for name, cells in texts.items())]) <= console.width:
-        console.print(_upright(heads, texts))
+    table = _upright(heads, texts)
+    if console.measure(table, options=console.options.update(width=WIDEST)).maximum <= console.width:
+        console.print(table)
     else:
         _print_lists(console, heads, texts)
     console.print()
@@ -65,12 +65,6 @@ def _console(stream: TextIO | None) -> Console:
     return console
 
 
-def _width(rows: Iterable[Sequence[str]]) -> int:
-    """Characters of a line if each column is as wide as its widest cell."""
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    return sum(widths) + GAP * (len(widths) - 1)
-
-
 def _upright(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for at, head in enumerate(heads):
@@ -81,7 +75,7 @@ def _upright(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
 
 
 def _print_lists(console: Console, heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
-    label = max(map(cell_len, heads[1:]), default=0)
+    label = max(map(len, heads[1:]), default=0)
     for name, cells in rows.items():
         console.print(name, soft_wrap=True)
         for head, cell in zip(heads[1:], cells, strict=True):
@@ -89,5 +83,5 @@ def _print_lists(console: Console, heads: Sequence[str], rows: Mapping[str, Sequ
 
 
 def cell_text(cell: Cell) -> str:
-    """Return a cell as it is printed."""
+    """Return a cell as text."""
     return str(cell) if isinstance(cell, (str, Interval)) else format_figure(cell)

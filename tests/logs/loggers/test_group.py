@@ -91,6 +91,29 @@ def test_a_logger_that_fails_is_dropped_with_one_line(tmp_path, opened):
     assert json.loads((tmp_path / LOGGERS_FILE).read_text())["told"] == {"broken": 1, "well": 3}
 
 
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError("refused\n\x1b[31mby the proxy"), r"OSError: refused \x1b[31mby the proxy"),
+        (UnspeakableError(), "UnspeakableError: (its message cannot be read)"),
+    ],
+)
+def test_no_error_of_a_logger_ends_a_run_or_takes_more_than_a_line(tmp_path, opened, monkeypatch, error, said):
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(RecordingLogger, "write", fail)
+    lines: list[str] = []
+    with loggers_of(tmp_path, "one", warn=lines.append) as loggers:
+        loggers.write(1, {"a": 1.0})
+    assert lines == [f"one failed and is disabled; the run continues: {said}"]
+
+
 def test_ctrl_c_is_not_a_logger_failure(tmp_path, opened, monkeypatch):
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -13,6 +13,7 @@ from kedge.logs.loggers.logger import LoggedRun, Logger, LoggerState
 from kedge_base.errors import ConfigError, install_line
 from kedge_base.run_folder.record_format import METRICS_FILE, SAMPLES_FILE, read_json_lines
 from kedge_base.stage import imported
+from kedge_base.texts import printable, typed_error_text
 
 
 class LoggerGroup:
@@ -117,7 +118,7 @@ class _GuardedLogger:
             attempt()
         except Exception as error:  # a third-party package may raise anything; a log must not end a run
             self._is_dropped = True
-            self._warn(f"{self.name} failed and is disabled; the run continues: {type(error).__name__}: {error}")
+            self._warn(f"{self.name} failed and is disabled; the run continues: {printable(typed_error_text(error))}")
         return not self._is_dropped
 
 
