@@ -6,7 +6,8 @@ import json
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -73,17 +74,17 @@ def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice, origin
         DataError: The folder is not that of a run, or a file in it is damaged.
         ConfigError: The port cannot be used.
     """
-    collect_page([folder], origin=origin)
-    return LocalServer(_LiveReport(folder, advice, origin).answer, port=port)
+    collect = partial(collect_page, [folder], advice=advice, origin=origin, on_skipped=lambda line: None)
+    collect()
+    return LocalServer(_LiveReport(folder, collect).answer, port=port)
 
 
 class _LiveReport:
     """Answers requests for the report and its newest data."""
 
-    def __init__(self, folder: Path, advice: Advice, origin: Origin) -> None:
+    def __init__(self, folder: Path, collect: Callable[[], dict[str, Any]]) -> None:
         self._folder = folder
-        self._origin = origin
-        self._advice = advice
+        self._collect = collect
         self._lock = threading.Lock()
         self._next_build = 0.0
         self._files = ""
@@ -117,9 +118,7 @@ class _LiveReport:
             is_new = files != self._files or time.time() >= self._stops_at
             if is_new and time.monotonic() >= self._next_build:
                 started = time.monotonic()
-                data = collect_page(
-                    [self._folder], advice=self._advice, origin=self._origin, on_skipped=lambda line: None
-                )
+                data = self._collect()
                 version = f'"{files}-{"".join(run["state"][0] for run in data["runs"])}"'
                 self._files = files
                 self._stops_at = min((run["stops_at"] for run in data["runs"] if run["stops_at"]), default=math.inf)

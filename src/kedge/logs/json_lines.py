@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import os
@@ -21,8 +20,6 @@ from kedge_base.errors import DataError, ShapeError
 from kedge_base.machine.durable import replace_contents, sync, sync_folder
 from kedge_base.run_folder.output import writing
 from kedge_base.run_folder.record_format import MEASURED, METRICS_FILE, SAMPLES_FILE
-
-PIECE_BYTES = 1 << 16
 
 LONGEST_INT = 8192
 """Largest integer written in decimal, in bits: Python refuses to convert more than 4,300 digits."""
@@ -44,7 +41,8 @@ class JsonLines:
         self._path = path
         with writing(path):
             self._file = path.open("ab+", buffering=0)  # a buffer would keep and retry bytes that a full disk refuses
-            self._file.truncate(_whole_rows(self._file))
+            self._file.seek(0)
+            self._file.truncate(self._file.readall().rfind(b"\n") + 1)
         self._is_new = True
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -167,19 +165,6 @@ class MetricsLog(RunLog):
         """Show a row without writing it to the file."""
         if self._also is not None:
             self._also(update, metrics)
-
-
-def _whole_rows(file: io.FileIO) -> int:
-    """The bytes of a file up to and including its last newline."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - PIECE_BYTES)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
 
 
 def rows_until(path: Path, last_update: int) -> list[bytes]:

@@ -114,7 +114,6 @@ COLUMNS = {
     "eval/length": "length",
     "eval/eos_rate": "EOS rate",
 }
-SHARES = ("eval/win_rate", "eval/eos_rate")
 MOST_PAIR_BYTES = 500_000
 
 
@@ -141,7 +140,7 @@ def held_out(record: RunRecord) -> dict[str, Any]:
         "pairs": fitting(pairs, MOST_PAIR_BYTES),
         "ends": [moment(rows[at]["update"]) for at in (0, -1)],
         "num_pairs": len(pairs),
-        "columns": [{"label": label, "is_share": metric in SHARES} for metric, label in metrics.items()],
+        "columns": [{"label": label, "is_share": metric.endswith("_rate")} for metric, label in metrics.items()],
         "rows": [
             {
                 "update": row["update"],

@@ -154,12 +154,6 @@ def _why_empty(record: RunRecord) -> str:
     return "No responses yet: they come with the first update."
 
 
-FIGURES = (
-    "model", "against", "judge", "num_prompts", "num_judged", "num_equal", "won", "tied", "lost",
-    "win_rate", "win_rate_controlled", "score", "score_against", "kl", "length", "length_against", "eos_rate",
-    "eos_rate_against", "longer_wins", "longer_wins_expected",
-)  # fmt: skip
-
 OUTCOMES = {"model": "won", "tie": "tied", "against": "lost"}
 
 
@@ -178,10 +172,8 @@ def evaluation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
         return {"empty": ""}
     if not record.summary:
         return {"empty": why_no_result(record)}
-    decided = [row for row in record.results if row.get("winner") in OUTCOMES]
     return {
-        **rounded({name: record.summary.get(name) for name in FIGURES}),
-        "num_unequal_lengths": sum(row["length"] != row["length_against"] for row in decided),
+        **rounded(dict(record.summary)),
         "orders": _orders(record.results),
         "frontier": _frontier(record.summary),
         "scores": _both_sides(record, "score"),
@@ -248,11 +240,6 @@ def _both_sides(record: RunRecord, name: str) -> dict[str, Any] | None:
     return distributions({side: [as_number(row.get(key)) for row in record.results] for side, key in sides.items()})
 
 
-GENERATION_FIGURES = (
-    "model", "num_prompts", "num_responses", "num_distinct", "length", "eos_rate", "score",
-)  # fmt: skip
-
-
 def generation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
     """The figures of `summary.json` and the rows of `responses.jsonl`, also of a run in progress.
 
@@ -269,7 +256,7 @@ def generation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
     if not record.results:
         return {"empty": "No responses yet." if record.state == "running" else "The run stopped before any response."}
     return {
-        **rounded({name: record.summary.get(name) for name in GENERATION_FIGURES}),
+        **rounded(dict(record.summary)),
         "solved": _solved(record.summary),
         "scores": distributions({"responses": [as_number(row.get("score")) for row in record.results]}),
         "lengths": distributions({"responses": [len(str(row.get("completion", ""))) for row in record.results]}),

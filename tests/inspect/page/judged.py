@@ -16,6 +16,7 @@ SUMMARY: dict[str, Any] = {
     "num_prompts": 5,
     "num_judged": 4,
     "num_equal": 1,
+    "num_unequal_lengths": 2,
     "win_rate": {"value": 0.625, "low": 0.25, "high": 1.0},
     "won": 2,
     "tied": 1,
