@@ -92,7 +92,7 @@ def doctor(
     examined = examine_run(run, advice=field_advice(), origin=Origin(library, settings))
     merged = merge(examined.values())
     if as_json:
-        typer.echo(json.dumps(merged.as_json(), ensure_ascii=False, indent=2))
+        typer.echo(json.dumps(merged.as_json(), indent=2))
     else:
         print_examinations(examined, Console(highlight=False))
         if labels := waiting_for(run):

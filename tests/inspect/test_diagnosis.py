@@ -57,12 +57,13 @@ def test_a_file_of_a_run_stands_for_its_folder(tmp_path: Path) -> None:
 
 def test_several_stages_are_diagnosed_one_by_one(tmp_path: Path) -> None:
     write(tmp_path / "ppo", synthetic_run(metrics={**LARGE_STEPS, **REPEATED_PROMPTS}))
-    write(tmp_path / "ppo-2", synthetic_run(metrics=LARGE_STEPS))
+    for name in ("ppo-2", "ppo-10"):
+        write(tmp_path / name, synthetic_run(metrics=LARGE_STEPS))
     write(tmp_path / "sft", synthetic_run(metrics=LARGE_STEPS), stage="sft")
     (tmp_path / "config.yaml").write_text("# stage: rlhf\n\nmodel: x\n")
     (tmp_path / "plots").mkdir()
     seen = [(finding.severity, finding.seen.partition(":")[0]) for finding in diagnose_run(tmp_path)]
-    assert seen == [("serious", "sft"), ("serious", "ppo"), ("serious", "ppo-2"), ("warning", "ppo")]
+    assert seen == [*(("serious", name) for name in ("sft", "ppo", "ppo-2", "ppo-10")), ("warning", "ppo")]
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
@@ -85,6 +86,15 @@ def test_the_exit_code_is_1_for_serious_findings_only(
     printed = json.loads(capsys.readouterr().out)
     assert list(printed) == ["findings", "checks", "not_judged", "verdict", "ended_early"]
     assert printed["findings"] == [finding.as_json() for finding in kedge.doctor(folder)]
+
+
+def test_json_that_utf8_cannot_write_is_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    folder = write(tmp_path / "run", synthetic_run())
+    (folder / "finished.json").write_text(json.dumps({"ended": "patience \ud800"}))
+    assert command(str(folder), "--json", monkeypatch=monkeypatch) == 0
+    assert json.loads(capsysbinary.readouterr().out)["ended_early"] == "patience \ud800"
 
 
 def test_the_command_refuses_it_in_one_line(

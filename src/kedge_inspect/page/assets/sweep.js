@@ -37,7 +37,7 @@ const seedTraces = (data, panel, settings, lines, how) => {
   const drawn = settings.flatMap(setting => panel.lines.filter(line => setting.curves.columns[line.metric]).map(line => ({ setting, name: line.metric, dash: DASHES[panel.lines.indexOf(line) % 4], tint: runColor(setting.color) })));
   const thin = (x, y, { tint, dash }, name) => ({ type: "scatter", mode: "lines", x, y, connectgaps: true, name: plain(name), showlegend: false, opacity: 0.5, line: { color: tint, width: 1, dash }, hoverinfo: "skip" });
   const tails = drawn.filter(({ setting, name }) => setting.curves.tails[name].some(known))
-    .map(each => ({ ...thin(positions(each.setting, how), each.setting.curves.tails[each.name], each, each.setting.name), connectgaps: false }));
+    .map(each => ({ ...thin(positions(each.setting, how), even(each.setting.curves.tails[each.name]), each, each.setting.name), connectgaps: false }));
   const seeds = !seedsShown ? [] : drawn.filter(({ setting }) => setting.runs.length > 1).flatMap(each => each.setting.runs.map(at => data.runs[at]).filter(run => run.curves.columns[each.name])
     .map(run => thin(positions(run, how), even(run.curves.columns[each.name]), each, run.name)));
   const values = [...lines, ...tails, ...seeds].flatMap(trace => trace.y).filter(known);
@@ -89,7 +89,7 @@ const resultsPlot = (data, { title, axis, values, texts = null, log = false, lin
       hovertemplate: `%{y:.3~g}${ends(at) ? ` (${format(setting.low, 3)} to ${format(setting.high, 3)})` : ""}<extra>${plain(setting.name)}</extra>` }] : []));
     const ticks = new Map(texts?.map((text, at) => [values[at], plain(text)]) ?? []);
     const few = ticks.size && ticks.size <= MOST_TICKS ? { tickmode: "array", tickvals: [...ticks.keys()], ticktext: [...ticks.values()] } : {};
-    return { traces: [...links, ...points], layout: { hovermode: "closest", xaxis: { ...few, type: log ? "log" : "linear", title: { text: axis } }, yaxis: { tickformat: "~g", nticks: 5 } } };
+    return { traces: [...links, ...points], layout: { hovermode: "closest", xaxis: { ...few, type: log ? "log" : "linear", title: { text: plain(axis) } }, yaxis: { tickformat: "~g", nticks: 5 } } };
   },
 });
 
