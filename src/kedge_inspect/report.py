@@ -183,8 +183,7 @@ def _reported(
 
 def _summary(folder: Path) -> Mapping[str, Any]:
     """The summary of a chain; empty before it is written, or if the folder is a single run."""
-    path = folder / SUMMARY_FILE
-    return {} if is_run(folder) or not path.is_file() else read_json_object(path)
+    return {} if is_run(folder) else read_json_object(folder / SUMMARY_FILE)
 
 
 def _reward_models(record: RunRecord, *, exclude: set[Path]) -> dict[str, RunRecord]:

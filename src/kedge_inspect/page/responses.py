@@ -20,8 +20,9 @@ TOKEN_VALUES = ("logprobs", "ref_logprobs", "new_logprobs", "values", "rewards",
 MOST_TOKENS = 600
 """Longer responses lose their end, longer prompts their beginning."""
 
-MOST_UPDATES = 24
-FEWEST_UPDATES = 2
+MOST_UPDATES = (24, 16, 10, 6, 4, 2)
+"""Updates with responses on the page: the first of these numbers whose responses fit, or the last one."""
+
 MOST_PROMPTS = 8
 
 
@@ -42,21 +43,12 @@ def shown_responses(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
     fixed = {number: [row for row in rows if row.get("fixed") == number] for number in numbers}
     others = [row for row in rows if row.get("fixed") is None]
     shown: list[dict[str, Any]] = []
-    for most_updates in _fewer(MOST_UPDATES):
+    for most_updates in MOST_UPDATES:
         shown = [_prompt(f"Prompt {number + 1}", rows, most_updates) for number, rows in fixed.items()]
         shown += [_prompt("", others, most_updates)] if others else []
         if len(json.dumps(shown)) <= most_bytes:
             break
     return {"prompts": shown, "kept": sum(len(prompt["responses"]) for prompt in shown), "of": len(rows)}
-
-
-def _fewer(most: int) -> list[int]:
-    """Decreasing numbers of updates to try."""
-    counts = []
-    while most > FEWEST_UPDATES:
-        counts.append(most)
-        most = most * 2 // 3
-    return [*counts, FEWEST_UPDATES]
 
 
 def _prompt(title: str, rows: Sequence[Mapping[str, Any]], most_updates: int) -> dict[str, Any]:

@@ -167,6 +167,7 @@ def test_updates_that_a_killed_logger_had_not_stored_are_repeated_once(tmp_path,
     metrics.close()  # and a kill, by which updates 7 and the samples of all others are lost
     assert [row[0] for row in stored] == [1, 2, 3, 4, 5, 6]
     del stored[4:]
+    (tmp_path / "samples.jsonl").write_bytes(b"\x00\n")  # a power cut
     with loggers_of(tmp_path, "one") as loggers, SamplesLog(tmp_path) as samples:
         for update in (5, 6):
             samples.write(update, [SAMPLE, dataclasses.replace(SAMPLE, fixed=0, response="again")])

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
 from typing import Any
 
 from kedge.logs.json_lines import Sample, plain_json
 from kedge.logs.loggers.logger import LoggedRun, Logger, LoggerState
 from kedge_base.errors import ConfigError, install_line
-from kedge_base.run_folder.record_format import METRICS_FILE, SAMPLES_FILE, read_json_lines
+from kedge_base.run_folder.record_format import METRICS_FILE, SAMPLES_FILE, read_rows
 from kedge_base.stage import imported
 from kedge_base.texts import printable, typed_error_text
 
@@ -98,10 +97,14 @@ class _GuardedLogger:
         if update <= self._last_update + 1:
             return
         samples: dict[tuple[int, bool], list[Sample]] = {}
-        for row in _rows(self._run.folder / SAMPLES_FILE):
+        samples_rows, metrics_rows = (
+            read_rows(self._run.folder / name, numbered=True, on_skipped=self._warn)
+            for name in (SAMPLES_FILE, METRICS_FILE)
+        )
+        for row in samples_rows:
             sample = Sample(**{name: value for name, value in row.items() if name != "update"})
             samples.setdefault((row["update"], sample.fixed is None), []).append(sample)
-        for row in _rows(self._run.folder / METRICS_FILE):
+        for row in metrics_rows:
             if self._last_update < row["update"] < update:
                 logger.write(row["update"], _numbers(row))
                 for kind in (True, False):
@@ -125,10 +128,6 @@ class _GuardedLogger:
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
     plain = {name: plain_json(value) for name, value in metrics.items() if name != "update"}
     return {name: value for name, value in plain.items() if isinstance(value, (int, float))}
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return read_json_lines(path) if path.is_file() else []
 
 
 def check_loggers(names: Iterable[str]) -> None:
