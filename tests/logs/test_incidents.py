@@ -14,12 +14,14 @@ from tests.training.test_update import make_experience, make_models
 
 
 def test_rows_are_appended_with_nonfinite_values_as_text(tmp_path):
-    add_incident(tmp_path, {"update": 1, "what": "ü\ud800", "figures": {"loss": math.nan}})
+    add_incident(
+        tmp_path, {"update": 1, "what": "ü\ud800", "figures": {"loss": math.nan, "norm": torch.tensor(math.inf)}}
+    )
     add_incident(tmp_path, {"update": 2, "values": [1.5, math.inf, -math.inf], "row": None})
     lines = (tmp_path / "incidents.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == read_json_lines(tmp_path / INCIDENTS_FILE)
     first, second = read_json_lines(tmp_path / INCIDENTS_FILE)
-    assert first["figures"] == {"loss": "nan"}
+    assert first["figures"] == {"loss": "nan", "norm": "inf"}
     assert second == {"update": 2, "values": [1.5, "inf", "-inf"], "row": None}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +23,7 @@ def add_incident(folder: Path, incident: Mapping[str, Any]) -> None:
     NaN and infinity are written as the strings `nan`, `inf` and `-inf`: they are the point of the row.
     """
     with closing(JsonLines(folder / INCIDENTS_FILE)) as lines:
-        lines.write(_with_nonfinite_as_text(incident))
+        lines.write(plain_json(incident, str))
 
 
 def truncate_incidents(folder: Path, last_update: int) -> None:
@@ -68,13 +67,3 @@ def describe_row(evidence: Rollout | Experience, row: int, tokenizer: PreTrained
         **({"score": float(evidence.total_scores[row])} if isinstance(evidence, Experience) else {}),
         **{name: value[row][mask].tolist() for name, value in values.items() if value is not None},
     }
-
-
-def _with_nonfinite_as_text(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {name: _with_nonfinite_as_text(entry) for name, entry in value.items()}
-    return (
-        [_with_nonfinite_as_text(entry) for entry in value] if isinstance(value, (list, tuple)) else plain_json(value)
-    )

@@ -184,23 +184,28 @@ def _update_of(line: bytes, path: Path, number: int) -> int:
         raise DataError(f"{str(path)!r}, line {number}: not a row with an update") from error
 
 
-def plain_json(value: Any) -> Any:
-    """Convert a value to JSON types. Unknown types become text, because a log must not end a run."""
+def plain_json(value: Any, nonfinite: Callable[[float], str | None] = lambda value: None) -> Any:
+    """Convert a value to JSON types. Unknown types become text, because a log must not end a run.
+
+    Args:
+        value: The value.
+        nonfinite: What NaN and ±∞ become.
+    """
     if type(value) is float:  # by far the most common case; this check is eight times faster
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else nonfinite(value)
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
         value = value.tolist()
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else nonfinite(value)
     if isinstance(value, int) and value.bit_length() > LONGEST_INT:
         return hex(value)
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain_json(entry) for key, entry in value.items()}
+        return {str(key): plain_json(entry, nonfinite) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain_json(entry) for entry in value]
+        return [plain_json(entry, nonfinite) for entry in value]
     return repr(value)
 
 
