@@ -30,15 +30,15 @@ class EnvironmentTurn:
         num_changed: New messages of an assistant in `context` that the policy has not written.
     """
 
-    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    messages: list[dict[str, Any]] = field(default_factory=list)
     reward: float = 0.0
     ending: Ending | None = None
     num_calls: int = 0
     num_errors: int = 0
-    privileged: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    privileged: Mapping[str, Any] = field(default_factory=dict)
     context: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     max_tokens: int | None = None
-    stop: list[str] = field(default_factory=list[str])
-    rewards: list[float] = field(default_factory=list[float])
+    stop: list[str] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
     num_changed: int = 0

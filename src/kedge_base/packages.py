@@ -14,12 +14,17 @@ from typing import Any
 
 from kedge_base.machine.invocation import is_command_line
 
-PACKAGES = frozenset(
-    {
-        *("kedge", "kedge_base", "kedge_control", "kedge_hub", "kedge_inspect", "kedge_lab", "kedge_people"),
-        *("kedge_plan", "kedge_tasks"),
-    }
-)
+PACKAGES = {
+    "kedge",
+    "kedge_base",
+    "kedge_control",
+    "kedge_hub",
+    "kedge_inspect",
+    "kedge_lab",
+    "kedge_people",
+    "kedge_plan",
+    "kedge_tasks",
+}
 
 MOVED = {
     "kedge.environments": "kedge_tasks.environments",

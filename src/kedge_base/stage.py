@@ -140,10 +140,10 @@ class Stage:
     needs: Mapping[str, str]
     dotted: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
-    needs_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    needs_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()
     title: str = ""
-    arguments: Mapping[str, str] = field(default_factory=dict[str, str])
+    arguments: Mapping[str, str] = field(default_factory=dict)
     starts_from: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     makes_model: bool = True
@@ -157,7 +157,7 @@ class Stage:
     length: str = ""
     bounds: tuple[str, ...] = ()
     stretched: Callable[[Config], list[str]] | None = None
-    best_metrics: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    best_metrics: Mapping[str, bool] = field(default_factory=dict)
     evaluations: str = ""
     best_by_default: Callable[[Config], str] | None = None
     check: Callable[[Config], None] | None = None
@@ -165,9 +165,9 @@ class Stage:
     next_calls: str = ""
     plan: str = ""
     looks: str = ""
-    adds_sections: Mapping[str, str] = field(default_factory=dict[str, str])
+    adds_sections: Mapping[str, str] = field(default_factory=dict)
     presets: str = ""
-    python: Mapping[str, str] = field(default_factory=dict[str, str])
+    python: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_plan(self) -> bool:

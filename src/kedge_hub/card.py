@@ -57,8 +57,8 @@ class ModelCard:
 
     stage: str
     base_model: str
-    facts: Mapping[str, object] = field(default_factory=dict[str, object])
-    data: Mapping[str, object] = field(default_factory=dict[str, object])
+    facts: Mapping[str, object] = field(default_factory=dict)
+    data: Mapping[str, object] = field(default_factory=dict)
     datasets: Sequence[str] = ()
     reward: Sequence[str] = ()
     warnings: Sequence[str] = ()

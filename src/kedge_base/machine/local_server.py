@@ -136,14 +136,9 @@ class LocalServer:
         return self._server.server_address[1]
 
     @property
-    def root(self) -> str:
-        """The path with which every request starts: the first token, between slashes."""
-        return next(f"/{token}/" for token in self._tokens.values())
-
-    @property
     def url(self) -> str:
-        """Address of the page, including its token."""
-        return f"http://{LOOPBACK}:{self.port}{self.root}"
+        """Address of the page, including its token: the first, if there are several."""
+        return next(iter(self.urls.values()))
 
     @property
     def urls(self) -> dict[str, str]:

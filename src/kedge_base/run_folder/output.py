@@ -212,29 +212,36 @@ def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
 
 def best_checkpoint(run: Path) -> int | None:
     """The update of a run's best checkpoint; None if no best checkpoint is kept or its file is damaged."""
+    update = _entry(run / CHECKPOINTS / BEST_FILE, "update")
+    return update if type(update) is int and checkpoint_folder(run, update).is_dir() else None
+
+
+def _entry(path: Path, name: str) -> Any:
+    """An entry of the object in a JSON file; None if it is missing or the file is damaged."""
     try:
-        update = json.loads((run / CHECKPOINTS / BEST_FILE).read_bytes())["update"]
+        return json.loads(path.read_bytes())[name]
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return update if type(update) is int and checkpoint_folder(run, update).is_dir() else None
 
 
 def is_run(folder: Path) -> bool:
     """True if the folder is that of a run."""
-    return os.path.isfile(os.path.join(os.path.expanduser(folder), CONFIG_FILE))
+    return _has(folder, CONFIG_FILE)
 
 
 def waiting_for(folder: Path) -> Path | None:
     """The folder of the labels that a run waits for; None unless it has ended because of that."""
-    try:
-        return folder / json.loads((folder / WAITING_FILE).read_bytes())["labels"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    labels = _entry(folder / WAITING_FILE, "labels")
+    return folder / labels if isinstance(labels, str) else None
 
 
 def is_sweep(folder: Path) -> bool:
     """True if the folder is that of a sweep."""
-    return os.path.isfile(os.path.join(os.path.expanduser(folder), SWEEP_FILE))
+    return _has(folder, SWEEP_FILE)
+
+
+def _has(folder: Path, name: str) -> bool:
+    return os.path.isfile(os.path.join(os.path.expanduser(folder), name))
 
 
 @contextmanager

@@ -74,13 +74,19 @@ def read_rows(path: Path, *, numbered: bool, on_skipped: Callable[[str], None]) 
     """
     if not path.is_file():  # reading a pipe would block
         return []
-    *lines, last = path.read_bytes().split(b"\n")
-    found = [parsed_row(line, numbered=numbered) for line in lines]
-    skipped = [number for number, (line, row) in enumerate(zip(lines, found, strict=True), 1) if row is None and line]
+    rows, skipped = _rows_in(path, numbered=numbered)
     if skipped:
         first = f"line {skipped[0]}" if len(skipped) == 1 else f"{len(skipped):,} lines, first line {skipped[0]}"
         on_skipped(f"{path}: {first}: damaged, left out")
-    return [row for row in [*found, parsed_row(last, numbered=numbered) if last else None] if row is not None]
+    return rows
+
+
+def _rows_in(path: Path, *, numbered: bool) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows of a file, and the numbers of damaged lines; the last may be incomplete, as a run is writing it."""
+    lines = path.read_bytes().split(b"\n")
+    found = [(number, parsed_row(line, numbered=numbered)) for number, line in enumerate(lines, 1) if line]
+    damaged = [number for number, row in found if row is None and number < len(lines)]
+    return [row for _, row in found if row is not None], damaged
 
 
 def _is_update(value: object) -> bool:
@@ -91,19 +97,13 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read all rows of a file, which may still be written to.
 
     Raises:
-        DataError: The file does not exist, or a line before the last is not JSON.
+        DataError: The file does not exist, or a line before the last is not a JSON object.
     """
     if not path.is_file():
         raise DataError(f"{str(path)!r} does not exist; expected a run's folder")
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows += [json.loads(line)] if line else []
-        except json.JSONDecodeError as error:
-            # Only the last line may be incomplete: the run is writing it, or was killed while writing.
-            if number < len(lines):
-                raise DataError(f"{str(path)!r}, line {number}: not JSON ({error.msg.removesuffix(' at')})") from error
+    rows, damaged = _rows_in(path, numbered=False)
+    if damaged:
+        raise DataError(f"{str(path)!r}, line {damaged[0]}: not a JSON object")
     return rows
 
 

@@ -6,6 +6,7 @@ import http.client
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -38,7 +39,8 @@ def send(server: LocalServer, path: str, body: bytes | None = None, **headers: s
     sent = {**(own if body is not None else {}), **{name.replace("_", "-"): value for name, value in headers.items()}}
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     method = "GET" if body is None else "POST"
-    connection.request(method, server.root + path, body, {name: value for name, value in sent.items() if value})
+    given = {name: value for name, value in sent.items() if value}
+    connection.request(method, urlsplit(server.url).path + path, body, given)
     response = connection.getresponse()
     content = response.read()
     connection.close()
