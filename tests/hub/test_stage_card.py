@@ -108,6 +108,15 @@ def test_the_card_words_the_figures_of_an_evaluation(tmp_path):
     assert "held-out score/" not in results
 
 
+def test_a_loop_with_its_own_prompts_has_no_count_of_responses(tmp_path):
+    """Its batches may have any size, whatever `rollout.num_prompts` says."""
+    policy = save_tiny_policy(tmp_path / "policy")
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", num_updates=1, max_new_tokens=4, **QUIET) as trainer:
+        trainer.update(trainer.sample(["The boat", "The sea", "Tide"]), [0.0, 1.0, 2.0])
+    assert "| updates | 1 |" in (card := text_of(trainer.folder / "model"))
+    assert "| responses |" not in card
+
+
 def test_what_a_stranger_needs(models):
     sft, reward, ppo = (text_of(models[stage]) for stage in ("sft", "reward", "ppo"))
     assert "from `policy`" in sft

@@ -84,17 +84,13 @@ def _save(run: Run, roles: Roles, metrics: Sequence[dict[str, Any]], weights: di
 
 
 def _facts(config: Config, roles: Roles, num_updates: int) -> dict[str, object]:
+    least = num_updates * config.responses_per_update
+    count = f"at least {least}" if config.ppo.constant_groups.name == "resample" else least
     return {
         "updates": num_updates,
-        "responses": _num_responses(config, num_updates),
+        **({"responses": count} if roles.prompts.train else {}),  # a loop with its own prompts may sample any number
         **({} if roles.reward.is_empty else {"reward": roles.reward.name}),
     }
-
-
-def _num_responses(config: Config, num_updates: int) -> object:
-    """Count the responses sampled in these updates."""
-    least = num_updates * config.responses_per_update
-    return f"at least {least}" if config.ppo.constant_groups.name == "resample" else least
 
 
 def _held_out(metrics: Sequence[Mapping[str, Any]]) -> dict[str, object]:
