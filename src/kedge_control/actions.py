@@ -8,7 +8,7 @@ an addition. With noise of 0, the action is the most probable one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -194,4 +194,11 @@ class ActionHead:
 
     @cached_property
     def _limits(self) -> tuple[Array, Array]:
-        return np.array(self.spaces.action_low, np.float32), np.array(self.spaces.action_high, np.float32)
+        """The bounds in float32; those that float32 does not have are rounded inwards."""
+        return _inwards(self.spaces.action_low, np.less, np.inf), _inwards(self.spaces.action_high, np.greater, -np.inf)
+
+
+def _inwards(bounds: Sequence[float], is_outside: np.ufunc, inside: float) -> Array:
+    exact = np.array(bounds)
+    near = exact.astype(np.float32)
+    return np.where(is_outside(near, exact), np.nextafter(near, np.float32(inside)), near)

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from kedge_base.errors import ConfigError, EnvError
+from kedge_control.actions import ActionHead
 from kedge_control.environments import Environments
 from kedge_control.experience import ControlLearner, experience_of
 from kedge_control.making import EnvironmentSpec, make_environments
@@ -23,6 +24,7 @@ from kedge_control.normalization import Normalization
 from kedge_control.recording import record_episode
 from kedge_control.rollout import collect_steps, play_episodes
 from kedge_control.saving import ControlPolicy, load_control_policy, save_control_policy
+from kedge_control.spaces import spaces_of
 from kedge_control.steps import Steps
 from tests.control.line_world import LineWorld
 
@@ -106,6 +108,16 @@ def test_a_squashed_action_reaches_the_bounds_and_never_passes_them() -> None:
         ControlActorCritic(unbounded.spaces, action_bounds="squash")
 
 
+@pytest.mark.parametrize("how", ["clip", "squash"])
+def test_a_bound_that_float32_lacks_is_never_passed(how: Any) -> None:
+    """0.1 is not a float32, and the nearest one is larger."""
+    bounds = spaces.Box(-0.1, 0.1, (2,), np.float64)
+    head = ActionHead(spaces_of(VECTOR, bounds), how)
+    for far in (head.executed(np.full((1, 2), sign * 50.0, np.float32))[0] for sign in (-1, 1)):
+        assert bounds.contains(far)
+        assert np.abs(far) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize(
     ("observation", "action", "message"),
     [
@@ -168,6 +180,18 @@ def test_shorter_and_longer_episodes_are_replayed_together() -> None:
     other.load_state_dict(state)
     assert other.lost == []
     assert np.array_equal(one.observations, other.observations)
+
+
+def test_an_episode_too_long_to_replay_is_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kedge_control.environments.MOST_ACTIONS", 20)
+    one, other = (make_environments("Pendulum-v1") for _ in range(2))
+    rolled(one, 20)
+    other.load_state_dict(one.state_dict())
+    assert other.lost == []
+    rolled(one, 40)
+    assert len(one._actions[0]) == 21
+    other.load_state_dict(one.state_dict())
+    assert other.lost == [0]
 
 
 def test_environments_that_reset_themselves_begin_anew() -> None:
