@@ -87,11 +87,22 @@ class _EventLoop:
         self._thread.join(LAST_SECONDS)
 
 
-@cache
+_the_loop = cache(_EventLoop)
+_starting = threading.Lock()
+
+
 def event_loop() -> _EventLoop:
-    """Return this process's event loop, started on first use."""
-    return _EventLoop()
+    """Return this process's event loop, started on first use, which several threads may make at once."""
+    with _starting:
+        return _the_loop()
+
+
+def _forget_loop() -> None:
+    """Forget the loop in a forked process, which lacks its thread, and that of a thread that was starting it."""
+    global _starting
+    _starting = threading.Lock()
+    _the_loop.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=event_loop.cache_clear)  # the child lacks the loop's thread
+    os.register_at_fork(after_in_child=_forget_loop)

@@ -5,10 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import kedge_base.workers.event_loop as event_loop_module
 from kedge_base.workers.event_loop import event_loop
+
+
+def test_threads_that_need_it_at_once_get_the_same_loop():
+    """Otherwise a semaphore or a client of one call belongs to a loop that other calls do not run in."""
+    event_loop_module._forget_loop()
+    start = threading.Barrier(8)
+
+    def first_use(_):
+        start.wait()
+        return event_loop()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(first_use, range(8)))) == 1
 
 
 @pytest.mark.parametrize("when", ["before it starts", "while it is awaited"])
