@@ -111,8 +111,12 @@ class StageGroup(Group):
 
 
 def name_first(words: Sequence[str], names: Container[str]) -> list[str]:
-    """Put the first word that is one of the names before the options that precede it."""
-    at = next((at for at, word in enumerate(words) if word in names), 0)
+    """Put the first word that is one of the names before the options that precede it.
+
+    A name right after an option may be the option's value, so another one counts before it.
+    """
+    found = [at for at, word in enumerate(words) if word in names]
+    at = min(found, key=lambda at: at > 0 and words[at - 1].startswith("-"), default=0)
     if not at or words[0] == "--help" or not words[0].startswith("--"):
         return list(words)
     return [words[at], *words[:at], *words[at + 1 :]]
