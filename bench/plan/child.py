@@ -112,7 +112,7 @@ def main() -> None:
         precision = "bf16" if case.precision == "bf16" else "fp32"
         speed = measured_speed(torch.device("cpu"), precision, width=case.hidden, clock=clock)
         counted = count_stage(config, case.stage)
-        plan = counted.plan(speed)
+        plan = counted.plan(speed=speed)
         found: dict[str, Any] = {
             "planned": plan.peak.bytes / MIB,
             "phase": plan.peak.name,

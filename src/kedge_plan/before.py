@@ -52,7 +52,7 @@ def plan_before(config: Config, stage: str, *, anyway: bool = False, label: str 
         return None
     except KedgeError:  # the stage itself reports errors of a model or of data
         return None
-    plan = counted.plan(on_cpu=not device.accelerator)
+    plan = counted.plan(device)
     say(f"{label}{peak_line(plan, device)}")
     if device.memory is None or plan.needed <= device.room:
         return plan

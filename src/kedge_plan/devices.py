@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
-from types import MappingProxyType
-from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +18,7 @@ from kedge.training.runtime import resolve_device, tune_memory
 from kedge_base.errors import ConfigError
 from kedge_base.machine.memory import MemoryLimit, held_memory, memory_limits
 
-UNITS: Final = {"GIB": 2**30, "GB": 10**9, "MIB": 2**20, "MB": 10**6, "TIB": 2**40, "TB": 10**12}
+UNITS = {"GIB": 2**30, "GB": 10**9, "MIB": 2**20, "MB": 10**6, "TIB": 2**40, "TB": 10**12}
 PRODUCTS = 0.35
 STREAMS = 0.7
 LAUNCH = 12e-6
@@ -102,28 +100,23 @@ class Device:
         return self.accelerator and not self.shares_memory
 
 
-def _card(name: str, memory: float, flops: float, bandwidth: float, source: str) -> Device:
+def _card(name: str, gib: float, flops: float, bandwidth: float, source: str) -> Device:
     speed = Speed(flops * PRODUCTS, bandwidth * STREAMS, bandwidth * STREAMS, LAUNCH, f"its data sheet ({source})")
-    return Device(name, memory * USABLE, accelerator=True, speed=speed, bound=f"the memory of {name}")
+    return Device(name, gib * 2**30 * USABLE, accelerator=True, speed=speed, bound=f"the memory of {name}")
 
 
-_H100: Final = "https://www.nvidia.com/en-us/data-center/h100/"
-_H200: Final = "https://www.nvidia.com/en-us/data-center/h200/"
-_A100: Final = "https://www.nvidia.com/en-us/data-center/a100/"
-_4090: Final = "https://www.nvidia.com/en-us/geforce/graphics-cards/40-series/rtx-4090/"
-_M3: Final = "https://support.apple.com/en-us/117737"
-
-DEVICES: Final[Mapping[str, Device]] = MappingProxyType(
-    {
-        "h100": _card("H100", 80 * 2**30, 989e12, 3.35e12, _H100),
-        "h200": _card("H200", 141 * 2**30, 989e12, 4.8e12, _H200),
-        "a100": _card("A100", 80 * 2**30, 312e12, 2.0e12, _A100),
-        "a100-40": _card("A100 40 GB", 40 * 2**30, 312e12, 1.555e12, _A100),
-        "4090": _card("RTX 4090", 24 * 2**30, 165e12, 1.008e12, _4090),
-        # Unified memory; 14.2 TFLOP/s in fp32 and 400 GB/s.
-        "m3-64": replace(_card("M3 Max 64 GB", 64 * 2**30, 14.2e12, 0.4e12, _M3), shares_memory=True),
-    }
-)
+NVIDIA = "https://www.nvidia.com/en-us"
+DEVICES = {
+    "h100": _card("H100", 80, 989e12, 3.35e12, f"{NVIDIA}/data-center/h100/"),
+    "h200": _card("H200", 141, 989e12, 4.8e12, f"{NVIDIA}/data-center/h200/"),
+    "a100": _card("A100", 80, 312e12, 2.0e12, f"{NVIDIA}/data-center/a100/"),
+    "a100-40": _card("A100 40 GB", 40, 312e12, 1.555e12, f"{NVIDIA}/data-center/a100/"),
+    "4090": _card("RTX 4090", 24, 165e12, 1.008e12, f"{NVIDIA}/geforce/graphics-cards/40-series/rtx-4090/"),
+    # Unified memory; 14.2 TFLOP/s in fp32 and 400 GB/s.
+    "m3-64": replace(
+        _card("M3 Max 64 GB", 64, 14.2e12, 0.4e12, "https://support.apple.com/en-us/117737"), shares_memory=True
+    ),
+}
 
 
 def find_device(name: str) -> Device:

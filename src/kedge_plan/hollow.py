@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -22,7 +23,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from kedge.config import Config
@@ -53,6 +53,9 @@ both formats, a pass dequantizes one matrix at a time.
 """
 PER_KIND = ("layer_types", "mlp_layer_types", "layers_block_type")
 """Entries of config.json with one value per layer."""
+SCORES = ("ForSequenceClassification", "RewardModel")
+"""Ends of the architectures of reward models, whose saved weights have no head of a language model, unless it is tied.
+"""
 Model = TypeVar("Model", LanguageModel, ScalarModel)
 
 
@@ -120,12 +123,20 @@ def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
     def read(source: object) -> Blueprint:
         return read_blueprint(str(source), trust_remote_code=config.runtime.trust_remote_code)
 
+    def read_language(source: object) -> Blueprint:
+        blueprint = read(source)
+        text = blueprint.config.get_text_config()
+        scores = [name for name in text.architectures or () if name.endswith(SCORES)]
+        if scores and not text.tie_word_embeddings:
+            raise ModelError(f"model {str(source)!r} is a {scores[0]}, which lacks the head of a causal language model")
+        return blueprint
+
     described = find_stage(stage)
     if "reward_model" in described.trains:
         return {"reward model": read(config.reward_model.base or config.model)}
     if config.model is None:
         raise ConfigError("kedge plan needs a model: pass --model, or set it in the configuration")
-    found = {"policy": read(config.model)}
+    found = {"policy": read_language(config.model)}
     if not described.samples:
         return found
     rewards = {f"reward: {term.name or term.source}": term for term in config.reward if not term.is_function}
@@ -136,7 +147,7 @@ def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
         copied = models[scored[0]] if value.critic_init != "policy" and len(scored) == 1 else found["policy"]
         found["critic"] = read(value.critic_init) if value.names_critic else copied
     if config.ppo.reference is not None and config.ppo.needs_reference:
-        found["reference"] = read(config.ppo.reference)
+        found["reference"] = read_language(config.ppo.reference)
     judge = config.evaluate.judge
     if stage == "ppo" and config.ppo.eval_every.updates and judge is not None and not names_function(judge):
         models["judge"] = read(judge)
@@ -164,8 +175,8 @@ class HollowModels:
     layers: Mapping[str, int]
     counter: LiveBytes
     device: str
-    sizes: dict[tuple[str, ...], float] = field(default_factory=dict[tuple[str, ...], float])
-    kept: list[nn.Module] = field(default_factory=list[nn.Module])
+    sizes: dict[tuple[str, ...], float] = field(default_factory=dict)
+    kept: list[nn.Module] = field(default_factory=list)
 
     def policy(self, *, value_head: bool = False) -> LanguageModel:
         """The model that is fine-tuned, or samples."""
@@ -280,13 +291,15 @@ class HollowModels:
     ) -> LanguageModel:
         causal = _build(AutoModelForCausalLM, self.blueprints[role].with_layers(self.layers[role]))
         bins = value_bins_of(self.config)
-        return _completed(LanguageModel(causal, _tokenizer(causal), value_head=value_head, bins=bins), causal, adapter)
+        return _completed(
+            LanguageModel(causal, _tokenizer(num_embeddings(causal)), value_head=value_head, bins=bins), causal, adapter
+        )
 
     def _scalar(self, role: str, adapter: AdapterSettings | None) -> ScalarModel:
         config = self.blueprints[role].with_layers(self.layers[role])
         config.num_labels = 1
         classifier = _build(AutoModelForSequenceClassification, config)
-        return _completed(ScalarModel(classifier, _tokenizer(classifier)), classifier, adapter)
+        return _completed(ScalarModel(classifier, _tokenizer(num_embeddings(classifier))), classifier, adapter)
 
 
 def layers_of(model: LanguageModel | ScalarModel) -> Sequence[nn.Module]:
@@ -354,24 +367,8 @@ def _empty(model: nn.Module) -> None:
                 module._buffers[name] = Hollow.like(buffer)
 
 
-class _AllTokens:
-    """A tokenizer with one token for each row of the embedding."""
-
-    pad_token_id = 0
-    eos_token_id = 1
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def get_vocab(self) -> dict[str, int]:
-        return _all_tokens(self._size)
-
-
 @lru_cache(maxsize=2)
-def _all_tokens(size: int) -> dict[str, int]:
-    """The vocabulary, cached for all models of a plan, since a large one takes a tenth of a second."""
-    return {str(token): token for token in range(size)}
-
-
-def _tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
-    return cast(PreTrainedTokenizerBase, _AllTokens(num_embeddings(model)))
+def _tokenizer(size: int) -> Any:
+    """A tokenizer with one token for each row of an embedding; a large vocabulary takes a tenth of a second."""
+    vocabulary = {str(token): token for token in range(size)}
+    return SimpleNamespace(pad_token_id=0, eos_token_id=1, get_vocab=lambda: vocabulary)

@@ -55,12 +55,12 @@ class Counted:
     subject: Subject
     figures: Figures
 
-    def plan(self, speed: Speed | None = None, *, on_cpu: bool = False) -> MachinePlan:
+    def plan(self, device: Device | None = None, speed: Speed | None = None) -> MachinePlan:
         """Make the plan.
 
         Args:
+            device: Its device, whose process counts if it is a CPU; None for a GPU.
             speed: The machine's speed; None for a plan without times.
-            on_cpu: Include the process's own memory.
         """
         subject = self.subject
         config = subject.config
@@ -70,7 +70,8 @@ class Counted:
             phases = _while_sampling(phases)
         cost = self.of_roles("cost")
         steps = cost["update"] / cost["step"] if cost else None
-        process, overhead = (PROCESS, ALLOCATOR_ON_CPU) if on_cpu else (0.0, ALLOCATOR)
+        is_gpu = device is None or device.accelerator
+        process, overhead = (0.0, ALLOCATOR) if is_gpu else (PROCESS, ALLOCATOR_ON_CPU)
         again = config.runtime.recomputes
         return MachinePlan(subject.stage, subject.work.unit, phases, subject.num_units, steps, process, overhead, again)
 
@@ -176,7 +177,7 @@ def count_on(device: Device, config: Config, stage: str) -> Counted:
     decides = config.runtime.activation_checkpointing == "auto"
     kept = with_values(config, {RECOMPUTES: False}) if decides else config
     counted = count_stage(kept, stage, accelerator=_kind(device))
-    if decides and counted.plan(on_cpu=not device.accelerator).needed > device.room:
+    if decides and counted.plan(device).needed > device.room:
         return _changed(counted, device, {RECOMPUTES: True}) or counted
     return counted
 
@@ -207,7 +208,7 @@ def plan_machine(
     device = this_machine(config.runtime.device) if device_name is None else find_device(device_name)
     counted = count_on(device, config, stage)
     speed = _speed(config, device, counted)
-    plan = counted.plan(speed, on_cpu=not device.accelerator)
+    plan = counted.plan(device, speed)
     less = 0.99 * plan.peak.bytes
     others = {name: other for name, other in proposals(counted, device, speed) if other.peak.bytes < less}
     found = dict(remedies(counted, device, device.room)) if plan.excess(device.room) else {}
@@ -245,7 +246,7 @@ def proposals(counted: Counted, device: Device, speed: Speed | None = None) -> I
     """Make plans with other settings, keyed by the settings as written on the command line, by what they cost."""
     for changes in _alternatives(counted, device):
         if (other := _changed(counted, device, changes)) is not None:
-            yield _written(changes), other.plan(speed, on_cpu=not device.accelerator)
+            yield _written(changes), other.plan(device, speed)
 
 
 def remedies(counted: Counted, device: Device, room: float) -> Iterator[tuple[str, MachinePlan]]:
@@ -284,15 +285,14 @@ def _sums(
     together: dict[str, Any] = {}
     sums: list[tuple[str, MachinePlan]] = []
     tried = list[dict[str, Any]]()
-    on_cpu = not device.accelerator
-    plan = counted.plan(on_cpu=on_cpu)
+    plan = counted.plan(device)
     while plan.excess(room):
         changes = next((each for each in _alternatives(counted, device) if each not in tried), None)
         if changes is None or any(name.startswith(unless) for name in changes):
             return ()
         tried.append(changes)
         other = _changed(counted, device, changes)
-        if other is not None and (less := other.plan(on_cpu=on_cpu)).excess(room) < 0.99 * plan.excess(room):
+        if other is not None and (less := other.plan(device)).excess(room) < 0.99 * plan.excess(room):
             counted, plan = other, less
             together |= changes
             sums.append((_written(together), plan))
@@ -383,20 +383,18 @@ def _heads(device: Device, counted: Counted) -> list[str]:
     trained = _number(sum(counted.of_roles("trained").values()) / 4)
     rows = subject.rows
     speed = "" if device.speed is None else f", by {device.speed.origin}"
-    origin = subject.lengths.origin
     if stage.samples:
-        unit = subject.work.unit
-        article = "an" if unit[0] in "aeiou" else "a"
-        told = f"{article} {unit}: {rows.count:,} responses of at most {max(rows.responses)} tokens, "
-        told += "all taken to be that long; "
-        told += f"prompts of {_span(rows.prompts)} tokens ({origin})"
+        told = (
+            f"{rows.count:,} responses of at most {max(rows.responses)} tokens, all taken to be that long; "
+            f"prompts of {_span(rows.prompts)} tokens"
+        )
     else:
-        told = f"a step: {rows.count:,} {subject.work.rows} of {_span(rows.row_lengths)} tokens in all ({origin})"
+        told = f"{rows.count:,} {subject.work.rows} of {_span(rows.row_lengths)} tokens in all"
     return [
         f"{stage.name} of {stage.starting_model(subject.config)} on {device.name}{speed}; products in "
         f"{subject.precision}",
         f"parameters: {sizes}; {trained} of them are trained",
-        told,
+        f"each {subject.work.unit}: {told} ({subject.lengths.origin})",
     ]
 
 

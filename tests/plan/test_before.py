@@ -132,7 +132,7 @@ def test_a_run_that_may_fit_is_not_refused_and_told_what_to_set(
     assert plan_before(config, "ppo") is not None
     [(settings, size)] = re.findall(r"if memory runs out: set (.+) \(([\d.]+) GiB\)\n$", capsys.readouterr().err)
     changed = load_config(None, (*fields, *settings.split()), {"model": str(wide)}, None, stage="ppo")
-    assert count_stage(changed, "ppo").plan(on_cpu=True).needed / GIB == pytest.approx(float(size), abs=0.05)
+    assert count_stage(changed, "ppo").plan(sized(0.1)).needed / GIB == pytest.approx(float(size), abs=0.05)
     limited(monkeypatch, 2.4)
     with pytest.raises(ConfigError, match=r"at least [2-3]\.\d GiB"):
         plan_before(config, "ppo")
@@ -216,7 +216,7 @@ def test_activations_are_recomputed_where_the_run_fits_only_so(
 def test_a_model_that_cannot_recompute_keeps_its_activations(tmp_path: Path) -> None:
     CTRLConfig(vocab_size=500, n_embd=16, dff=32, n_layer=2, n_head=2, n_positions=64).save_pretrained(tmp_path)
     config = load_config(None, (*AUTO, "data.max_length=32"), {"model": str(tmp_path)}, None, stage="sft")
-    assert not count_on(sized(0.1), config, "sft").plan(on_cpu=True).recomputes
+    assert not count_on(sized(0.1), config, "sft").plan(sized(0.1)).recomputes
 
 
 def test_what_makes_a_run_fit_is_listed_by_what_it_costs(wide: Path) -> None:
