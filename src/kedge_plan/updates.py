@@ -31,7 +31,7 @@ from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.supervised.loop import TrainingSettings, count_steps, train_supervised
 from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
 from kedge.training.supervised.returns import FIT_TOKENS, ReturnsLoss, SampledReturns
-from kedge.training.update import UpdateResult
+from kedge.training.update import UpdateResult, distance_moved
 from kedge_base.errors import ModelError
 from kedge_base.stage import find_stage
 from kedge_plan.counting import Figures, Phases, extrapolated
@@ -41,6 +41,8 @@ from kedge_plan.rows import Lengths, Rows, quantiles
 SHALLOW = 2
 """Passes are counted with this many blocks and one more; each further block adds as much as the last. Not with one and
 two: the last block's backward pass overlaps the logits, and the first one's the embedding's gradient."""
+NEARLY_ALL = 1 - 2**-30
+"""The `ppo.num_epochs` of a trial if the run trains on a share of the responses: the same passes, on all rows."""
 SQUARES = 6
 """Square matrices held while the least-squares fit of a critic's head is solved: both halves, their sum, and three for
 its covariance."""
@@ -271,11 +273,12 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
     sums = _allocate(4 * square)  # two halves, each with sums from earlier updates and from this one
     phases.counter.hold([sums], ("weights", "read-out"))
     rows, minibatches = _trial_rows(subject.rows, loop.num_minibatches)
+    epochs = mean_epochs(config)
     # The KL of models without contents is meaningless and must not stop the epochs early.
-    schedules = {**config.schedules, "ppo.num_epochs": {1: 1}, "ppo.early_stop_kl": {1: 1e9}}
+    one_epoch = {1: 1 if epochs >= 1 else NEARLY_ALL}
+    schedules = {**config.schedules, "ppo.num_epochs": one_epoch, "ppo.early_stop_kl": {1: 1e9}}
     trial = with_values(config, {"schedules": schedules, "ppo.num_minibatches": minibatches})
     passes = subject.rows.num_tokens / rows.num_tokens
-    epochs = mean_epochs(config)
     steps = max(1.0, epochs) * loop.num_minibatches / minibatches
     draw: Any = None
     if subject.texts is not None:
@@ -292,10 +295,15 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
         phases.forget("step")
         scorers = _scorers(subject, models)
         scored = _sampled(subject, scorers, phases, trainer, rows)
-        phases.start("experience", "policy", times=passes)
+        phases.start("experience", "policy", times=passes * (epochs if trainer._reads_trained_rows else 1))
         experience = trainer.estimate(scored)
         phases.start("train", "policy", times=epochs * passes)
         result = trainer.improve(experience)
+        # Later epochs need the forward pass that the first one had from the experience; the distance is measured once.
+        more = max(epochs - 1, 0) * result.reused_first_pass - (epochs - 1) * trainer.settings.measures_distance
+        if more:
+            phases.start("train", "policy", times=more * passes)
+            distance_moved(trainer._new_learner(), experience)
         if head is not None:
             phases.start("fit", "policy")
             _allocate(SQUARES * square)
@@ -331,16 +339,21 @@ def _cost(
         recomputes=config.runtime.recomputes,
     )
     settings = trainer.settings
-    per_epoch = mean_epochs(config) / settings.ppo.num_minibatches
+    epochs = mean_epochs(config)
+    per_epoch = epochs / settings.ppo.num_minibatches
+    share = min(1.0, epochs)
+    read_share = 1.0 if experience.evaluated is None else share
+    rest = read_share - share if result.reused_first_pass else 0.0
     flops = costs.metrics(
         rows,
         sampled=(rows, rows.one_per_prompt()) if settings.needs_baseline else (),
         evaluated=trainer.evaluated_before(result),
+        read_share=read_share,
         num_passes=per_epoch * result.num_gradients,
         train_policy=True,
         train_critic=roles.actor_critic.trains_critic,
         num_critic_passes=per_epoch * result.num_critic_gradients,
-        num_readings=int(settings.measures_distance),
+        num_readings=int(settings.measures_distance) + rest,
     )
     steps = flops.pop("cost/sft_steps")
     update = sum(flops.values())
@@ -424,8 +437,9 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
     _allocate(states.nbytes * 3 // 2 + 3 * square)
     del states
     _allocate(SQUARES * square)
+    phases.end()
     if critic is None:
-        return phases.end()
+        return
     count = settings.batch_size
     batch = rows.like(count, rows.budget).shortened()
     rollout = batch.rollout(values=False)
@@ -435,7 +449,6 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
     _train(
         subject, phases, loss, [*range(batch.count)], critic, batch, epochs=epochs, steps=epochs * rows.count / count
     )
-    return None
 
 
 def _allocate(size: int) -> Tensor:

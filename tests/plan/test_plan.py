@@ -25,7 +25,7 @@ from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.trainer import Trainer
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
-from kedge_base.errors import ConfigError
+from kedge_base.errors import ConfigError, ModelError
 from kedge_base.run_folder.record_format import read_metrics
 from kedge_plan.devices import find_device
 from kedge_plan.plan import (
@@ -175,6 +175,15 @@ GRPO = {"ppo.advantage": "grpo", "ppo.kl_in": {"loss": "k3"}, "ppo.critic": "non
         {"ppo.critic": "separate", "ppo.num_minibatches": 4, "ppo.early_stop_kl": 0.5},
         {"ppo.critic": "frozen", "ppo.num_critic_epochs": 2},
         {"ppo.critic": "readout", "ppo.num_minibatches": 2},
+        {"ppo.num_epochs": 0.5},
+        {
+            "ppo.critic": "none",
+            "ppo.advantage": "rloo",
+            "rollout.num_responses": 4,
+            "rollout.num_prompts": 4,
+            "ppo.num_epochs": 0.5,
+            "ppo.kl_coef": 0.0,
+        },
     ],
     ids=[
         "four epochs",
@@ -186,6 +195,8 @@ GRPO = {"ppo.advantage": "grpo", "ppo.kl_in": {"loss": "k3"}, "ppo.critic": "non
         "early stop",
         "frozen",
         "read-out",
+        "half an epoch",
+        "half an epoch of half the responses",
     ],
 )
 @pytest.mark.parametrize("model", [False, True], ids=["function", "reward model"])
@@ -620,12 +631,44 @@ def test_a_trained_critic_is_planned_although_its_kind_is_not_named(tmp_path: Pa
     assert "ppo.critic=shared" not in others  # a run would refuse it
 
 
+@pytest.mark.parametrize("field", ["model", "ppo.reference"])
+def test_a_reward_model_is_no_policy(tmp_path: Path, field: str) -> None:
+    """A run refuses it, since its weights have no language model's head, but those of a tied one have."""
+    scorer = save_tiny_reward_model(tmp_path / "reward")
+    config = ppo_config(tmp_path, **{field: str(scorer)})
+    with pytest.raises(ModelError, match=r"reward' is a LlamaForSequenceClassification, which lacks the head"):
+        count_stage(config, "ppo")
+    settings = json.loads((scorer / "config.json").read_text())
+    (scorer / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+    assert count_stage(config, "ppo").plan().peak.bytes > 0
+
+
+@pytest.mark.parametrize("epochs", [0.5, 1, 4])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"ppo.num_minibatches": 2},
+        {"ppo.critic": "separate"},
+        {"ppo.policy_loss": "kl_penalty_adaptive"},
+        {"ppo.critic": "none", "ppo.advantage": "rloo", "rollout.num_responses": 2, "ppo.kl_coef": 0.0},
+    ],
+    ids=["one minibatch", "two", "separate critic", "distance", "without a critic"],
+)
+def test_the_passes_of_a_plan_are_those_of_its_cost(tmp_path: Path, settings: dict[str, Any], epochs: float) -> None:
+    """Up to the norms, losses and the like, which the cost leaves out. Sampling reads what it samples once."""
+    shape = {"rollout.num_prompts": 8, "rollout.max_new_tokens": 16, "ppo.num_epochs": epochs}
+    found = count_stage(ppo_config(tmp_path, **shape, **settings), "ppo")
+    passes = sum(size for name, size in found.figures.items() if name[0] == "work" and name[2] == "flops")
+    assert passes == pytest.approx(found.of_roles("cost")["update"], rel=0.04)
+
+
 def test_a_schedule_of_the_epochs_is_planned_with_their_mean(tmp_path: Path) -> None:
     """4, 3 and 2 epochs in three updates take as long as 3 in each."""
     config, speed = ppo_config(tmp_path, **{"ppo.num_updates": 3, "ppo.num_epochs": 3}), find_device("h100").speed
     scheduled = with_values(config, {"ppo.num_epochs": 1, "schedules": {"ppo.num_epochs": {1: 4, 3: 2}}})
     seconds = [
-        {phase.name: phase.seconds for phase in count_stage(each, "ppo", accelerator=True).plan(speed).phases}
+        {phase.name: phase.seconds for phase in count_stage(each, "ppo", accelerator=True).plan(speed=speed).phases}
         for each in (config, scheduled)
     ]
     assert seconds[1] == pytest.approx(seconds[0])
@@ -636,7 +679,7 @@ def test_frozen_weights_in_the_hosts_memory_are_on_a_gpu_for_their_passes_alone(
     plain = ppo_config(tmp_path, reward=[{"source": str(save_tiny_reward_model(tmp_path / "reward")), "name": "liked"}])
     found = count_stage(plain, "ppo", accelerator=True)
     moved = count_stage(with_values(plain, {"runtime.offload": ["frozen"]}), "ppo", accelerator=True)
-    before, after = ({phase.name: phase for phase in each.plan(h100.speed).phases} for each in (found, moved))
+    before, after = ({phase.name: phase for phase in each.plan(h100, h100.speed).phases} for each in (found, moved))
     sizes = {role: size for (kind, role), size in before["train"].held.items() if kind == "weights"}
     assert sizes.keys() == {"policy", "reference", "reward: liked"}
     assert all(phase.held["weights", role] == size for phase in before.values() for role, size in sizes.items())
