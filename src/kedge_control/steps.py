@@ -119,8 +119,8 @@ class Episodes:
         """Compute metrics of the latest episodes, and of those finished in this update; without episodes, only their
         number.
         """
-        recent = _means("episode/", self.latest)
-        update = _means("episode/update_", finished)
+        recent = means("episode/", self.latest)
+        update = means("episode/update_", finished)
         return {**recent, **update, "episode/count": len(finished), "episode/total": self.num_episodes}
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,7 +140,8 @@ class Episodes:
         self._lengths = np.array(state["lengths"], np.int64)
 
 
-def _means(prefix: str, episodes: Collection[Episode]) -> dict[str, float]:
+def means(prefix: str, episodes: Collection[Episode]) -> dict[str, float]:
+    """Mean and deviation of the returns, and mean length, as metrics with this prefix; none without episodes."""
     if not episodes:
         return {}
     totals, lengths = zip(*episodes, strict=True)

@@ -31,6 +31,7 @@ from kedge.training.runtime import stream
 from kedge.training.supervised.losses import CompletionLoss
 from kedge_base.errors import OutOfMemoryError
 from kedge_base.machine.memory import in_phase
+from kedge_base.stage import find_stage
 from kedge_control import experience
 from kedge_control.experience import ControlExperience, ControlLearner
 from tests.control.test_runs import play, untimed, weights_of
@@ -192,6 +193,21 @@ def test_control_ends_in_one_line_and_goes_on_to_the_bit(
     resumed = split(resume=True)
     assert untimed(resumed) == untimed(expected)
     assert all(torch.equal(each, weights_of(expected)[name]) for name, each in weights_of(resumed).items())
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "num_steps", "found"), [(1, 32, []), (8, 4, []), (4, 64, ["num_steps", "num_envs"])]
+)
+def test_the_advice_of_control_is_a_configuration(num_envs: int, num_steps: int, found: list[str]) -> None:
+    """Half of the steps may not be whole minibatches."""
+    sizes = {"control.num_envs": num_envs, "control.num_steps": num_steps, "control.num_minibatches": 32}
+    config = config_from_settings("control", {"control.env": "CartPole-v1", **sizes})
+    advice = find_stage("control").remedies
+    assert advice is not None
+    changes = advice(config, "sampling")
+    assert [name for name, _ in changes] == [f"control.{name}" for name in found]
+    for name, value in changes:
+        config_from_settings("control", {"control.env": "CartPole-v1", **sizes, name: value})
 
 
 def test_control_with_auto_repeats_the_step_in_smaller_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

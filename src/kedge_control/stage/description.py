@@ -45,15 +45,16 @@ def _check(config: Config) -> None:
 
 
 def _remedies(config: Config, phase: str) -> list[tuple[str, Any]]:
-    """Settings that need less memory in a phase."""
+    """Settings that need less memory in a phase, without those whose steps are not whole minibatches."""
     found: list[tuple[str, Any]] = []
     if phase in ("experience", "the update") and config.runtime.micro_batch_tokens != "auto":
         found.append(("runtime.micro_batch_tokens", "auto"))
     use = _settings(config)
-    if phase not in ("loading", "saving"):
-        found.append(("control.num_steps", max(1, use.num_steps // 2)))
-    if use.num_envs > 1:
-        found.append(("control.num_envs", use.num_envs // 2))
+    sizes = [("num_steps", use.num_envs)] if phase not in ("loading", "saving") else []
+    for name, others in [*sizes, ("num_envs", use.num_steps)]:
+        half = getattr(use, name) // 2
+        if half and half * others % use.num_minibatches == 0:
+            found.append((f"control.{name}", half))
     return found
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from kedge.algorithm.policy_losses import named_surrogate
@@ -34,7 +33,7 @@ from kedge_control.networks import ControlActorCritic
 from kedge_control.normalization import Normalization
 from kedge_control.rollout import Memory, play_episodes
 from kedge_control.stage.settings import ControlConfig
-from kedge_control.steps import Episodes
+from kedge_control.steps import Episodes, means
 
 LEAST_STEPS = 30_000
 """Optimizer steps from which compiling pays off: it takes 20 s of CPU time and saves a millisecond per step."""
@@ -103,12 +102,7 @@ class Parts:
             played = play_episodes(environments, self.policy, self.normalization, num_episodes=EVALUATED_EPISODES)
         finally:
             environments.close()
-        returns = [episode.total for episode in played]
-        return {
-            "eval/return_mean": float(np.mean(returns)),
-            "eval/return_std": float(np.std(returns)),
-            "eval/length_mean": float(np.mean([episode.length for episode in played])),
-        }
+        return means("eval/", played)
 
 
 def load_parts(
