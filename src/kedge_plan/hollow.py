@@ -76,8 +76,8 @@ class Blueprint:
     layers: int
     alike: bool
     saved_bf16: bool
-    base: str = ""
-    is_adapter: bool = False
+    base: str
+    is_adapter: bool
 
     def with_layers(self, layers: int) -> PreTrainedConfig:
         """The configuration with fewer layers, or all of them."""

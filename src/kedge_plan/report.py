@@ -94,9 +94,9 @@ def machine_report(
     heads: Sequence[str],
     alternatives: Mapping[str, MachinePlan],
     *,
-    price_per_hour: float | None = None,
-    remedies: Mapping[str, MachinePlan] | None = None,
-    command: str = "",
+    price_per_hour: float | None,
+    remedies: Mapping[str, MachinePlan],
+    command: str,
 ) -> str:
     """A run's memory by phase, its fit, time and cost, and changes that would help.
 
@@ -159,12 +159,10 @@ def _times(plan: MachinePlan, price_per_hour: float | None) -> Iterator[str]:
     if plan.sft_steps is not None:
         yield f"cost per {unit}: {plan.sft_steps:.1f} steps of supervised fine-tuning on the same tokens"
     if plan.whole is not None:
-        cost = (
-            ""
-            if price_per_hour is None
-            else (f", {plan.whole / 3600 * price_per_hour:,.2f} at {price_per_hour:g} per hour")
-        )
-        yield f"the run: {plan.updates:,} {unit}s, about {format_duration(plan.whole)}{cost}"
+        run = f"the run: {plan.updates:,} {unit}s, about {format_duration(plan.whole)}"
+        if price_per_hour is not None:
+            run += f", {plan.whole / 3600 * price_per_hour:,.2f} at {price_per_hour:g} per hour"
+        yield run
 
 
 def _alternatives(plan: MachinePlan, device: Device, alternatives: Mapping[str, MachinePlan]) -> Iterator[str]:

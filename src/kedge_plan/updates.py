@@ -97,7 +97,7 @@ class Subject:
     rows: Rows
     precision: Precision
     accelerator: bool
-    texts: Rows | None = None
+    texts: Rows | None
 
     def figures(self) -> Figures:
         """Memory and computation of an update at full depth, extrapolated if all layers are alike."""
