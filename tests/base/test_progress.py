@@ -33,7 +33,8 @@ def test_plain_lines_have_position_values_and_time_left():
             clock.now += 30
             progress.update(step, {"score": 0.1 * step, "kl": 2.34567})
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "ppo 1/4  score 0.100  kl 2.35  eta 1:30"
+    assert lines[0] == "ppo 1/4  score 0.100  kl 2.35  eta ?"
+    assert lines[1].endswith("eta 1:00")
     assert lines[3] == "ppo 4/4  score 0.400  kl 2.35  eta 0:00"
     assert lines[4] == "ppo: done after 4 of 4 in 2:00"
 
@@ -49,14 +50,17 @@ def test_a_fast_stage_writes_at_most_a_line_a_second_and_the_last():
     assert lines[-1].startswith("sft 1000/1000")
 
 
-def test_the_estimate_counts_only_this_runs_steps():
+def test_the_estimate_counts_only_this_runs_steps_without_its_first():
     clock = Clock()
     progress = Progress("ppo", total=100, done=90, stream=io.StringIO(), clock=clock)
     with progress:
         assert progress.eta() == "?"
         clock.now += 20
         progress.update(92)
-        assert progress.eta() == "1:20"
+        assert progress.eta() == "?"
+        clock.now += 6
+        progress.update(94)
+        assert progress.eta() == "0:18"
 
 
 @pytest.mark.parametrize(

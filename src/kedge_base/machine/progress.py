@@ -57,7 +57,7 @@ class Progress:
         self._total = total
         self._done = done
         self._clock = clock
-        self._first = done
+        self._first: tuple[int, float] | None = None
         self._started = clock()
         self._view = _view(stream, total, clock)
 
@@ -78,6 +78,7 @@ class Progress:
     def update(self, step: int, values: Mapping[str, float | None] | None = None) -> None:
         """Show that `step` steps are done, with the newest values."""
         self._done = step
+        self._first = self._first or (step, self._clock())
         shown = "  ".join(f"{name} {format_figure(value)}" for name, value in (values or {}).items())
         self._view.show(step, f"{self._stage} {step}/{self._total}", shown, self.eta(), last=step >= self._total)
 
@@ -86,11 +87,11 @@ class Progress:
         self._view.say(line)
 
     def eta(self) -> str:
-        """Estimated time left at the mean speed so far, such as `1:05`; `?` before the first step."""
-        steps = self._done - self._first
-        if steps <= 0:
+        """Estimated time left, such as `1:05`; `?` before the second step, as the first one is slow."""
+        first, started = self._first or (self._done, 0.0)
+        if first == self._done:
             return "?"
-        return format_duration((self._clock() - self._started) / steps * max(0, self._total - self._done))
+        return format_duration((self._clock() - started) / (self._done - first) * max(0, self._total - self._done))
 
 
 def say(line: str) -> None:
