@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kedge.config import Config, describe_presets, explain, load_config, schedule_in_words
+from kedge.config import Config, describe_presets, explain, load_config, schedule_in_words, with_values
 from kedge.config.explain.describe import CHANGED_FIRST, accepts, all_fields, find_field, section_type
 from kedge.config.explain.explain import SOURCES, cited_works
 from kedge.config.libraries import foreign_answer, foreign_names
@@ -263,9 +263,9 @@ def test_the_schedule_in_words_by_hand() -> None:
         "42 prompts from the 21 available: 2 passes over them",
     ):
         assert part in text
-    assert schedule_in_words(config, num_prompts_available=42).endswith(
-        "42 prompts from the 42 available: 1 pass over them."
-    )
+    for updates, available, passes in ((7, 42, "1 pass"), (7, 18, "2.33 passes"), (7_000, 42, "1,000 passes")):
+        text = schedule_in_words(with_values(config, {"ppo.num_updates": updates}), num_prompts_available=available)
+        assert text.endswith(f"{6 * updates:,} prompts from the {available} available: {passes} over them.")
 
 
 def test_what_the_schedule_mentions_only_when_it_matters() -> None:

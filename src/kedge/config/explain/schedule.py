@@ -99,7 +99,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
     lines += [*_evaluation(config, num_held_out), *_critic_checks(config, num_held_out)]
     if num_prompts_available:
         least = "at least " if resamples else ""
-        passes = f"{prompts / num_prompts_available:.3g}"
+        passes = _number(prompts / num_prompts_available)
         lines.append(
             f"It uses {least}{_count(prompts, 'prompt')} from the {num_prompts_available:,} available: "
             f"{passes} {'pass' if passes == '1' else 'passes'} over them."
@@ -207,7 +207,12 @@ def _critic_checks(config: Config, num_held_out: int | None) -> list[str]:
 
 def _share(share: float) -> str:
     """Format a fraction of the responses as a percentage, a multiple as a factor."""
-    return f"{share:.1%} of" if share < 1 else f"{share:.3g} times"
+    return f"{share:.1%} of" if share < 1 else f"{_number(share)} times"
+
+
+def _number(value: float) -> str:
+    """Format a positive number with three significant digits: `1.05`, `2`, `1,000`."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def _count(number: int, noun: str) -> str:
