@@ -70,14 +70,15 @@ IDLE = 0.02
 """Share of the advantages' variance up to which a critic that adds to a baseline is not worth its passes. A value head
 that explains 0.45 takes away 0.3 to 0.5."""
 
-CRITIC_METRICS = (
-    "value/explained_variance",
-    "value/mean",
-    "value/returns_mean",
-    "value/returns_std",
-    "value/std",
-    "reward/score_std",
-)
+OF_CRITIC = {
+    "ppo.critic_learning_rate": None,
+    "ppo.value_warmup_updates": 0,
+    "ppo.num_critic_epochs": 1,
+    "ppo.value_gae_lambda": None,
+    "ppo.critic_check": None,
+}
+"""Settings that a run without a critic accepts only at these values."""
+
 NEEDED = ("value/explained_variance", "value/mean", "value/returns_mean", "value/returns_std|reward/score_std")
 """The metrics that every verdict on a critic needs."""
 
@@ -172,7 +173,6 @@ def _below_zero(run: RunRecord) -> Symptom | None:
     "The critic predicts hardly better than a constant, or worse. The advantages are then little more than the raw "
     "score, with all its noise, on every token.",
     needs=NEEDED,
-    also=CRITIC_METRICS,
     early=_below_zero,
     updates=MIN_TREND,
     fits=relies_on_critic,
@@ -284,7 +284,6 @@ def _warm_up(run: RunRecord) -> Iterator[Remedy]:
     "The critic tells nothing that its baseline does not, so its weight is near 0, and the advantages are those of a "
     "run without one. It adds no noise, but costs its passes, and the loss of a shared head still moves the policy.",
     needs=("advantage/variance_saved",),
-    also=("advantage/critic_weight",),
     updates=MIN_TREND,
     fits=lambda run: has_critic(run) and bool(baseline_of(run)),
 )
@@ -316,7 +315,6 @@ def idle_critic(run: RunRecord, saved: Series) -> Symptom | None:
     "The value clip is narrower than the critic's errors and cuts off their gradient, so the values lag behind the "
     "returns.",
     needs=("value/clip_fraction", *NEEDED),
-    also=CRITIC_METRICS,
     updates=MIN_TREND,
     fits=lambda run: trains_critic(run) and (not run.config or run.setting("ppo.value_clip_range") is not None),
 )
@@ -347,7 +345,6 @@ def value_clip_binding(
     "The critic and the returns are on different scales: either the critic's errors swamp the advantages, or its "
     "gradient swamps the policy's.",
     needs=NEEDED,
-    also=(*CRITIC_METRICS, "value/loss", "value/outside_support"),
     updates=MIN_TREND,
     fits=trains_critic,
 )
@@ -462,14 +459,6 @@ CHANCE = 0.5
 TELLING = 0.6
 """Share of pairs ordered by a perfect critic below which continuations are too noisy to distinguish it from chance."""
 
-METRICS = (
-    "critic/pairs_within",
-    "critic/pairs_within_ceiling",
-    "critic/pairs_across",
-    "critic/explained_variance",
-    "critic/explained_variance_prompt_mean",
-)
-
 
 def _checks(run: RunRecord) -> list[dict[str, Any]]:
     """The checks of a critic that has been trained for some updates, or of a finished one."""
@@ -488,7 +477,6 @@ def _too_early(run: RunRecord) -> str:
     "The mean return of a few other responses to the prompt, which is the baseline of RLOO and GRPO, is closer to what "
     "the policy earns from a prefix than the critic's value is. With groups of that size, a run without a critic would "
     "have less noisy advantages.",
-    also=METRICS,
     updates=0,
     stages=("ppo", "evaluate"),
     fits=lambda run: _is_checked(run) and baseline_of(run) != "rloo",
@@ -528,7 +516,6 @@ def critic_worse_than_prompt_mean(run: RunRecord) -> Symptom | None:
 @rule(
     "The critic cannot tell a good beginning of a response from a bad one, only one prompt from another. It gives no "
     "credit to single tokens.",
-    also=METRICS,
     updates=0,
     stages=("ppo", "evaluate"),
     fits=_is_checked,

@@ -34,7 +34,6 @@ def has_tools(run: RunRecord) -> bool:
     "Most calls of tools fail, and the policy reads errors instead of results: a tool is broken, or the policy cannot "
     "write its arguments.",
     needs=("tools/failed",),
-    also=("tools/calls",),
     updates=MIN_LEVEL,
     fits=has_tools,
 )
@@ -60,7 +59,6 @@ def tools_fail(run: RunRecord, failed: Series) -> Symptom | None:
 @rule(
     "The policy hardly ever calls a tool. It cannot learn to: a call that is not sampled is not rewarded.",
     needs=("tools/calls",),
-    also=("reward/score_mean", "episode/timeout"),
     updates=MIN_LEVEL,
     fits=has_tools,
 )
@@ -87,7 +85,6 @@ def tools_unused(run: RunRecord, calls: Series) -> Symptom | None:
     "The environment answers too late, which ends the episode. Its outcome is replaced with the critic's value, or "
     "left out without a critic.",
     needs=("episode/timeout",),
-    also=("episode/turns",),
     updates=MIN_LEVEL,
     fits=has_episodes,
 )
@@ -113,7 +110,6 @@ def episodes_time_out(run: RunRecord, late: Series) -> Symptom | None:
     "The agent changes the policy's answers before it sends them back, or writes some of its own. What is changed "
     "is only read, and starts a new context, which is computed again.",
     needs=("episode/changed",),
-    also=("episode/turns",),
     updates=MIN_LEVEL,
     fits=lambda run: bool(run.series("episode/changed")[0]),
 )

@@ -52,7 +52,6 @@ def _while_score_rises(score: Series) -> str:
 @rule(
     "The score tracks the length of a response, and the policy exploits that instead of improving.",
     needs=("reward/score_mean", "response/length", "reward/length_correlation"),
-    also=("episode/turns",),
     updates=MIN_TREND,
 )
 def hacking_by_length(run: RunRecord, score: Series, length: Series, correlation: Series) -> Symptom | None:
@@ -117,7 +116,6 @@ def hacking_by_repetition(run: RunRecord, score: Series, repetition: Series) -> 
 @rule(
     "Truncated responses score higher than finished ones, and the policy exploits that by not stopping.",
     needs=("reward/score_mean", "response/eos_rate"),
-    also=("reward/length_correlation", "episode/max_tokens"),
     updates=MIN_TREND,
 )
 def hacking_by_not_stopping(run: RunRecord, score: Series, stops: Series) -> Symptom | None:
@@ -151,7 +149,6 @@ def _no_judge(run: RunRecord) -> str:
 @rule(
     "The reward is over-optimized: the score still rises, but quality as measured by an independent judge declines.",
     needs=("reward/score_mean",),
-    also=("score/NAME", "eval/win_rate", "eval/score"),
     updates=MIN_TREND,
     lacks=_no_judge,
 )

@@ -81,7 +81,6 @@ def _far_at_once(run: RunRecord) -> Symptom | None:
     "The policy now writes text that the reference would almost never produce. A reward model has seen nothing like "
     "it, so its scores can no longer be trusted.",
     needs=("objective/kl", "response/length"),
-    also=("reward/total", "reward/score_mean", "reward/score_std"),
     early=_far_at_once,
     updates=MIN_LEVEL,
     of_policy=True,
@@ -192,7 +191,6 @@ def _lacks_beta(run: RunRecord) -> str:
     "The KL penalty is negligible, so nothing keeps the policy near the reference: it drifts toward anything that the "
     "reward favors, regardless of the quality of the text.",
     needs=("reward/score_mean", "reward/score_std", "objective/kl"),
-    also=("objective/kl_coef", "response/length"),
     updates=MIN_TREND,
     lacks=_lacks_beta,
 )
@@ -244,7 +242,6 @@ def _target(run: RunRecord) -> float | None:
     "The KL penalty is so strong that even the best policy it allows stays next to the reference: there is almost no "
     "score to gain, and most of the gradient is noise from the KL.",
     needs=("reward/score_mean", "reward/score_std"),
-    also=("objective/kl_coef",),
     updates=MIN_TREND,
     fits=lambda run: run.setting("ppo.kl_coef") != 0 and (weighs_scores(run) or run.trainer is not None),
     lacks=_lacks_beta,
@@ -324,7 +321,6 @@ def _of_responses(run: RunRecord, at_least: int = MIN_TREND) -> Series | None:
     "All responses to a prompt are nearly identical. None scores better than another, so there is nothing to learn "
     "from.",
     needs=("policy/entropy|response/entropy", "response/length|response/entropy"),
-    also=("reward/score_mean",),
     updates=MIN_TREND,
     of_reward=True,
 )
@@ -381,7 +377,6 @@ def _collapse_at_once(run: RunRecord) -> Symptom | None:
     "The policy is settling on one response per prompt. It stops exploring, and its responses differ too little to "
     "learn from.",
     needs=("policy/entropy|response/entropy", "response/length|response/entropy"),
-    also=("group/constant", "reward/score_mean"),
     early=_collapse_at_once,
     updates=MIN_TREND,
     of_reward=True,
@@ -458,7 +453,6 @@ def _lower_bonus(run: RunRecord, start: float) -> Remedy:
     "The policy is becoming more random and its text is turning into noise: the entropy bonus is too large, or the "
     "steps destroy what the policy had learned.",
     needs=("policy/entropy",),
-    also=("objective/entropy_coef",),
     updates=MIN_LEVEL,
     of_reward=True,
     lacks=_sampled_hotter_or_colder,

@@ -97,7 +97,6 @@ def num_sampled(run: RunRecord, updates: Sequence[int]) -> float:
 @rule(
     "Responses hit the length limit and are cut off, so the reward scores a fragment.",
     needs=("response/eos_rate", "response/length_max"),
-    also=("episode/max_tokens", "episode/context_overflow"),
     updates=MIN_LEVEL,
     of_reward=True,
 )
@@ -184,7 +183,6 @@ def _none_stops(run: RunRecord) -> Symptom | None:
     "The policy rarely ends its responses: it never learned the stop token, has unlearned it, or runs out of tokens "
     "first.",
     needs=("response/eos_rate",),
-    also=("episode/max_tokens", "reward/score_mean", "reward/score_std"),
     early=_none_stops,
     updates=MIN_LEVEL,
     of_reward=True,
@@ -224,7 +222,6 @@ def too_few_eos(run: RunRecord, stops: Series) -> Symptom | None:
     "The policy stops almost immediately. If the score rises, it has learned that a nearly empty response scores "
     "best; if not, steps that are too large have broken it.",
     needs=("response/length",),
-    also=("response/eos_rate", "reward/score_mean", "episode/turns"),
     updates=MIN_TREND,
     of_reward=True,
 )

@@ -61,7 +61,6 @@ SATURATED = 0.1
 @rule(
     "A reward function raises, times out or returns invalid scores, or an environment fails. Retries cost time; the "
     "responses it gives up on are left out of the update or get a substitute score.",
-    also=("reward/NAME_failures", "reward/NAME_timeouts", "reward/NAME_given_up"),
 )
 def reward_function_failing(run: RunRecord) -> Symptom | None:
     """Seen: `reward/NAME_failures`, `reward/NAME_timeouts` or `reward/NAME_given_up` is above 0.
@@ -102,7 +101,6 @@ def _counters(run: RunRecord) -> dict[str, Series]:
     "A reward function returns None, which means no score, for many responses. They are sampled and then left out of "
     "the update, which is smaller and noisier for it.",
     needs=("reward/unscored",),
-    also=("reward/NAME_given_up",),
 )
 def responses_unscored(run: RunRecord, unscored: Series) -> Symptom | None:
     """Seen: `reward/unscored` is above 0 for reasons other than failures (`reward/NAME_given_up`).
@@ -262,7 +260,6 @@ def _other_prompts(run: RunRecord) -> str:
     "The policy does not improve its score: its steps are too small or too noisy, β is too large, or the reward does "
     "not tell the responses apart.",
     needs=("reward/score_mean", "reward/score_std"),
-    also=("response/eos_rate", "verdict/NAME/REASON"),
     early=_all_alike,
     updates=PATIENCE,
     of_policy=True,
@@ -477,7 +474,6 @@ APART = 1.15
     "The responses to most prompts score alike. The advantages of these prompts are 0, apart from a KL in the reward: "
     "they are sampled, scored and evaluated, and teach nothing about the score.",
     needs=("group/constant",),
-    also=("verdict/NAME/REASON",),
     updates=MIN_LEVEL,
     fits=compares_groups,
 )

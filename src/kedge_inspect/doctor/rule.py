@@ -143,7 +143,6 @@ class Rule:
             docstring is the documentation.
         needs: Metrics without which the rule cannot clear a run. Of `one|other`, one is enough; the check then reads
             them itself.
-        also: Additional metrics that it reads; `NAME` is the name of a reward term.
         figures: Results in `summary.json`, numbers or intervals, without which there is nothing to check.
         early: Checks for it if the run lacks the series, the figures or anything else.
         updates: Minimum number of updates with the metrics.
@@ -160,7 +159,6 @@ class Rule:
     means: str
     check: Callable[..., Symptom | None]
     needs: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     early: Callable[[RunRecord], Symptom | None] = lambda run: None
     updates: int = 1
@@ -169,11 +167,6 @@ class Rule:
     of_reward: bool = False
     fits: Callable[[RunRecord], bool] = lambda run: True
     lacks: Callable[[RunRecord], str] = lambda run: ""
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """All metrics that it reads."""
-        return (*(part for name in self.needs for part in name.split("|")), *self.also)
 
     def find(self, run: RunRecord) -> Symptom | None:
         """Look for the problem in a run; None without a sign of it, with too little data, or if it does not apply."""

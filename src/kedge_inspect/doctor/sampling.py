@@ -36,7 +36,6 @@ def _beyond_rounding(run: RunRecord) -> tuple[str, Series] | None:
     "Sampler and trainer compute different probabilities for the same tokens: different temperature, position ids or "
     "weights, active dropout, or rounding. Every ratio, every gradient and the KL are wrong by that factor.",
     needs=("|".join(RATIOS),),
-    also=tuple(RATIOS),
 )
 def sampler_trainer_mismatch(run: RunRecord) -> Symptom | None:
     """Seen: `policy/first_ratio_max` or `policy/sampler_ratio_max` is too large in any update, or `incidents.jsonl` has
@@ -96,7 +95,6 @@ compiled per shape, fill up."""
 @rule(
     "Most of each update is spent waiting for the reward function.",
     needs=("time/reward", "time/update"),
-    also=("time/waiting_for_rollout",),
     updates=MIN_LEVEL,
 )
 def reward_dominates_time(run: RunRecord, scoring: Series, total: Series) -> Symptom | None:
@@ -183,7 +181,6 @@ def _samples_ahead(run: RunRecord) -> bool:
     "The policy has moved far from the weights that sampled. Importance weights correct for it, but they vary so much "
     "that few tokens count, and where they are truncated the gradient is biased.",
     needs=("policy/sampler_share",),
-    also=("policy/sampler_truncated", "policy/sampler_masked", "policy/staleness"),
     updates=MIN_LEVEL,
     fits=_samples_ahead,
 )
@@ -234,7 +231,6 @@ def _outside(run: RunRecord, name: str, band: tuple[float, float]) -> str:
     "Sampler and trainer give some tokens or responses very different probabilities. Truncated importance weights keep "
     "these in the loss, and those that the trainer finds unlikely are not truncated at all.",
     needs=("policy/sampler_ratio_p01", "policy/sampler_ratio_p99"),
-    also=("policy/sampler_response_p01", "policy/sampler_response_p99", "response/length"),
     updates=MIN_LEVEL,
     fits=_has_ratios,
 )

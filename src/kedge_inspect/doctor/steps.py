@@ -44,7 +44,6 @@ NORMS = {
 @rule(
     "A score, logprob, loss or gradient was NaN or infinite: a division by zero in a reward function, corrupt weights, "
     "or steps so large that values overflow.",
-    also=("guard/skipped_steps",),
 )
 def not_finite(run: RunRecord) -> Symptom | None:
     """Seen: `incidents.jsonl` has a NaN or infinite score, logprob, loss or gradient.
@@ -107,7 +106,6 @@ def steps_skipped(run: RunRecord, steps: Series) -> Symptom | None:
     "Single batches have far larger gradients than the rest, or the gradients grow throughout: outlier scores, or "
     "weights that are diverging. Norm clipping limits the size of such a step, not its direction.",
     needs=("policy/grad_norm|grad_norm",),
-    also=(*NORMS, "group/constant", "group/score_std"),
     updates=MIN_TREND,
     stages=TRAINED,
     of_policy=True,
@@ -293,7 +291,6 @@ def _extreme(run: RunRecord) -> Symptom | None:
     "Each update moves the policy further than its samples can support: beyond the clip range they describe a policy "
     "that no longer exists. If it continues, KL and entropy run away and the text falls apart.",
     needs=("policy/clip_fraction|policy/approx_kl",),
-    also=("policy/clip_fraction", "policy/approx_kl"),
     early=_extreme,
     updates=MIN_LEVEL,
     of_policy=True,
@@ -370,7 +367,6 @@ def _lacks_kl(run: RunRecord) -> str:
 @rule(
     "The policy barely moves: the run spends its compute without learning.",
     needs=("policy/clip_fraction", "policy/approx_kl"),
-    also=("objective/kl", "response/length", "reward/score_mean"),
     updates=MIN_TREND,
     of_policy=True,
     lacks=_lacks_kl,
@@ -470,7 +466,6 @@ MOST = 0.5
     "The first steps, at the full learning rate, move the policy or the critic further than one batch can justify. "
     "Later updates then repair what the first one broke, far from the reference.",
     needs=("policy/clip_fraction", "policy/approx_kl"),
-    also=("policy/ratio_max", "value/explained_variance"),
     of_policy=True,
 )
 def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Symptom | None:

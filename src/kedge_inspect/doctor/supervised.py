@@ -161,7 +161,6 @@ def _at_chance_in_training(run: RunRecord) -> Symptom | None:
 
 @rule(
     "The reward model cannot tell good responses from bad ones. PPO would optimize an arbitrary preference.",
-    also=("accuracy", "loss"),
     figures=("accuracy",),
     early=_at_chance_in_training,
     stages=("reward",),
@@ -250,7 +249,6 @@ def _unmeasured(run: RunRecord) -> str:
 @rule(
     "PPO would start from values that tell good responses from bad ones hardly better than their mean: too few "
     "responses to learn from, steps too small, or returns that nothing in a prompt and its prefix foretells.",
-    also=("explained_variance", "eval/explained_variance"),
     figures=("explained_variance",),
     stages=("critic",),
     lacks=_unmeasured,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from kedge_inspect.page.looks import look_of
 from kedge_inspect.record import RunRecord
 
 ALL_RULES = (*RULES, *look_of("control").rules)
+BY_NAME = {rule.name: rule for rule in ALL_RULES}
 
 Series = float | Callable[[float], float] | Sequence[float] | None
 """A constant, a function of the run's progress from 0 to 1, a value per update, or no metric at all."""
@@ -118,6 +120,19 @@ def run_with(
     ]
     header = {"stage": "ppo", "precision": "fp32", **(facts or {})}
     return RunRecord(Path("run"), facts=header, config=config, metrics=rows, **more)
+
+
+def metrics_read(rule: Rule, run: RunRecord) -> set[str]:
+    """The metrics whose series a rule reads in a run."""
+    names: set[str] = set()
+
+    class Watched(RunRecord):
+        def series(self, name: str) -> tuple[list[int], list[float]]:
+            names.add(name)
+            return super().series(name)
+
+    rule.find(Watched(**{each.name: getattr(run, each.name) for each in fields(run)}))
+    return names
 
 
 def _column(series: float | Callable[[float], float] | Sequence[float], updates: int, salt: int) -> Sequence[float]:

@@ -17,7 +17,7 @@ from kedge_inspect.doctor.rule import scale
 from kedge_inspect.record import RunRecord
 from tests.inspect.doctor.cases import CASES, DAMAGED, JUDGED, TAUGHT, Case, approached, dropped, nothing_held_out
 from tests.inspect.doctor.edges import EDGES
-from tests.inspect.doctor.synthetic import ALL_RULES, HEALTHY, run_with, synthetic_run, towards
+from tests.inspect.doctor.synthetic import ALL_RULES, BY_NAME, HEALTHY, metrics_read, run_with, synthetic_run, towards
 
 FAST = {
     "policy/clip_fraction": towards(0.5, 0.4),
@@ -48,25 +48,9 @@ def test_other_rules_still_apply_if_a_metric_is_missing(missing: str) -> None:
             continue  # the run is the case itself, which has a test of its own
         rows = [{name: value for name, value in row.items() if name != missing} for row in case.faulty.metrics]
         reduced = replace(case.faulty, metrics=rows)
-        read = next(rule.reads for rule in ALL_RULES if rule.name == case.rule)
+        read = metrics_read(BY_NAME[case.rule], case.faulty)
         if missing not in read and not case.faulty.incidents:
             assert case.rule in [finding.rule for finding in diagnose(reduced)], case.rule
-
-
-def test_every_metric_that_a_rule_needs_is_in_reads() -> None:
-    for case in CASES:
-        reads = {name for rule in ALL_RULES if rule.name == case.rule for name in rule.reads}
-        rows = [
-            {name: value for name, value in row.items() if name == "update" or _is_read(name, reads)}
-            for row in case.faulty.metrics
-        ]
-        reduced = replace(case.faulty, metrics=rows)
-        assert case.rule in [finding.rule for finding in diagnose(reduced)], case.rule
-
-
-def _is_read(name: str, reads: set[str]) -> bool:
-    head, _, tail = name.partition("/")
-    return name in reads or f"{head}/NAME" in reads or f"{head}/NAME_{tail.partition('_')[2]}" in reads
 
 
 def test_a_run_without_a_configuration_is_diagnosed() -> None:
@@ -391,7 +375,7 @@ def test_a_verdict_covers_only_what_was_examined(run: RunRecord, verdict: str) -
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_a_rule_without_what_it_needs_finds_nothing_or_says_so(case: Case) -> None:
-    rule = next(rule for rule in ALL_RULES if rule.name == case.rule)
+    rule = BY_NAME[case.rule]
     assert rule.concerns(case.faulty)
     assert rule.gap(case.faulty) is None
     assert {part for name in rule.needs for part in name.split("|")} <= {*rule.reads}

@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 
 from kedge_inspect.doctor import diagnose
 from kedge_inspect.record import RunRecord
-from tests.inspect.doctor.synthetic import ALL_RULES
+from tests.inspect.doctor.cases import CASES
+from tests.inspect.doctor.synthetic import BY_NAME, metrics_read
 
-NAMES = sorted({name.replace("NAME", "mine") for rule in ALL_RULES for name in rule.reads})
+NAMES = sorted(
+    {name for case in CASES for row in case.faulty.metrics for name in row if name != "update"}.union(
+        *(metrics_read(BY_NAME[case.rule], case.faulty) for case in CASES)
+    )
+)
 NUMBERS = st.one_of(
     st.none(), st.sampled_from([0.0, -1.0, 1.0, 1e-12, 1e30, -1e30, float("nan"), float("inf")]), st.floats(-100, 100)
 )
