@@ -98,18 +98,15 @@ def recognize(log: Log, library: str = "") -> tuple[Trainer, Log]:
         names = _names(candidate)
         named = [each for each in allowed if each.setting in log.settings or each.name == log.trainer]
         said = named or (allowed if len(allowed) == 1 else [])
-        found = [each for each in said if names & _read_by(each)] or [each for each in allowed if each.matches(names)]
+        found = [each for each in said if any(row[0] == each.key and row[2] in names for row in METRICS)] or [
+            each for each in allowed if any(group <= names for group in each.marks)
+        ]
         if found:
             return found[0], candidate
     raise DataError(
         f"{str(log.files[0])!r}: its names ({', '.join(sorted(_names(log))[:8])}, …) do not say what wrote it; say it "
         f"with --library: {', '.join(trainer.key for trainer in allowed)}"
     )
-
-
-def _read_by(trainer: Trainer) -> set[str]:
-    """The names that are read of a trainer's logs."""
-    return {row[2] for row in METRICS if row[0] == trainer.key}
 
 
 def _names(log: Log) -> set[str]:
@@ -133,6 +130,8 @@ def _record(path: Path, trainer: Trainer, log: Log) -> RunRecord:
         _add_coefficient(rows, config["ppo"].get("kl_coef"))
         _add_spread(rows, log, config["rollout"])
         _add_stops(rows, log)
+        if all(row.get("episode/turns", 1) == 1 for row in rows):  # verl also counts those of plain responses
+            rows = [{name: value for name, value in row.items() if name != "episode/turns"} for row in rows]
         if not any(name.startswith("value/") for row in rows for name in row):
             config["ppo"]["critic"] = "none"
     kept = [row for row in rows if len(row) > 1]

@@ -29,6 +29,12 @@ STABLE_BASELINES = {
     "control.total_steps": "total_timesteps",
     "control.early_stop_kl": "target_kl",
 }
+SWITCHES = {
+    "algorithm.kl_ctrl.kl_coef": "algorithm.use_kl_in_reward",
+    "actor_rollout_ref.actor.kl_loss_coef": "actor_rollout_ref.actor.use_kl_loss",
+}
+"""Arguments that have an effect only if another one is true; verl's configuration always has both."""
+
 ESTIMATORS = {
     "reinforce_plus_plus": "reinforce++",
     "reinforce_plus_plus_baseline": "reinforce++_baseline",
@@ -56,6 +62,10 @@ class Counterpart:
     is_carried: bool = False
     is_word: bool = False
     values: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+
+    def is_off(self, settings: Mapping[str, Any]) -> bool:
+        """True if another setting of the run turns it off."""
+        return settings.get(SWITCHES.get(self.argument, "")) is False
 
 
 @cache
@@ -97,8 +107,10 @@ def translate_settings(
     for each in counterparts(trainer):
         value = settings.get(each.argument)
         section, _, name = each.field.partition(".")
-        if each.is_carried and is_number(value):
-            config.setdefault(section, {}).setdefault(name, value)
+        if each.is_carried and is_number(value) and not each.is_off(settings):
+            # A file may have a temperature of 1 instead of 1.0, which can be raised by less than a whole number.
+            number = value if name.startswith(("num_", "max_", "total_")) else float(value)
+            config.setdefault(section, {}).setdefault(name, number)
     if trainer.stage == "ppo":
         config["ppo"] |= {name: value for name, value in _of_algorithm(trainer, settings) if value is not None}
         config["rollout"] |= {name: value for name, value in _of_sampling(trainer, settings) if value is not None}
@@ -133,7 +145,9 @@ def _of_algorithm(trainer: Trainer, settings: Mapping[str, Any]) -> Iterator[tup
         yield "advantage", "dr_grpo" if flat else named
         in_loss = settings.get("actor_rollout_ref.actor.use_kl_loss", settings.get("algo.kl.use_loss"))
         yield "kl_in", "loss" if in_loss else None
-        yield "kl_coef", settings.get("actor_rollout_ref.actor.kl_loss_coef") if in_loss else None
+        yield "kl_coef", 0.0 if all(settings.get(name) is False for name in SWITCHES.values()) else None
+        batch = settings.get("data.train_batch_size")
+        yield "num_minibatches", batch and batch // settings.get("actor_rollout_ref.actor.ppo_mini_batch_size", batch)
 
 
 def _of_sampling(trainer: Trainer, settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -150,8 +164,11 @@ def _of_sampling(trainer: Trainer, settings: Mapping[str, Any]) -> Iterator[tupl
 def in_words_of(run: RunRecord, change: Change) -> str:
     """A change in the words of the run's library; empty if it has no such setting."""
     assert run.trainer is not None
+    if (own_name := f" ({change.field})") in change.text and change.value is None and change.direction == "switch":
+        return change.text.replace(own_name, "")  # an instruction that does not depend on the library
     verb, _, rest = change.text.partition(change.field)
-    found = [each for each in counterparts(run.trainer) if each.field == change.field]
+    same = (each for each in counterparts(run.trainer) if each.field == change.field)
+    found = [each for each in same if not each.is_off(run.arguments)]
     found.sort(key=lambda each: each.argument not in run.arguments)
     leaf = change.field.rpartition(".")[2]
     if not found and leaf in run.arguments:  # an argument with kedge's own name
@@ -164,7 +181,7 @@ def in_words_of(run: RunRecord, change: Change) -> str:
     plain = next((each for each in found if not each.is_word), None)
     if plain is None or (change.direction == "switch" and not plain.is_carried):
         return ""
-    if plain.argument == "num_train_epochs" and run.arguments.get("max_steps", 0) > 0:
+    if plain.argument == "num_train_epochs" and (run.arguments.get("max_steps") or 0) > 0:
         return f"{verb}max_steps"
     return f"{verb}{plain.argument}{rest if plain.is_carried or change.value is None else ''}"
 

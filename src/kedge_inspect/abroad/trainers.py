@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -32,10 +31,6 @@ class Trainer:
     def name(self) -> str:
         """As its library calls it: `GRPO`."""
         return self.title.rpartition(" ")[2]
-
-    def matches(self, names: Collection[str]) -> bool:
-        """True if a log with these names is one of its logs."""
-        return any(group <= set(names) for group in self.marks)
 
 
 def _marks(*groups: str) -> tuple[frozenset[str], ...]:

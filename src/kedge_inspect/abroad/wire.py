@@ -177,6 +177,11 @@ EMPTY: dict[str, Callable[[], Any]] = {
 """Instructions of a pickle that push a value without an argument."""
 
 
+ARGUMENTS = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "BINPERSID": 1}
+ARGUMENTS |= dict.fromkeys(("SETITEM", "STACK_GLOBAL", "REDUCE", "NEWOBJ"), 2)
+"""Number of values that an instruction of a pickle takes from the stack; all since the mark, if it is not here."""
+
+
 class _Plain:
     """Stands for an object of any class in a pickle: its attributes, or the value of an enumeration."""
 
@@ -195,11 +200,13 @@ def _plain_values(data: bytes) -> Any:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
 
-    def since_mark() -> list[Any]:
-        place = len(stack) - 1 - stack[::-1].index(mark)
-        items = stack[place + 1 :]
+    def popped(name: str) -> list[Any]:
+        """The arguments of an instruction: as many as it always takes, or those since the mark."""
+        count = ARGUMENTS.get(name, 0)
+        place = len(stack) - (count or 1 + stack[::-1].index(mark))
+        items = stack[place:]
         del stack[place:]
-        return items
+        return items if count else items[1:]
 
     for operation, argument, _ in pickletools.genops(data):
         name = operation.name
@@ -216,22 +223,20 @@ def _plain_values(data: bytes) -> Any:
         elif name == "GLOBAL":
             stack.append(named)
         elif name in ("STACK_GLOBAL", "BINPERSID"):
-            del stack[-2 if name == "STACK_GLOBAL" else -1 :]
+            popped(name)
             stack.append(named)
         elif name in ("REDUCE", "NEWOBJ"):
-            arguments = stack.pop()
-            stack[-1] = _Plain(arguments[0] if arguments else None)
+            _, arguments = popped(name)
+            stack.append(_Plain(arguments[0] if arguments else None))
         elif name == "BUILD":
             state = stack.pop()
             if isinstance(stack[-1], _Plain):
                 stack[-1].attributes = state
-        elif name in ("TUPLE", "LIST"):
-            stack.append((tuple if name == "TUPLE" else list)(since_mark()))
-        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            count = int(name[-1])
-            stack[-count:] = [tuple(stack[-count:])]
+        elif name == "LIST" or name.startswith("TUPLE"):
+            items = popped(name)
+            stack.append(items if name == "LIST" else tuple(items))
         elif name in ("APPENDS", "ADDITEMS", "SETITEMS", "APPEND", "SETITEM"):
-            items = since_mark() if name.endswith("S") else [stack.pop() for _ in range(1 + (name == "SETITEM"))][::-1]
+            items = popped(name)
             if isinstance(stack[-1], list):
                 stack[-1].extend(items)
             elif isinstance(stack[-1], dict):

@@ -164,7 +164,7 @@ def proxy_up_judge_down(run: RunRecord, score: Series) -> Symptom | None:
     """
     for name in (*run.judges, *HELD_OUT):
         judge = read(run, name, at_least=MIN_TREND)
-        if not rose(score) or judge is None or score.late < score.at(judge.peak_updates):
+        if not rose(score) or judge is None or score.late < score.during(judge.peak_updates):
             continue
         lost = judge.peak - judge.late
         if lost <= max(SIGNIFICANT * judge.rise_error, LOST_GAIN * (judge.peak - judge.first)):

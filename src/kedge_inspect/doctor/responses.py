@@ -112,8 +112,10 @@ def truncated_at_cap(run: RunRecord, stops: Series, longest: Series) -> Symptom 
     the first update on. With a score, a note if they were and it is a tenth or fewer at the end. Without either, a note
     if hardly any response stopped at first.
     """
-    if has_episodes(run):
-        return _episodes_cut(run)
+    in_turn = read(run, "episode/max_tokens")
+    overflow = read(run, "episode/context_overflow")
+    if in_turn and overflow:
+        return _episodes_cut(run, in_turn, overflow)
     scored = eos_is_scored(run)
     if stops.late > 1 - TRUNCATED:
         return _fitted_to_cap(stops, longest) if scored else None
@@ -128,12 +130,8 @@ def truncated_at_cap(run: RunRecord, stops: Series, longest: Series) -> Symptom 
     )
 
 
-def _episodes_cut(run: RunRecord) -> Symptom | None:
+def _episodes_cut(run: RunRecord, in_turn: Series, overflow: Series) -> Symptom | None:
     """Symptom of episodes that run out of tokens, within a turn or because the next answer no longer fits."""
-    in_turn = read(run, "episode/max_tokens")
-    overflow = read(run, "episode/context_overflow")
-    if in_turn is None or overflow is None:
-        return None
     cut = combine(lambda one, other: one + other, in_turn, overflow)
     if cut is None or cut.late < TRUNCATED:
         return None

@@ -395,7 +395,7 @@ MEMORIZED = 0.5
     "for each of them by heart.",
     needs=("reward/score_mean", "eval/score"),
     updates=MIN_TREND,
-    fits=lambda run: run.setting("ppo.eval_every") is not None,
+    fits=lambda run: run.setting("ppo.eval_every") is not None or bool(run.series("eval/score")[0]),
     lacks=_other_prompts,
 )
 def prompts_memorized(run: RunRecord, score: Series, held_out: Series) -> Symptom | None:

@@ -108,9 +108,10 @@ class Series:
         first = rolling.index(max(rolling))
         return self.updates[first : first + WINDOW]
 
-    def at(self, updates: Sequence[int]) -> float:
-        """Median over the given updates."""
-        return median(value for update, value in self.items if update in updates)
+    def during(self, updates: Sequence[int]) -> float:
+        """Median from the first to the last of these updates; NaN without a value there."""
+        found = [value for update, value in self.items if updates[0] <= update <= updates[-1]]
+        return median(found) if found else math.nan
 
     @property
     def steps(self) -> list[float]:

@@ -167,8 +167,13 @@ def _usual(norms: Sequence[float], index: int) -> float:
     return max(sorted(side)[len(side) // 4] for side in sides if side)
 
 
+def section_of(run: RunRecord) -> str:
+    """The section of the configuration with a run's learning rate."""
+    return {"reward": "reward_model"}.get(run.stage, run.stage or "ppo")
+
+
 def _tame(run: RunRecord, norms: Collection[str], *, lowers_rate: bool) -> Iterator[Remedy]:
-    section = {"reward": "reward_model"}.get(run.stage, run.stage or "ppo")
+    section = section_of(run)
     if section == "ppo" and run.setting("ppo.on_spike") is None:
         yield set_to("ppo.on_spike", "skip", why="to skip such steps")
     if not lowers_rate:
@@ -279,10 +284,11 @@ def _extreme(run: RunRecord) -> Symptom | None:
         return None
     worst = max(moved.values)
     clipped = read(run, "policy/clip_fraction", at_least=1)
-    share = "" if clipped is None else f" and clips {clipped.at([moved.argmax]):.0%} of the tokens"
+    share = dict(clipped.items).get(moved.argmax) if clipped else None
+    clips = "" if share is None else f" and clips {share:.0%} of the tokens"
     return Symptom(
         "serious",
-        f"update {moved.argmax} moves the policy by {fmt(worst)} nats per token{share}",
+        f"update {moved.argmax} moves the policy by {fmt(worst)} nats per token{clips}",
         (smaller_rate(moved=worst),),
     )
 
@@ -344,9 +350,12 @@ def _fewer_epochs(run: RunRecord) -> list[Remedy]:
 
 
 def _num_epochs(run: RunRecord) -> float:
-    """The passes over an update's responses, below 1 for a share of them; 2 if the settings do not say."""
+    """The passes over an update's responses, below 1 for a share of them.
+
+    If the settings do not say, 2, and 1 in a log of another library.
+    """
     value = run.setting("ppo.num_epochs")
-    return value if is_number(value) else 2
+    return value if is_number(value) else 2 if run.trainer is None else 1
 
 
 def _by_epoch(run: RunRecord) -> str:
@@ -395,10 +404,11 @@ def steps_too_small(run: RunRecord, clipped: Series, moved: Series) -> Symptom |
     score = read(run, "reward/score_mean")
     if rose(score) or (kl is not None and kl.late > NEAR):
         return None
+    distance = f"; after {kl.updates[-1]} updates it is {fmt(kl.late)} nats from the reference" if kl else ""
     return Symptom(
         "serious",
         f"at most {clipped.peak:.2%} of the tokens are clipped, and an update moves the policy by at most "
-        f"{fmt(moved.peak)} nats per token ({span(moved.peak_updates)}){_distance(kl)}; the score does not rise",
+        f"{fmt(moved.peak)} nats per token ({span(moved.peak_updates)}){distance}; the score does not rise",
         (scale("ppo.learning_rate", 10.0), scale("ppo.num_epochs", 2.0)),
     )
 
@@ -439,12 +449,13 @@ def _frozen(run: RunRecord) -> Symptom | None:
 
 
 def _has_further_steps(run: RunRecord) -> bool:
-    """True if an update takes more than one step, since the first one's ratios are 1 at any learning rate."""
-    return not (_num_epochs(run) <= 1 and run.setting("ppo.num_minibatches") in (None, 1))
+    """True if an update takes more than one step, since the first one's ratios are 1 at any learning rate.
 
-
-def _distance(kl: Series | None) -> str:
-    return "" if kl is None else f"; after {kl.updates[-1]} updates it is {fmt(kl.late)} nats from the reference"
+    Not all settings of another library are known, but ratios other than 1 show further steps as well.
+    """
+    moved = read(run, "policy/approx_kl") if run.trainer else None
+    is_seen = moved is not None and moved.peak > NOT_MOVED
+    return is_seen or _num_epochs(run) > 1 or run.setting("ppo.num_minibatches") not in (None, 1)
 
 
 NUM_FIRST = 2

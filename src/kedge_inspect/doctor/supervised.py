@@ -9,7 +9,7 @@ from typing import Any
 
 from kedge_inspect.doctor.rule import LARGEST_SHARE, Remedy, Symptom, rule, scale, set_to
 from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, SIGNIFICANT, WINDOW, Series, fmt, read, span
-from kedge_inspect.doctor.steps import gradient_spikes
+from kedge_inspect.doctor.steps import gradient_spikes, section_of
 from kedge_inspect.record import RunRecord
 
 OVERFITTED = 0.03
@@ -39,11 +39,6 @@ INDIFFERENT = math.log(2.0)
 SUPERVISED = ("sft", "reward", "critic")
 
 
-def _section(run: RunRecord) -> str:
-    marks = {"accuracy": "reward_model", "explained_variance": "critic"}
-    return next((section for mark, section in marks.items() if mark in run.metrics[-1]), "sft")
-
-
 @rule(
     "The model memorizes its training data: the held-out loss is rising again while training continues.",
     needs=("eval/loss",),
@@ -71,7 +66,7 @@ def overfitting(run: RunRecord, held_out: Series) -> Symptom | None:
 
 
 def _train_less(run: RunRecord) -> Iterator[Remedy]:
-    section = _section(run)
+    section = section_of(run)
     if run.setting(f"{section}.num_epochs") != 1:
         yield scale(f"{section}.num_epochs", 0.5)
     yield scale(f"{section}.learning_rate", 1 / 3)
@@ -100,15 +95,15 @@ def loss_rising(run: RunRecord, loss: Series) -> Symptom | None:
     return Symptom(
         "serious",
         f"the training loss rises from {fmt(loss.first)} to {to}",
-        (scale(f"{_section(run)}.learning_rate", 0.1), _longer_rise(run)),
+        (scale(f"{section_of(run)}.learning_rate", 0.1), _longer_rise(run)),
     )
 
 
 def _longer_rise(run: RunRecord) -> Remedy:
     """Double the share of the steps in which the learning rate rises."""
-    schedule = run.setting(f"{_section(run)}.schedule") or "cosine"
+    schedule = run.setting(f"{section_of(run)}.schedule") or "cosine"
     [(decay, fraction)] = schedule.items() if isinstance(schedule, dict) else [(schedule, 0.05)]
-    return set_to(f"{_section(run)}.schedule", {decay: min(2 * fraction, LARGEST_SHARE)}, "too_low")
+    return set_to(f"{section_of(run)}.schedule", {decay: min(2 * fraction, LARGEST_SHARE)}, "too_low")
 
 
 HOLD_OUT_MORE = scale("data.eval_fraction", 3.0)
@@ -129,7 +124,7 @@ def _other_rate(run: RunRecord) -> Remedy:
     is_worse = run.stage == "reward" and loss is not None and loss.late > (1 + RISEN) * max(INDIFFERENT, loss.first)
     spikes = gradient_spikes.find(run)
     are_too_large = is_worse or loss_rising.find(run) is not None or (spikes is not None and spikes.severity != "note")
-    return scale(f"{_section(run)}.learning_rate", 1 / 3 if are_too_large else 3.0)
+    return scale(f"{section_of(run)}.learning_rate", 1 / 3 if are_too_large else 3.0)
 
 
 def _nothing_to_judge_by(run: RunRecord) -> str:

@@ -322,3 +322,106 @@ def test_a_number_in_another_unit_is_not_advised() -> None:
     config = translate_settings(BY_KEY["trl-grpo"], settings, {})
     assert config["rollout"] == {"num_responses": 8}
     assert config["ppo"]["clip_range"] == 0.2
+
+
+@pytest.mark.parametrize(("turns", "is_episode"), [(2.0, False), (5.0, True)])
+def test_a_response_without_tools_is_no_episode_of_verl(turns: float, is_episode: bool, tmp_path: Path) -> None:
+    """Its count of turns contains the prompt."""
+    run = read_any_run(lines(tmp_path, over(16, {**VERL, "response_length/clip_ratio": 0.4, "num_turns/mean": turns})))
+    assert run.metrics[0].get("episode/turns") == (2.5 if is_episode else None)
+    assert "truncated_at_cap" in [each.rule for each in examine(run).findings]
+
+
+@pytest.mark.parametrize(
+    ("calls", "failed", "rule", "advised"),
+    [
+        (2.0, 0.97, "tools_fail", "read the errors among the samples; mend the tools or their docstrings"),
+        (0.0, 0.0, "tools_unused", "show a call in the prompts"),
+    ],
+)
+def test_calls_of_tools_in_trl(calls: float, failed: float, rule: str, advised: str, tmp_path: Path) -> None:
+    row = {**GRPO, "tools/call_frequency": calls, "tools/failure_frequency": failed}
+    [found] = [each for each in diagnose_run(write_state(tmp_path, over(16, row))) if each.rule.startswith("tools")]
+    assert found.rule == rule
+    assert found.try_.startswith(advised)
+    assert "(" not in found.try_
+
+
+def test_a_score_that_rises_on_the_training_prompts_alone_is_found_in_trl(tmp_path: Path) -> None:
+    settings = tmp_path / "args.yaml"
+    settings.write_text("multi_objective_aggregation: sum_then_normalize")
+    rows = over(16, GRPO, reward=lambda number: 0.2 + 0.05 * number, eval_reward=lambda number: 0.2)
+    for shown, expected in (rows, True), ([{**row, "eval_reward": row["reward"]} for row in rows], False):
+        run = read_any_run(lines(tmp_path, shown), origin=Origin(settings=settings))
+        assert ("prompts_memorized" in [each.rule for each in examine(run).findings]) == expected
+
+
+def test_evaluations_between_the_rows_of_the_training_score(tmp_path: Path) -> None:
+    rows = over(100, {}, reward=lambda number: number / 100 if number % 4 == 3 else None)
+    for number in range(1, 100, 2):
+        rows[number - 1]["eval_reward"] = min(number, 100 - number) / 50
+    settings = tmp_path / "args.yaml"
+    settings.write_text("multi_objective_aggregation: sum_then_normalize")
+    run = read_any_run(lines(tmp_path, rows), origin=Origin("trl-grpo", settings))
+    assert "proxy_up_judge_down" in [each.rule for each in examine(run).findings]
+
+
+@pytest.mark.parametrize(
+    ("settings", "clipped", "found", "unjudged"),
+    [
+        ("", 0.0, False, True),  # a single step or a frozen policy
+        ("", 0.01, False, False),
+        ("actor_rollout_ref: {actor: {ppo_epochs: 2}}", 0.0, True, False),
+    ],
+)
+def test_ratios_of_one_do_not_show_that_the_policy_stands_still(
+    settings: str, clipped: float, found: bool, unjudged: bool, tmp_path: Path
+) -> None:
+    rows = over(16, {**VERL, "actor/pg_clipfrac": clipped, "actor/ppo_kl": clipped / 10})
+    (tmp_path / "config.yaml").write_text(settings or "trainer: {nnodes: 1}")
+    examined = examine(read_any_run(lines(tmp_path, rows), origin=Origin(settings=tmp_path / "config.yaml")))
+    assert ("steps_too_small" in [each.rule for each in examined.findings]) == found
+    assert ("steps_too_small" in [each.rule for each in examined.gaps]) == unjudged
+
+
+def test_a_temperature_of_1_is_raised_by_less_than_a_whole_number() -> None:
+    config = translate_settings(BY_KEY["trl-grpo"], {"temperature": 1, "num_generations": 8}, {})
+    assert isinstance(config["rollout"]["temperature"], float)
+    assert isinstance(config["rollout"]["num_responses"], int)
+
+
+def test_advice_on_a_reward_model_whose_last_row_is_an_evaluation(tmp_path: Path) -> None:
+    row = {"loss": 0.6, "accuracy": 0.6, "mean_reward": 0.1, "margin": 0.1}
+    rows = [*over(16, row, eval_loss=lambda number: 0.5 + 0.02 * number), {"step": 20, "eval_loss": 0.9}]
+    write_args(write_state(tmp_path, rows), learning_rate=1e-4, num_train_epochs=2, max_steps=None)
+    [found] = [each for each in diagnose_run(tmp_path) if each.rule == "overfitting"]
+    assert found.try_ == (
+        "train on more data; lower num_train_epochs from 2 to 1; lower learning_rate from 0.0001 to 3.3e-05"
+    )
+
+
+@pytest.mark.parametrize(
+    ("in_reward", "in_loss", "coefficient", "named"),
+    [
+        (True, False, 0.02, "algorithm.kl_ctrl.kl_coef from 0.02 to 0.06"),
+        (False, True, 0.001, "actor_rollout_ref.actor.kl_loss_coef from 0.001 to 0.003"),
+        (False, False, 0.0, ""),
+    ],
+)
+def test_the_weight_of_the_kl_that_verl_uses(
+    in_reward: bool, in_loss: bool, coefficient: float, named: str, tmp_path: Path
+) -> None:
+    """Its configuration always has both, with defaults."""
+    actor = {"use_kl_loss": in_loss, "kl_loss_coef": 0.001, "ppo_mini_batch_size": 64, "ppo_epochs": 1}
+    algorithm = {"use_kl_in_reward": in_reward, "kl_ctrl": {"kl_coef": 0.02}, "adv_estimator": "grpo"}
+    settings = {"actor_rollout_ref": {"actor": actor}, "algorithm": algorithm, "data": {"train_batch_size": 256}}
+    (tmp_path / "config.yaml").write_text(json.dumps(settings))
+    changes = {"critic/score/mean": lambda number: 0.05 * number,
+               "response_length/clip_ratio": lambda number: 0.1 + 0.05 * number}  # fmt: skip
+    rows = over(16, VERL, **changes)
+    run = read_any_run(lines(tmp_path, rows), origin=Origin(settings=tmp_path / "config.yaml"))
+    assert (run.setting("ppo.kl_coef"), run.setting("ppo.num_minibatches")) == (coefficient, 4)
+    [found] = [each for each in examine(run).findings if each.rule == "hacking_by_not_stopping"]
+    assert found.try_ == "score every response without a stop token below every response with one" + (
+        f"; raise {named}" if named else ""
+    )
