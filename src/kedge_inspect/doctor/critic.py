@@ -87,13 +87,10 @@ NEEDED = ("value/explained_variance", "value/mean", "value/returns_mean", "value
 class _Critic:
     """A critic's figures late in the run; distances are in standard deviations of the returns."""
 
-    explained: float
-    rising: bool
+    explained: Series
     bias: float
     values_std: float | None
     returns_std: float
-    updates: int
-    span: str
 
 
 def has_critic(run: RunRecord) -> bool:
@@ -136,15 +133,8 @@ def _critic(run: RunRecord, explained: Series, mean: Series, returns: Series) ->
     if not told:
         return None
     values_std = read(run, "value/std", at_least=MIN_TREND)
-    return _Critic(
-        told.late,
-        rose(told),
-        abs(returns.late - mean.late) / unit.late,
-        values_std.late / unit.late if values_std else None,
-        unit.late,
-        explained.updates[-1],
-        told.late_span,
-    )
+    bias = abs(returns.late - mean.late) / unit.late
+    return _Critic(told, bias, values_std.late / unit.late if values_std else None, unit.late)
 
 
 def _below_zero(run: RunRecord) -> Symptom | None:
@@ -196,24 +186,27 @@ def dead_critic(run: RunRecord, explained: Series, mean: Series, returns: Series
     to a baseline; see [idle_critic](#idle_critic).
     """
     critic = _critic(run, explained, mean, returns)
-    if critic is None or (critic.explained > USELESS and critic.bias < BIASED):
+    if critic is None:
+        return None
+    late = critic.explained.late
+    if late > USELESS and critic.bias < BIASED:
         return None
     constant = critic.values_std is not None and critic.values_std < CONSTANT
-    serious = critic.bias >= BIASED or critic.explained < HARMFUL or constant
-    seen = f"explained variance is {fmt(critic.explained)} ({critic.span})"
+    serious = critic.bias >= BIASED or late < HARMFUL or constant
+    seen = f"explained variance is {fmt(late)} ({critic.explained.late_span})"
     if critic.bias >= BIASED:
         seen += f"; the mean value is {fmt(critic.bias)} standard deviations away from the mean return"
     if constant:
         seen += "; the values are nearly constant"
-    worse = critic.explained <= 0.0 and critic.updates >= TRAINED
+    worse = late <= 0.0 and explained.updates[-1] >= TRAINED
     severity = "serious" if serious else "warning" if worse else "note"
-    instead = _rely_on_it_less(run) if critic.explained <= USELESS else ()
+    instead = _rely_on_it_less(run) if late <= USELESS else ()
     return Symptom(severity, seen, (*_train_critic(run, critic), *instead))
 
 
 def _train_critic(run: RunRecord, critic: _Critic) -> Iterator[Remedy]:
     """Train the critic less if its values are noise, else more."""
-    noisy = critic.explained < NOISY and critic.bias < BIASED and not critic.rising
+    noisy = critic.explained.late < NOISY and critic.bias < BIASED and not rose(critic.explained)
     return train_critic_less(run) if noisy else _train_critic_more(run)
 
 
@@ -335,8 +328,8 @@ def value_clip_binding(
     return Symptom(
         "serious" if critic.bias >= BIASED and relies_on_critic(run) else "warning",
         f"{clipped.late:.0%} of the values are clipped ({clipped.late_span}); explained variance is "
-        f"{fmt(critic.explained)}, and the mean value is {fmt(critic.bias)} standard deviations away from the mean "
-        "return",
+        f"{fmt(critic.explained.late)}, and the mean value is {fmt(critic.bias)} standard deviations away from the "
+        "mean return",
         (scale("ppo.value_clip_range", 5.0),),
     )
 
@@ -369,7 +362,8 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
     if critic.values_std is not None and critic.values_std > TOO_WIDE:
         return Symptom(
             "serious",
-            f"the values' standard deviation is {fmt(critic.values_std)} times that of the returns ({critic.span})",
+            f"the values' standard deviation is {fmt(critic.values_std)} times that of the returns "
+            f"({critic.explained.late_span})",
             (*_equal_start(run), *_train_critic(run, critic)),
         )
     if "hl_gauss" in (run.setting("ppo.value_loss") or ()):
@@ -378,14 +372,15 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
     if run.setting("ppo.value_unit") != "score" or (SMALL <= critic.returns_std <= LARGE and not is_far):
         return None
     loss = read(run, "value/loss")
-    seen = (
-        f"the returns' standard deviation is {fmt(critic.returns_std)} ({critic.span}), and the value loss grows with "
-        "its square" + (f": it is {fmt(loss.late)}" if loss else "")
-    )
     if is_far:
         seen = (
-            f"the mean value is {fmt(mean.late)} where the mean return is {fmt(returns.late)} ({critic.span}): the "
-            "critic's steps are too small for scores of this size"
+            f"the mean value is {fmt(mean.late)} where the mean return is {fmt(returns.late)} "
+            f"({critic.explained.late_span}): the critic's steps are too small for scores of this size"
+        )
+    else:
+        seen = (
+            f"the returns' standard deviation is {fmt(critic.returns_std)} ({critic.explained.late_span}), and the "
+            "value loss grows with its square" + (f": it is {fmt(loss.late)}" if loss else "")
         )
     return Symptom(
         "serious" if critic.returns_std > LARGE or is_far else "warning",

@@ -258,7 +258,6 @@ def _finding(run: RunRecord, rule: Rule, symptom: Symptom, movers: _Movers, advi
     """
     said = without_own_words(symptom.advice) if run.trainer else symptom.advice
     steps = [said] if said else []
-    fields: list[str] = []
     changes: list[Change] = []
     against = ""
     for each in (remedy(run) for remedy in symptom.remedies):
@@ -275,14 +274,13 @@ def _finding(run: RunRecord, rule: Rule, symptom: Symptom, movers: _Movers, advi
             continue
         why = "" if run.trainer else advice(field, each.direction)
         steps.append(f"{text} (if {each.direction.replace('_', ' ')}: {why})" if why else text)
-        fields.append(field)
         changes.append(each)
     return Finding(
         rule.name,
         symptom.severity,
         symptom.seen,
         rule.means,
-        fields[0] if fields else "",
+        changes[0].field.removeprefix(SCHEDULES) if changes else "",
         changes[0].direction if changes else "switch",
         "; ".join(steps) or (against and f"follow {against} first"),
         f"{DOCS}#{rule.name}",
@@ -306,9 +304,8 @@ def gaps_in_words(run: RunRecord, gaps: Sequence[Gap]) -> str:
 
 
 def _too_short(run: RunRecord, needed: Sequence[int]) -> str:
-    low = min(needed)
     high = max(needed)
-    span = f"{high}" if low == high else f"{low} to {high}"
+    span = f"{high}" if min(needed) == high else f"{min(needed)} to {high}"
     need = f"{len(needed)} need{'s' * (len(needed) == 1)} {span} {look_of(run.stage).unit}s"
     has = len(run.metrics)
     return f"{need}, and the run has {has}" if has < high else f"{need} with their metrics, and the log has fewer"
@@ -355,12 +352,7 @@ def _table(finding: Finding) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    for label, text in (
-        ("seen", finding.seen),
-        ("means", finding.means),
-        ("try", finding.try_),
-        ("docs", finding.docs),
-    ):
+    for label, text in list(finding.as_json().items())[2:]:
         if text:
             table.add_row(label, Text(printable(text)))
     return table

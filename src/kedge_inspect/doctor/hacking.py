@@ -199,7 +199,7 @@ def earlier_policy(run: RunRecord, name: str, quality: Series) -> str:
     held_out = name.startswith("eval/")
     # An update's responses are sampled before its steps, by the previous update's policy.
     shift = 0 if held_out else 1
-    values = {update - shift: value for update, value in zip(quality.updates, quality.values, strict=True)}
+    values = {update - shift: value for update, value in quality.items}
     values[quality.updates[-1]] = quality.values[-1]
     kept = [update for update in kept_checkpoints(run.folder) if update in values]
     nearest = max(kept, key=lambda update: values[update], default=None)

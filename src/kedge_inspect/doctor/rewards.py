@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from kedge_base.texts import names_function
 from kedge_inspect.doctor.responses import (
     MORE_PROMPTS,
+    MORE_TOKENS,
     has_episodes,
     nearly_all_truncated,
     num_responses,
@@ -93,8 +93,7 @@ def _counters(run: RunRecord) -> dict[str, Series]:
     """Counts of failed calls, and of responses that a function has given up on, by metric."""
     endings = ("_failures", "_timeouts", "_given_up")
     names = {name for row in run.metrics for name in row if name.startswith("reward/") and name.endswith(endings)}
-    found = {name: read(run, name, at_least=1) for name in sorted(names)}
-    return {name: counter for name, counter in found.items() if counter}
+    return {name: counter for name in sorted(names) if (counter := read(run, name, at_least=1))}
 
 
 @rule(
@@ -177,17 +176,8 @@ MOST_NAMED = 4
 """Maximum number of reasons that are named, the most frequent first."""
 
 
-@dataclass(frozen=True)
-class _Reasons:
-    """A description of the reasons for the scores, and remedies; empty if no reward gives reasons."""
-
-    seen: str
-    remedies: tuple[Remedy, ...]
-    advice: str
-
-
-def _reasons(run: RunRecord) -> _Reasons:
-    """The verdicts of the last quarter of the run."""
+def _reasons(run: RunRecord) -> Symptom:
+    """The verdicts of the last quarter of the run, with remedies; empty if no reward gives reasons."""
     rows = [row for row in run.metrics if any(name.startswith("verdict/") for name in row)]
     rows = rows[-max(1, len(rows) // 4) :]
     judges = {name.removeprefix("score/") for name in run.judges}
@@ -206,8 +196,7 @@ def _reasons(run: RunRecord) -> _Reasons:
         helpful = [ADVICE[reason] for reason in common if reason in ADVICE]
         advice |= dict.fromkeys(each.format(name=name, form=form) for each in helpful[:1])
     is_cut = any(found.get(CUT_OFF, 0.0) >= MANY_CUT for found in shares.values())
-    remedies = (scale("rollout.max_new_tokens", 2.0),) if is_cut else ()
-    return _Reasons("; ".join(seen), remedies, "; ".join(advice))
+    return Symptom("note", "; ".join(seen), (MORE_TOKENS,) if is_cut else (), "; ".join(advice))
 
 
 def _in_words(run: RunRecord, reason: str) -> str:

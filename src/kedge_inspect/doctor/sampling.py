@@ -197,11 +197,11 @@ def rollout_too_old(run: RunRecord, share: Series) -> Symptom | None:
     masked = read(run, "policy/sampler_masked")
     seen: list[str] = []
     if truncated is not None and truncated.late > TRUNCATED:
-        seen.append(f"{fmt(100 * truncated.late)}% of the importance weights are truncated")
+        seen.append(f"{truncated.late:.0%} of the importance weights are truncated")
     if masked is not None and masked.late > 1 - EFFECTIVE:
-        seen.append(f"ppo.importance_mask leaves out {fmt(100 * masked.late)}% of the tokens")
+        seen.append(f"ppo.importance_mask leaves out {masked.late:.0%} of the tokens")
     if share.late < EFFECTIVE:
-        seen.append(f"the tokens count as {fmt(100 * share.late)}% of their number")
+        seen.append(f"the tokens count as {share.late:.0%} of their number")
     staleness = run.setting("rollout.max_staleness")
     if not seen or not isinstance(staleness, int):
         return None
@@ -280,22 +280,20 @@ def one_side_waits(run: RunRecord, training: Series, sampling: Series, total: Se
     """
     if total.late < SHORT_UPDATE:
         return None
-    if training.late > WAITING * total.late:
-        builtin = run.setting("rollout.engine") == "builtin"
-        faster = set_to("rollout.engine", "vllm") if builtin else adjust("rollout.engine.devices", "too_low")
-        return Symptom(
-            "note",
-            f"training waits {fmt(training.late)} of {fmt(total.late)} seconds per update for responses "
-            f"({total.late_span})",
-            (faster,),
-            "give sampling more of the devices",
-        )
-    if sampling.late > WAITING * total.late:
-        return Symptom(
-            "note",
-            f"sampling waits {fmt(sampling.late)} of {fmt(total.late)} seconds per update for weights "
-            f"({total.late_span})",
-            (set_to("rollout.max_staleness", 0, why="if both sides can use the same devices"),),
-            "give training more of the devices",
-        )
+    faster = set_to("rollout.engine", "vllm")
+    if run.setting("rollout.engine") != "builtin":
+        faster = adjust("rollout.engine.devices", "too_low")
+    at_once = set_to("rollout.max_staleness", 0, why="if both sides can use the same devices")
+    for waited, side, awaited, other, remedy in (
+        (training, "training", "responses", "sampling", faster),
+        (sampling, "sampling", "weights", "training", at_once),
+    ):
+        if waited.late > WAITING * total.late:
+            return Symptom(
+                "note",
+                f"{side} waits {fmt(waited.late)} of {fmt(total.late)} seconds per update for {awaited} "
+                f"({total.late_span})",
+                (remedy,),
+                f"give {other} more of the devices",
+            )
     return None

@@ -94,7 +94,7 @@ class Series:
     @property
     def argmax(self) -> int:
         """The update with the largest value."""
-        return self.updates[max(range(len(self)), key=lambda index: self.values[index])]
+        return self.updates[self.values.index(max(self.values))]
 
     @property
     def peak(self) -> float:

@@ -73,9 +73,10 @@ def _unless_of_scores(incidents: Sequence[Mapping[str, Any]]) -> tuple[Remedy, .
 
     A score belongs to a whole response. Other values have a token, and those of a step its figures.
     """
-    scores = [each for each in incidents if each.get("row") is not None and each.get("token") is None]
-    only = bool(incidents) and len(scores) == len(incidents) and not any(each.get("figures") for each in scores)
-    return () if only else (SMALLER_STEPS,)
+    of_scores = [
+        each.get("row") is not None and each.get("token") is None and not each.get("figures") for each in incidents
+    ]
+    return () if of_scores and all(of_scores) else (SMALLER_STEPS,)
 
 
 @rule(
@@ -126,10 +127,9 @@ def gradient_spikes(run: RunRecord) -> Symptom | None:
     if not found:
         return None
     seen, often = zip(*found.values(), strict=True)
-    remedies = tuple(_tame(run, found, lowers_rate=any(often)))
-    if not any(often):
-        return Symptom("note", "; ".join(seen), remedies, "watch for more: norm clipping handles rare ones")
-    return Symptom("warning", "; ".join(seen), remedies)
+    remedies = _tame(run, found, lowers_rate=any(often))
+    rare = "" if any(often) else "watch for more: norm clipping handles rare ones"
+    return Symptom("note" if rare else "warning", "; ".join(seen), remedies, rare)
 
 
 def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
@@ -415,16 +415,18 @@ def steps_too_small(run: RunRecord, clipped: Series, moved: Series) -> Symptom |
 
 def _takes_steps(run: RunRecord) -> bool:
     """False if no learning rate could have moved the policy: its scores have no gradient, or its steps are skipped."""
+
+    def is_always_one(name: str, *, of_policy: bool = False) -> bool:
+        found = read(run, name, of_policy=of_policy)
+        return found is not None and min(found.values) >= 1
+
     score = read(run, "reward/score_mean")
     score_std = read(run, "reward/score_std")
-    constant = read(run, "group/constant")
-    single = read(run, "group/single")
-    skipped = read(run, "guard/skipped_steps", of_policy=True)
-    is_alike = score is not None and score_std is not None and scores_are_constant(score, score_std)
-    without = [share for share in (constant, single) if share is not None and min(share.values) >= 1]
-    is_alike_in_groups = compares_groups(run) and bool(without)
-    always_skips = skipped is not None and min(skipped.values) >= 1
-    return not (is_alike or is_alike_in_groups or always_skips)
+    if score and score_std and scores_are_constant(score, score_std):
+        return False
+    if compares_groups(run) and (is_always_one("group/constant") or is_always_one("group/single")):
+        return False
+    return not is_always_one("guard/skipped_steps", of_policy=True)
 
 
 def _frozen(run: RunRecord) -> Symptom | None:
