@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from kedge_inspect.doctor.rule import SMALLER_STEPS, Direction, Remedy, Symptom, rule, scale, set_to
+from kedge_inspect.doctor.rule import SMALLER_STEPS, Direction, Remedy, Symptom, instruct, rule, scale, set_to
 from kedge_inspect.doctor.series import MIN_TREND, WINDOW, Series, fmt, read, rose
 from kedge_inspect.page.changes import percent
 from kedge_inspect.record import RunRecord, is_number
@@ -180,10 +180,10 @@ def dead_critic(run: RunRecord, explained: Series, mean: Series, returns: Series
 
     Threshold: A late explained variance of at most 0.05, or a mean value one standard deviation of the returns off.
     Serious if the mean is off, the explained variance is below −1 (worse than unrelated values) or the values are
-    nearly constant; otherwise a warning from 50 updates on and a note before. A finished run of 3 to 7 updates gets a
-    note if its explained variance ends below 0. Skipped once the scores' standard deviation has fallen to a tenth, and
-    in updates whose returns have less than a tenth of the largest standard deviation so far. Not for a critic that adds
-    to a baseline; see [idle_critic](#idle_critic).
+    nearly constant; otherwise a note, and from 50 updates on a warning if the explained variance is not above 0. A
+    finished run of 3 to 7 updates gets a note if its explained variance ends below 0. Skipped once the scores' standard
+    deviation has fallen to a tenth, and in updates whose returns have less than a tenth of the largest standard
+    deviation so far. Not for a critic that adds to a baseline; see [idle_critic](#idle_critic).
     """
     critic = _critic(run, explained, mean, returns)
     if critic is None:
@@ -232,13 +232,15 @@ _TRAINED = set_to("ppo.critic", "separate", why="for a critic with its own weigh
 
 
 def _train_critic_more(run: RunRecord) -> Iterator[Remedy]:
+    # A saved critic with a value head on the policy's trunk cannot start a separate one.
+    is_saved = run.setting("ppo.critic_init") not in (None, "auto", "reward", "policy")
+    separate = () if is_saved and critic_of(run) == "shared" else (_TRAINED,)
     if has_critic(run) and not trains_critic(run):
-        yield _TRAINED
+        yield from separate
     elif critic_of(run) == "separate":
         yield from _raise_critic_rate(run)
     else:
-        if not is_detached(run):
-            yield _TRAINED
+        yield from () if is_detached(run) else separate
         yield scale("ppo.value_coef", 3.0)
         yield scale("ppo.value_head_rate", 3.0)
     yield from _warm_up(run)
@@ -284,8 +286,8 @@ def idle_critic(run: RunRecord, saved: Series) -> Symptom | None:
     """Seen: With `rloo_critic` or `reinforce++_critic` as `ppo.advantage`, `advantage/variance_saved` stays near 0.
 
     Try: Leave it, since it may still learn; or save its passes with the same advantage without a critic: `rloo` or
-    `reinforce++` as `ppo.advantage`, and `none` as `ppo.critic`. With `ppo.critic=detached` a head's loss leaves the
-    policy alone.
+    `reinforce++` as `ppo.advantage`, and `none` as `ppo.critic`, without the critic's settings. With
+    `ppo.critic=detached` a head's loss leaves the policy alone.
 
     Threshold: At most 2% of the variance late in the run. A note.
     """
@@ -300,6 +302,11 @@ def idle_critic(run: RunRecord, saved: Series) -> Symptom | None:
         (
             set_to("ppo.advantage", baseline, why="to save the critic's passes"),
             set_to("ppo.critic", "none"),
+            *(
+                instruct(name, f"leave out {name}")
+                for name, off in OF_CRITIC.items()
+                if run.setting(name) not in (None, off)
+            ),
         ),
     )
 

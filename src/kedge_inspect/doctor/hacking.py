@@ -7,8 +7,15 @@ from __future__ import annotations
 
 from kedge_base.run_folder.output import best_checkpoint, kept_checkpoints
 from kedge_inspect.doctor.kl import stronger_kl
-from kedge_inspect.doctor.responses import ending_in_time, eos_is_scored, has_episodes, parts_of, turn_lengths
-from kedge_inspect.doctor.rule import Symptom, adjust, rule
+from kedge_inspect.doctor.responses import (
+    ending_in_time,
+    eos_is_scored,
+    has_episodes,
+    move_missing_eos_score,
+    parts_of,
+    turn_lengths,
+)
+from kedge_inspect.doctor.rule import Symptom, rule
 from kedge_inspect.doctor.series import MIN_TREND, SIGNIFICANT, Series, fell, fmt, read, rose, span
 from kedge_inspect.record import RunRecord
 
@@ -121,8 +128,8 @@ def hacking_by_repetition(run: RunRecord, score: Series, repetition: Series) -> 
 def hacking_by_not_stopping(run: RunRecord, score: Series, stops: Series) -> Symptom | None:
     """Seen: While the score rises, `response/eos_rate` falls; with an environment, `episode/max_tokens` rises.
 
-    Try: Lower `rollout.missing_eos_score` until a response without a stop token scores below every one with it; triple
-    `ppo.kl_coef`.
+    Try: Set or lower `rollout.missing_eos_score` until a response without a stop token scores below every one with it
+    (`subtract` is doubled); triple `ppo.kl_coef`.
 
     Threshold: A fall of 0.25. Serious; a warning if missing stop tokens have no separate score and the score
     correlates with length, which is then the cause.
@@ -136,7 +143,7 @@ def hacking_by_not_stopping(run: RunRecord, score: Series, stops: Series) -> Sym
         "warning" if explained_by_length else "serious",
         f"{stops.late:.0%} of the responses stop ({stops.late_span}), down from {stops.first:.0%}, "
         f"{_while_score_rises(score)}",
-        (adjust("rollout.missing_eos_score", "too_high"), *stronger_kl(run)),
+        (move_missing_eos_score(run, "too_high"), *stronger_kl(run)),
         "score every response without a stop token below every response with one",
     )
 

@@ -98,7 +98,8 @@ def kl_exploding(run: RunRecord, kl: Series, length: Series) -> Symptom | None:
     runs at 0.2 to 0.5, and broken ones at 1.2 or more.
     """
     per_token = kl.late / max(length.late, 1.0)
-    if run.setting("ppo.reference") is not None and kl.late <= kl.first:
+    move, error = kl.since(1)
+    if run.setting("ppo.reference") is not None and move <= SIGNIFICANT * error:
         return None  # the policy did not start at the reference, and has not moved away from it
     target = _target(run)
     far = kl.late > FAR and per_token > FAR_PER_TOKEN

@@ -7,9 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kedge_base.texts import names_function
-from kedge_inspect.doctor.rule import SMALLER_STEPS, TRAINED, Remedy, Symptom, adjust, instruct, rule, scale, set_to
+from kedge_inspect.doctor.rule import (
+    SMALLER_STEPS,
+    TRAINED,
+    Direction,
+    Remedy,
+    Symptom,
+    adjust,
+    instruct,
+    rule,
+    scale,
+    set_to,
+)
 from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, combine, fmt, read, rose, span
-from kedge_inspect.record import RunRecord
+from kedge_inspect.record import RunRecord, is_number
 
 TRUNCATED = 0.1
 """Share of truncated responses that is reported: N+ has 2 to 5%."""
@@ -43,6 +54,16 @@ def eos_is_scored(run: RunRecord) -> bool:
     terms = run.config.get("reward")
     sources = [str(term.get("source")) for term in terms if term.get("weight") != 0] if isinstance(terms, list) else []
     return not all(map(names_function, sources))
+
+
+def move_missing_eos_score(run: RunRecord, direction: Direction) -> Remedy:
+    """Lower the score of responses without a stop token, or raise it; introduce one if they have none."""
+    name = "rollout.missing_eos_score"
+    if is_number(subtracted := run.setting(f"{name}.subtract")):
+        return set_to(name, {"subtract": subtracted * (2.0 if direction == "too_high" else 0.5)}, direction)
+    if eos_is_scored(run):
+        return adjust(name, direction)
+    return set_to(name, -1, why="to make stopping score higher")
 
 
 def nearly_all_truncated(run: RunRecord) -> bool:
@@ -201,17 +222,12 @@ def too_few_eos(run: RunRecord, stops: Series) -> Symptom | None:
     if stops.late > FEW_STOP:
         return None
     scored = eos_is_scored(run)
-    remedy = (
-        adjust("rollout.missing_eos_score", "too_high")
-        if scored
-        else set_to("rollout.missing_eos_score", -1, why="to make stopping score higher")
-    )
     return Symptom(
         "serious" if scored and stops.late < NONE_STOP else "warning" if scored or stops.first > NONE_STOP else "note",
         f"{stops.late:.0%} of the {'episodes end with a whole turn' if has_episodes(run) else 'responses stop'} "
         f"({stops.late_span}), {stops.first:.0%} in the first update"
         + ("; the rest get the score for a missing stop token" if scored else ""),
-        (remedy, MORE_TOKENS) if max(stops.values) > 0 else (MORE_TOKENS,),
+        (move_missing_eos_score(run, "too_high"), MORE_TOKENS) if max(stops.values) > 0 else (MORE_TOKENS,),
         STOPS_ARE_LEARNED,
     )
 
@@ -241,7 +257,7 @@ def stops_at_once(run: RunRecord, length: Series) -> Symptom | None:
         # Nothing was learned: something broke the policy.
         return Symptom("serious", f"{seen}; the score does not rise", (SMALLER_STEPS,))
     if eos_is_scored(run) and stops is not None and stops.first < 1 - TRUNCATED:
-        return Symptom("serious", f"{seen}; the score rises", (adjust("rollout.missing_eos_score", "too_low"),))
+        return Symptom("serious", f"{seen}; the score rises", (move_missing_eos_score(run, "too_low"),))
     advice = "change the reward, in which a nearly empty response scores best: no setting makes up for it"
     return Symptom("serious", f"{seen}; the score rises", (), advice)
 

@@ -58,6 +58,10 @@ SATURATED = 0.1
 """Standard deviation of the scores, relative to the start, at which nearly all responses score the same."""
 
 
+OF_ENVIRONMENT = "reward/environment_given_up"
+"""Episodes in which the environment failed."""
+
+
 @rule(
     "A reward function raises, times out or returns invalid scores, or an environment fails. Retries cost time; the "
     "responses it gives up on are left out of the update or get a substitute score.",
@@ -79,13 +83,15 @@ def reward_function_failing(run: RunRecord) -> Symptom | None:
     lost = {name: count for name, count in totals.items() if name.endswith("_given_up") and count}
     failed = [name for name, count in totals.items() if name.endswith("_failures") and count]
     slow = any(count for name, count in totals.items() if name.endswith("_timeouts"))
+    limit = scale("reward_functions.timeout" if slow else "reward_functions.retries", 2.0)
+    is_environment = [*lost, *failed] == [OF_ENVIRONMENT]
     seen = [f"{name}: {totals[name]:g} in {span(counters[name].where(bool).updates)}" for name in failed]
     seen += [f"{name}: {count:g} of {scored:g} responses" for name, count in lost.items()]
     return Symptom(
         "serious" if max(lost.values(), default=0.0) > MANY_LOST * scored else "warning",
         "; ".join(seen or [f"{name}: {count:g}" for name, count in totals.items() if count]),
-        (scale("reward_functions.timeout" if slow else "reward_functions.retries", 2.0),),
-        "see reward.log for the function's output and exceptions",
+        () if is_environment else (limit,),
+        f"see reward.log for the {'environment' if is_environment else 'function'}'s output and exceptions",
     )
 
 
@@ -223,7 +229,8 @@ def _all_alike(run: RunRecord) -> Symptom | None:
     by_chance = has_episodes(run) or num_sampled(run, score.updates) < FEW
     patience = PATIENCE if has_episodes(run) else MIN_LEVEL
     reasons = _reasons(run)
-    are_functions = all(names_function(str(term.get("source"))) for term in run.config.get("reward") or ())
+    terms = run.config.get("reward") or ()
+    are_functions = bool(terms) and all(names_function(str(term.get("source"))) for term in terms)
     return Symptom(
         "serious" if len(score) >= patience else "note" if by_chance else "warning",
         f"all scores are {fmt(score.late)}: "
@@ -364,7 +371,7 @@ def reward_saturated(run: RunRecord, score: Series, score_std: Series) -> Sympto
 
     Threshold: A standard deviation of a tenth of the early one. A warning.
     """
-    if not rose(score) or score_std.late > SATURATED * score_std.early:
+    if not rose(score) or score_std.late >= SATURATED * score_std.early:
         return None
     return Symptom(
         "warning",

@@ -62,7 +62,7 @@ def not_finite(run: RunRecord) -> Symptom | None:
     return Symptom(
         "serious" if stopped or len(updates) > OFTEN * len(run.metrics) else "warning",
         f"{found[0]['what']} at {span(updates[:1])}"
-        + (f"; {len(updates) - 1} more updates affected" if len(updates) > 1 else ""),
+        + (f"; {len(updates)} updates are affected" if len(updates) > 1 else ""),
         _unless_of_scores(found),
         "inspect the response named in incidents.jsonl and the reward that scored it",
     )
@@ -514,8 +514,7 @@ def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Sy
         remedies += [each for each in train_critic_less(run) if not (remedies and each is SMALLER_STEPS)]
     if not seen:
         return None
-    isolated = len(run.series("policy/clip_fraction")[0]) >= MIN_LEVEL
-    return Symptom("note" if isolated else "warning", "; ".join(seen), remedies)
+    return Symptom("note" if len(clipped) >= MIN_LEVEL else "warning", "; ".join(seen), remedies)
 
 
 def _values(run: RunRecord) -> str:

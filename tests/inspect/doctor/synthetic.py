@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from kedge_inspect.doctor import RULES
+from kedge_inspect.doctor import RULES, Rule
 from kedge_inspect.page.looks import look_of
 from kedge_inspect.record import RunRecord
 
