@@ -35,6 +35,7 @@ SWITCHES = {
 }
 """Arguments that have an effect only if another one is true; verl's configuration always has both."""
 
+NAMES_OF_ESTIMATORS = ("algorithm.adv_estimator", "algo.advantage.estimator", "advantage_estimator")
 ESTIMATORS = {
     "reinforce_plus_plus": "reinforce++",
     "reinforce_plus_plus_baseline": "reinforce++_baseline",
@@ -139,11 +140,11 @@ def _of_algorithm(trainer: Trainer, settings: Mapping[str, Any]) -> Iterator[tup
         yield "advantage", "gae"
         yield "critic", "separate"
     else:
-        estimator = settings.get("algorithm.adv_estimator", settings.get("algo.advantage.estimator"))
+        estimator = next((settings[name] for name in NAMES_OF_ESTIMATORS if name in settings), None)
         named = ESTIMATORS.get(str(estimator), estimator)
         flat = settings.get("algorithm.norm_adv_by_std_in_grpo") is False and named == "grpo"
         yield "advantage", "dr_grpo" if flat else named
-        in_loss = settings.get("actor_rollout_ref.actor.use_kl_loss", settings.get("algo.kl.use_loss"))
+        in_loss = any(map(settings.get, ("actor_rollout_ref.actor.use_kl_loss", "algo.kl.use_loss", "use_kl_loss")))
         yield "kl_in", "loss" if in_loss else None
         yield "kl_coef", 0.0 if all(settings.get(name) is False for name in SWITCHES.values()) else None
         batch = settings.get("data.train_batch_size")

@@ -22,8 +22,9 @@ RISEN = 0.2
 
 DIVERGED = 2.0
 LEAST_LOSS = 0.1
+PEAK_OF_NOISE = 6.0
 """Multiple of the first batch's loss, or of 0.1 nats if that is more, that no healthy run reaches in three consecutive
-steps."""
+steps; and how many standard errors that is above the first batch, since a long run of small batches has lucky ones."""
 
 BARELY = 0.03
 """Accuracy above that of always preferring the longer response. Published reward models have 5 to 10 points (Stiennon:
@@ -84,11 +85,14 @@ def loss_rising(run: RunRecord, loss: Series) -> Symptom | None:
     Try: Lower the learning rate to a tenth; double the warm-up, or start with one.
 
     Threshold: 20% of the first batch's and three standard errors above that, or above the first three; batches differ
-    by less. Or twice the first batch's in three consecutive steps, even if it falls again. Serious.
+    by less. Or twice the first batch's in three consecutive steps, and six standard errors above it, even if it falls
+    again. Serious.
     """
-    if loss.peak > DIVERGED * max(loss.first, LEAST_LOSS):
+    moves = [loss.since(count) for count in (1, WINDOW)]
+    beyond_noise = loss.peak - loss.first > PEAK_OF_NOISE * moves[0][1]
+    if beyond_noise and loss.peak > DIVERGED * max(loss.first, LEAST_LOSS):
         to = f"{fmt(loss.peak)} ({span(loss.peak_updates)})"
-    elif any(move > max(RISEN * loss.first, SIGNIFICANT * error) for move, error in map(loss.since, (1, WINDOW))):
+    elif any(move > max(RISEN * loss.first, SIGNIFICANT * error) for move, error in moves):
         to = f"{fmt(loss.late)} ({loss.late_span})"
     else:
         return None

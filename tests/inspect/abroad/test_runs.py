@@ -425,3 +425,17 @@ def test_the_weight_of_the_kl_that_verl_uses(
     assert found.try_ == "score every response without a stop token below every response with one" + (
         f"; raise {named}" if named else ""
     )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algo": {"advantage": {"estimator": "group_norm"}, "kl": {"use_loss": True, "init_coef": 0.001}}},
+        {"advantage_estimator": "group_norm", "use_kl_loss": True, "init_kl_coef": 0.001},
+    ],
+)
+def test_both_spellings_of_openrlhfs_arguments(settings: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "args.yaml").write_text(json.dumps(settings))
+    run = read_any_run(lines(tmp_path, over(9, OPENRLHF)), origin=Origin("openrlhf", tmp_path / "args.yaml"))
+    found = [run.setting(f"ppo.{name}") for name in ("advantage", "kl_in", "kl_coef")]
+    assert found == ["grpo", "loss", 0.001]

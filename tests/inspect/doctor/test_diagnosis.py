@@ -875,3 +875,16 @@ def test_no_function_is_blamed_where_the_environment_pays() -> None:
     paid = {**ALIKE, "reward/score_mean": 0.0, "episode/turns": 2.0}
     [found] = [each for each in diagnose(synthetic_run(metrics=paid, settings={"reward": []})) if "flat" in each.rule]
     assert "completions are texts" not in found.try_
+
+
+@pytest.mark.parametrize("spread", [0.15, 0.3, 0.45])
+def test_the_loss_of_small_batches_does_not_diverge(spread: float) -> None:
+    draw = random.Random(1)
+    for _ in range(30):
+        losses = [math.exp(draw.gauss(0, spread)) for _ in range(300)]
+        run = run_with(300, {"loss": losses}, facts={"stage": "sft"})
+        assert "loss_rising" not in [each.rule for each in diagnose(run)]
+        for step in range(100, 110):
+            losses[step] = 10.0
+        diverged = run_with(300, {"loss": losses}, facts={"stage": "sft"})
+        assert "loss_rising" in [each.rule for each in diagnose(diverged)]
