@@ -91,6 +91,8 @@ def _counterparts(trainer: Trainer, names: str, here: str) -> Iterator[Counterpa
     is_carried = name in NUMBERS and not lead[2] and not OTHER_UNIT.search(here)
     values = dict(re.findall(r"(\w+) for (\w+)", here))
     for argument in names.split():
+        if trainer.stage != "ppo" and argument.startswith("actor"):
+            continue  # of OpenRLHF's PPO script alone
         yield Counterpart(argument, name, is_carried, bool(lead[2]), values)
 
 

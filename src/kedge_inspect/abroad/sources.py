@@ -25,6 +25,9 @@ LARGEST_FILE = 1 << 30
 PATTERNS = ("progress.csv", "progress.json", "*.wandb", "events.out.tfevents*", "*.jsonl", "*.csv")
 """Logs that a folder may hold besides TRL's, the most specific first."""
 
+EXPONENT = re.compile(r"[-+]?[0-9.]*[0-9]e[-+]?[0-9]+", re.IGNORECASE)
+"""Numbers such as 1e-5, as JSON has them too, which YAML reads as text without a decimal point."""
+
 DEPTHS = ("", "*/", "*/*/")
 STEPS = (
     "time/iterations",
@@ -259,6 +262,8 @@ def _flat(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         if isinstance(value, dict) and set(value) <= {"value", "desc"} and "value" in value:
             value = value["value"]
+        if isinstance(value, str) and EXPONENT.fullmatch(value):
+            value = float(value)
         flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return flat
 

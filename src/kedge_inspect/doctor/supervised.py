@@ -147,12 +147,14 @@ def _at_chance_in_training(run: RunRecord) -> Symptom | None:
     worse = loss.late >= INDIFFERENT
     if share > CHANCE and not worse:
         return None
+    other = read(run, "eval/accuracy", at_least=1)
+    held_out = f"; on held-out pairs accuracy is {other.values[-1]:.1%}" if other else "; nothing was held out"
     pairs = accuracy.window * (run.setting("reward_model.batch_size") or 1)
     error = 2 * math.sqrt(max(0.0, share * (1 - share)) / pairs)
     return Symptom(
         "serious" if share <= CHANCE and share + error < PUBLISHED else "warning",
         f"accuracy on the training pairs is {share:.1%} (± {error:.0%}) and the loss {loss.late:.3f} "
-        f"({loss.late_span}), where equal scores for all answers have {INDIFFERENT:.3f}; nothing was held out",
+        f"({loss.late_span}), where equal scores for all answers have {INDIFFERENT:.3f}{held_out}",
         _learn_more(run) if share <= CHANCE else (scale("reward_model.learning_rate", 1 / 3),),
         CHECK_LABELS if share <= CHANCE else "",
     )

@@ -439,3 +439,25 @@ def test_both_spellings_of_openrlhfs_arguments(settings: dict[str, Any], tmp_pat
     run = read_any_run(lines(tmp_path, over(9, OPENRLHF)), origin=Origin("openrlhf", tmp_path / "args.yaml"))
     found = [run.setting(f"ppo.{name}") for name in ("advantage", "kl_in", "kl_coef")]
     assert found == ["grpo", "loss", 0.001]
+
+
+@pytest.mark.parametrize(
+    ("settings", "advised"),
+    [
+        ("", "raise learning_rate; raise max_epochs"),
+        (
+            '{"learning_rate": 1e-05, "max_epochs": 1}',
+            "raise learning_rate from 1e-05 to 3e-05; raise max_epochs from 1",
+        ),
+        ("adam: {lr: 1e-5}", "raise adam.lr from 1e-05 to 3e-05; raise max_epochs"),
+    ],
+)
+def test_advice_on_openrlhfs_reward_model(settings: str, advised: str, tmp_path: Path) -> None:
+    """Its script has no arguments of the actor, and a rate without a decimal point is a number."""
+    row = {"train/loss": 0.69, "train/acc": 0.5, "train/chosen_reward": 0.1, "train/reject_reward": 0.1}
+    rows = [{**row, "eval/acc_mean": 0.52, "train/global_step": number} for number in range(1, 21)]
+    (tmp_path / "args.yaml").write_text(settings or "seed: 1")
+    run = read_any_run(lines(tmp_path, rows), origin=Origin("openrlhf-reward", tmp_path / "args.yaml"))
+    [found] = [each for each in examine(run).findings if each.rule == "reward_model_at_chance"]
+    assert advised in found.try_
+    assert found.seen.endswith("; on held-out pairs accuracy is 52.0%")
