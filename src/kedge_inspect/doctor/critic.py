@@ -367,11 +367,13 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
     if critic is None:
         return None
     if critic.values_std is not None and critic.values_std > TOO_WIDE:
+        equal_start = set_to("ppo.critic_init", "policy", why="to start with equal values")
+        is_shared = critic_of(run) == "shared"  # on a trunk that is the policy
         return Symptom(
             "serious",
             f"the values' standard deviation is {fmt(critic.values_std)} times that of the returns "
             f"({critic.explained.late_span})",
-            (*_equal_start(run), *_train_critic(run, critic)),
+            (*[equal_start] * (not is_shared), *_train_critic(run, critic)),
         )
     if "hl_gauss" in (run.setting("ppo.value_loss") or ()):
         return _support_symptom(run, returns, critic.returns_std)
@@ -394,11 +396,6 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
         seen,
         (set_to("ppo.value_unit", "returns_std", why="to make both independent of the reward's scale"),),
     )
-
-
-def _equal_start(run: RunRecord) -> Iterator[Remedy]:
-    if critic_of(run) != "shared":  # whose trunk is the policy
-        yield set_to("ppo.critic_init", "policy", why="to start with equal values")
 
 
 OUTSIDE = 0.05

@@ -79,7 +79,8 @@ def hacking_by_length(run: RunRecord, score: Series, length: Series, correlation
     shorter = growth <= SHORTER and strongest <= -CORRELATED
     if not rose(score) or not (longer or shorter):
         return None
-    asked = shorter and strongest > -LITTLE_ELSE and _is_scored_by_functions(run)
+    functions_score = bool(run.roles) and not any(role.startswith("reward") for role in run.roles)
+    asked = shorter and strongest > -LITTLE_ELSE and functions_score
     return Symptom(
         "note" if asked else "serious" if growth >= MUCH_LONGER or shorter else "warning",
         f"{parts_of(run)} go from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span}) "
@@ -88,10 +89,6 @@ def hacking_by_length(run: RunRecord, score: Series, length: Series, correlation
         f"add a penalty for {'short' if shorter else 'long'} responses to the reward, or train the reward model on "
         "pairs of equal length",
     )
-
-
-def _is_scored_by_functions(run: RunRecord) -> bool:
-    return bool(run.roles) and not any(role.startswith("reward") for role in run.roles)
 
 
 @rule(

@@ -230,7 +230,8 @@ def _all_alike(run: RunRecord) -> Symptom | None:
     patience = PATIENCE if has_episodes(run) else MIN_LEVEL
     reasons = _reasons(run)
     terms = run.config.get("reward") or ()
-    are_functions = bool(terms) and all(names_function(str(term.get("source"))) for term in terms)
+    are_functions = all(names_function(str(term.get("source"))) for term in terms)
+    environment_pays = has_episodes(run) and not terms
     return Symptom(
         "serious" if len(score) >= patience else "note" if by_chance else "warning",
         f"all scores are {fmt(score.late)}: "
@@ -238,7 +239,8 @@ def _all_alike(run: RunRecord) -> Symptom | None:
         + f"their standard deviation is {fmt(score_std.late)} ({score_std.late_span})",
         reasons.remedies,
         reasons.advice
-        or "check the reward: it gives every response the same score" + TEXTS * (are_functions and not reasons.seen),
+        or "check the reward: it gives every response the same score"
+        + TEXTS * (are_functions and not environment_pays and not reasons.seen),
     )
 
 
