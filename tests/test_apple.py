@@ -13,7 +13,7 @@ from tests.apple import OnApple, apple_gpu
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 PROMPTS = ["ab", "cd ef", "gh"] * 4
-SIZES = {"num_prompts": 4, "num_updates": 2, "rollout.max_new_tokens": 6, "runtime.report": False}
+SIZES = {"num_prompts": 4, "num_updates": 2, "num_epochs": 2, "rollout.max_new_tokens": 6, "runtime.report": False}
 
 
 def vowels(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
@@ -46,15 +46,15 @@ def test_the_device_has_its_own_memory_and_no_float64():
     [
         {"eval_every": 1, "ppo.value_loss": "hl_gauss", "runtime.micro_batch_tokens": "auto"},
         {"preset": "critic", "ppo.credit": "turn"},
-        {"critic": "readout", "num_responses": 4, "ppo.num_epochs": 0.5},
+        {"critic": "readout", "num_responses": 4, "num_epochs": 0.5},
         {"preset": "grpo", "rollout.missing_eos_score": "mask", "runtime.activation_checkpointing": True},
-        {"preset": "grpo", "ppo.num_epochs": 0.5, "rollout.num_responses": 4},
+        {"preset": "grpo", "num_epochs": 0.5, "rollout.num_responses": 4},
     ],
     ids=["shared", "critic", "readout", "grpo", "share"],
 )
 def test_ppo_trains(settings: dict[str, Any], policy: str, tmp_path: Path) -> None:
     with apple_gpu():
-        result = kedge.ppo(model=policy, prompts=PROMPTS, reward=vowels, out=tmp_path / "run", **SIZES, **settings)
+        result = kedge.ppo(model=policy, prompts=PROMPTS, reward=vowels, out=tmp_path / "run", **SIZES | settings)
     assert len(result.metrics) == 2
 
 
