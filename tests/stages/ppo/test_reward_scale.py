@@ -8,12 +8,8 @@ from kedge.stages.ppo import run_ppo
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 PROMPTS = ["The boat lay", "Once upon a time", "A little sailor", "The crew hauled"]
-UNITS = {
-    "hundredth": (0.01, 0.0),
-    "1,024": (1024.0, 0.0),
-    "shifted": (1.0, 10.0),
-    "low": (1.0, -10.0),
-}
+UNITS = {"hundredth, high": (0.01, 0.1), "1,024, low": (1024.0, -10240.0)}
+"""Factors of the scores with what is added to them, ten times their unit: each unit shows mistakes in both."""
 ROUNDING = 2e-3
 """Of float32 after four updates: a shift of 10 takes four binary digits from scores below 1."""
 
@@ -77,8 +73,6 @@ def test_what_is_learned_does_not_depend_on_the_unit(settings, models, tmp_path)
     policy, explained, errors = run(models, tmp_path / "1", (1.0, 0.0), **settings)
     assert max(map(abs, explained)) > 0.05, "there is something to lose"
     for name, unit in UNITS.items():
-        if settings["by_model"] and unit[1]:
-            continue
         other, others_explained, others_errors = run(models, tmp_path / name, unit, **settings)
         assert others_explained == pytest.approx(explained, abs=ROUNDING), name
         assert others_errors == pytest.approx(errors, abs=ROUNDING), name
@@ -86,7 +80,7 @@ def test_what_is_learned_does_not_depend_on_the_unit(settings, models, tmp_path)
 
 
 def test_the_head_of_another_run_starts_in_the_unit_of_this_one(models, tmp_path, capsys):
-    run(models, tmp_path / "first", UNITS["1,024"], critic="shared", by_model=False)
+    run(models, tmp_path / "first", (1024.0, 0.0), critic="shared", by_model=False)
     trained = (tmp_path / "first/model", models[1])
     capsys.readouterr()
     _, explained, errors = run(trained, tmp_path / "second", (1.0, 0.0), critic="shared", by_model=False)
