@@ -77,12 +77,12 @@ def test_the_example_runs(tmp_path, monkeypatch):
 
 
 def run_small(example: str, folder: Path, prompts: str, *settings: str):
-    """Two updates by an example's `run.yaml`, on the first rows of a file that its script has written."""
+    """An update by an example's `run.yaml`, on the first rows of a file that its script has written."""
     few = folder / f"few_{prompts}"
     few.write_text("".join((folder / prompts).read_text().splitlines(keepends=True)[:64]))
     data = [f"data.prompts={few}", f"data.eval_prompts={few}"]
     flags = {"model": str(folder / "start"), "out": str(folder / "run")}
-    small = ["num_updates=2", "num_prompts=8", "ppo.eval_every.num_prompts=8", *data, *settings]
+    small = ["num_updates=1", "num_prompts=8", "ppo.eval_every.num_prompts=8", *data, *settings]
     return run_ppo(load_config(Path(example) / "run.yaml", small, flags, stage="ppo"))
 
 
@@ -317,7 +317,7 @@ def test_learning_to_write_programs_runs(tmp_path, monkeypatch):
     result = run_small(
         "examples/programs", tmp_path, "held_out.jsonl", "max_new_tokens=6", "reward_functions.retries=0"
     )
-    assert [row["score/code"] for row in result.metrics] == [0, 0]
+    assert [row["score/code"] for row in result.metrics] == [0]
 
 
 def test_learning_sums_runs(tmp_path, monkeypatch):
@@ -355,13 +355,13 @@ def test_a_game_of_notes_is_won_by_noting_the_larger_number():
 
 
 def test_notes_are_learned(tmp_path):
-    """A small start, and a few updates of it: each turn reads a context of its own."""
+    """A small start, and two updates of it: each turn reads a context of its own."""
     example = runpy.run_path(str(NOTES))
     example["main"](tmp_path, num_turns=400, num_epochs=1)
     rows = read_json_lines(tmp_path / "games.jsonl")
     settings = {"environment.max_turns": 16, "max_turn_tokens": 3, "max_new_tokens": 400, "kl_coef": 0.0}
     result = kedge.ppo(
-        model=tmp_path / "start", prompts=rows, environment=example["Notes"], out=tmp_path / "ppo", num_prompts=8,
+        model=tmp_path / "start", prompts=rows, environment=example["Notes"], out=tmp_path / "ppo", num_prompts=4,
         num_updates=2, missing_eos_score=None, **settings,
     )  # fmt: skip
     for row in result.metrics:
