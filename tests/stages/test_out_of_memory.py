@@ -353,7 +353,7 @@ def test_with_auto_the_step_is_repeated_in_smaller_passes(
     num_minibatches: int, tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """With one minibatch, the first epoch's pass serves the experience as well."""
-    settings = {"num_updates": 3, "num_prompts": 6, "num_minibatches": num_minibatches, "kl_coef": 0.05}
+    settings = {"num_updates": 2, "num_prompts": 6, "num_minibatches": num_minibatches, "kl_coef": 0.05}
     names = ("auto", "resumed", "split")
     auto, resumed, split = (
         configure(policy, tmp_path / name, **{**settings, "micro_batch_tokens": "auto"}) for name in names
