@@ -9,12 +9,15 @@ from __future__ import annotations
 import gc
 import importlib
 import pkgutil
+import tempfile
 from pathlib import Path
 
 import tests.conftest  # noqa: F401  before kedge
 
 import kedge  # isort: skip
+from kedge.models.sources.quiet import quiet_transformers
 from tests.code_swap import live_functions
+from tests.tiny import tiny_causal_lm
 
 PACKAGES = Path(kedge.__file__).resolve().parents[1]
 
@@ -36,4 +39,9 @@ for name in [*SLOW, *(name for name in MODULES if not name.startswith(LEFT_OUT))
     importlib.import_module(name)
 
 LIVE = live_functions(PACKAGES)
+
+# With the first model that is saved, transformers compiles its tables of weights' names. kedge saves and trains nothing
+# here: what it caches would hide a mutation.
+with tempfile.TemporaryDirectory() as folder, quiet_transformers():
+    tiny_causal_lm().save_pretrained(folder)
 gc.freeze()  # pytest collects garbage several times, and what is imported before a fork is none
