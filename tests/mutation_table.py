@@ -225,7 +225,7 @@ MUTATIONS = (
         "Measurements._evaluate",
         "trainer.settings.ppo.kl_coef * found",
         "trainer.settings.reward_kl_coef(trainer.coefficients) * found",
-        "tests/stages/ppo/test_distill.py::test_the_best_student_has_the_lowest_kl",
+        "tests/stages/ppo/test_distill.py::test_the_best_student_has_the_lowest_kl[loss]",
     ),
     Mutation(
         "cut-off-responses-trained-on",

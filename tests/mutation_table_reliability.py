@@ -121,7 +121,7 @@ RELIABILITY = (
         "Guard.allows",
         "self.before_step()",
         "pass",
-        f"{MEMORY}::test_an_update_is_saved_as_long_as_no_step_of_the_next_is_taken",
+        f"{MEMORY}::test_an_update_is_saved_as_long_as_no_step_of_the_next_is_taken[2-saved1]",
     ),
     Mutation(
         "repeated-passes-draw-other-random-numbers",
