@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ppo_conformance.adapters.reference import Adapter
-from ppo_conformance.checks import update
+from ppo_conformance.checks import metamorphic, update, vectors
 from ppo_conformance.oracle.__main__ import rewrite
 from ppo_conformance.reference.model import Llama, Weights, initial_weights
 from ppo_conformance.reference.trainer import Trainer
@@ -85,3 +85,11 @@ def test_whole_updates_move_every_tensor():
 @pytest.mark.parametrize("check", update.checks(), ids=lambda check: check.name)
 def test_the_reference_passes_the_checks_of_updates(check):
     assert check.run(Adapter()) < 1e-10
+
+
+CALLS = [*vectors.checks(), *metamorphic.checks()]
+
+
+@pytest.mark.parametrize("check", CALLS, ids=lambda check: check.name)
+def test_no_check_lacks_a_case_for_a_trainer_that_claims_everything(check):
+    check.run(Adapter())

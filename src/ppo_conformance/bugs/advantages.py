@@ -87,7 +87,11 @@ def mean_with_rejected(group_advantages: Any, scores: Array, groups: Ints, valid
     return group_advantages(scores, groups, np.ones_like(valid), settings)
 
 
-@bug(Formulas.group_advantages, "vector/group_advantages", "42 rllm-org/rllm/issues/916")
+@bug(
+    Formulas.group_advantages,
+    "vector/group_advantages metamorphic/option_has_effect",
+    "42 rllm-org/rllm/issues/916",
+)
 def zero_alone(group_advantages: Any, *given: Any) -> Array:
     """A response alone in its group had its own score as baseline, so that nothing was learned from it."""
     *arrays, settings = given
