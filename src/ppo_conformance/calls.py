@@ -57,7 +57,7 @@ def call(adapter: Any, method: str, inputs: Mapping[str, Any], settings: Mapping
         for letters, array in zip(described.inputs.values(), arrays, strict=True)
         for letter, size in zip(letters, array.shape, strict=True)
     }
-    found = getattr(adapter, method)(*arrays, {**defaults, **settings})
+    found = adapter.call(method, arrays, {**defaults, **settings})
     found = found if isinstance(found, tuple) else (found,)
     if len(found) != len(described.outputs):
         raise Deviation(f"{method} returned {len(found)} outputs instead of {', '.join(described.outputs)}")

@@ -11,7 +11,7 @@ Gradients are those of the library's own automatic differentiation, so that stop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import version
@@ -190,6 +190,10 @@ class Adapter:
     def version(self) -> str:
         """Return the version of the library."""
         return version(self.distribution) if self.distribution else "unknown"
+
+    def call(self, name: str, inputs: Sequence[NDArray[Any]], settings: Settings) -> Any:
+        """Call the method of a name; adapters of torch libraries pass it tensors: `adapters.torch_tools`."""
+        return getattr(self, name)(*inputs, settings)
 
     @method("BTV BT", {"values": "BT", "gradient": "BTV"})
     def log_probs(self, logits, tokens, settings):

@@ -14,14 +14,14 @@ from ppo_conformance.protocol import NotOffered
 
 
 class Adapter(protocol.Adapter):
-    """See `protocol.Adapter`."""
+    """The buffer of rollouts."""
 
     name = "Stable-Baselines3"
     distribution = "stable-baselines3"
     profile = {"precision": "float32", "truncation": "yes"}
 
     def gae(self, rewards, values, mask, last_values, settings):
-        """See `protocol.Adapter`; each row alone, without its padding."""
+        """Each row alone, without its padding."""
         found = np.zeros((2, *rewards.shape))
         for row, counts in enumerate(mask):
             steps = int(counts.sum())

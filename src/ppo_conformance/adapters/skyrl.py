@@ -9,14 +9,12 @@ import typing
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 import typing_extensions
 
-from ppo_conformance import protocol
 from ppo_conformance.adapters.stand_ins import stand_in
-from ppo_conformance.adapters.torch_tools import num_ranks, sum_over_batches, tensors, value_and_gradient
-from ppo_conformance.protocol import Mask, NotOffered
+from ppo_conformance.adapters.torch_tools import TorchAdapter, num_ranks
+from ppo_conformance.protocol import NotOffered
 
 typing.TypedDict = typing_extensions.TypedDict  # type: ignore  # pydantic needs it before Python 3.12
 stand_in(
@@ -55,8 +53,8 @@ AGGREGATIONS = {"token": "token_mean", "response": "sequence_mean", "fixed_lengt
 BASELINES = {"dr_grpo": "grpo"}
 
 
-class Adapter(protocol.Adapter):
-    """See `protocol.Adapter`."""
+class Adapter(TorchAdapter):
+    """`ppo_utils`, the trainer, and its generator."""
 
     name = "SkyRL"
     distribution = "skyrl"
@@ -74,51 +72,43 @@ class Adapter(protocol.Adapter):
     }
 
     def log_probs(self, logits, tokens, settings):
-        """See `protocol.Adapter`."""
         if settings["temperature"] != 1:
             raise NotOffered("the temperature is a part of the model")
-        return value_and_gradient(lambda x: torch_utils.logprobs_from_logits(x, torch.tensor(tokens)), logits)
+        return torch_utils.logprobs_from_logits(logits, tokens)
 
     def entropy(self, logits, settings):
-        """See `protocol.Adapter`."""
         if settings["temperature"] != 1:
             raise NotOffered("the temperature is a part of the model")
-        return value_and_gradient(lambda x: torch_utils.chunked_entropy_from_logits(x, requires_grad=True), logits)
+        return torch_utils.chunked_entropy_from_logits(logits, requires_grad=True)
 
     def kl(self, log_probs, reference, settings):
-        """See `protocol.Adapter`."""
-        (ref,), kind = tensors(reference), settings["kl"]
-        return value_and_gradient(lambda x: ppo_utils.compute_approx_kl(x, ref, kl_estimator_type=kind), log_probs)
+        return ppo_utils.compute_approx_kl(log_probs, reference, kl_estimator_type=settings["kl"])
 
     def gae(self, rewards, values, mask, last_values, settings):
-        """See `protocol.Adapter`; what the trainer passes as mask counts tools' tokens."""
+        """What the trainer passes as mask counts tools' tokens."""
         if _has_holes(mask):
             raise NotOffered("GAE runs over tools' tokens, which have values")
-        ends = [int(np.flatnonzero(row)[-1]) + 1 if row.any() else 0 for row in mask]
-        places = np.array([np.roll(np.arange(mask.shape[1]), -end) for end in ends])
-        given = tensors(*(np.take_along_axis(x, places, 1) for x in (rewards, values, mask.astype(float))))
+        width = mask.shape[1]
+        ends = (mask * torch.arange(1, width + 1)).amax(1, keepdim=True)
+        places = (torch.arange(width) + ends) % width
+        given = (x.gather(1, places) for x in (rewards, values, mask.double()))
         found = ppo_utils.compute_gae_advantage_return(*given, gamma=settings["gamma"], lambd=settings["lam"])
-        back = np.argsort(places, axis=1)
-        advantages, returns = (np.take_along_axis(x.numpy(), back, 1) for x in found)
-        return advantages, returns
+        return tuple(x.gather(1, places.argsort(1)) for x in found)
 
     def whiten(self, values, mask, settings):
-        """See `protocol.Adapter`; `advantage_batch_normalize`, with advantages of 0 in the padding."""
+        """`advantage_batch_normalize`, with advantages of 0 in the padding."""
         if _has_holes(mask):
             raise NotOffered("the trainer counts tools' tokens")
-        counts = torch.tensor(mask)
-        batch = TrainingInputBatch({"advantages": torch.tensor(values * mask), "response_mask": counts})
-        batch["loss_mask"] = counts
+        batch = TrainingInputBatch({"advantages": values * mask, "response_mask": mask, "loss_mask": mask})
         algorithm = SimpleNamespace(
             advantage_batch_normalize=True, loss_reduction=AGGREGATIONS["fixed_length"], max_seq_len=1
         )
         trainer = SimpleNamespace(algorithm=algorithm, micro_train_batch_size_per_gpu=len(values))
         stub = SimpleNamespace(cfg=SimpleNamespace(trainer=trainer))
-        found = RayPPOTrainer._normalize_advantages(stub, batch, [(0, len(values))])
-        return found["advantages"].numpy() * len(values)
+        return RayPPOTrainer._normalize_advantages(stub, batch, [(0, len(values))])["advantages"] * len(values)
 
     def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
-        """See `protocol.Adapter`; the advantages have the divisors of the minibatch, and losses are sums."""
+        """The advantages have the divisors of the minibatch, and losses are sums."""
         sequence, dual = settings["ratio"] == "sequence", settings["dual_clip"]
         if sequence and dual:
             raise NotOffered("GSPO has no dual clip")
@@ -129,52 +119,38 @@ class Adapter(protocol.Adapter):
             clip_ratio_c=dual or 3.0,
             loss_reduction=AGGREGATIONS[settings["aggregation"]],
         )
-        old, gains, counts = tensors(old_log_probs, advantages, mask)
+        *_, gains, counts = settings["whole"]
         gains = ppo_utils.apply_loss_reduction_to_advantages_minibatch(
-            gains, counts, config.loss_reduction, len(mask), settings.get("length") or 1
+            gains, counts, config.loss_reduction, len(counts), settings.get("length") or 1
         )
         function = ppo_utils.PolicyLossRegistry.get(config.policy_loss_type)
-
-        def term(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
-            return function(x, old[rows], gains[rows], config, counts[rows])[0]
-
-        return sum_over_batches(term, log_probs, settings)
+        return function(log_probs, old_log_probs, gains[settings["rows"]], config, mask)[0]
 
     def value_loss(self, values, old_values, returns, mask, settings):
-        """See `protocol.Adapter`; micro-batches have the weight of their rows, as with token-based ones."""
+        """Micro-batches have the weight of their rows, as with token-based ones."""
         if settings["aggregation"] != "response" or num_ranks(settings) > 1:
             raise NotOffered("the critic's loss is a mean over responses, on ranks with as many rows")
-        old, targets, counts = tensors(old_values, returns, mask)
         config = SimpleNamespace(value_clip=settings["value_clip"])
-
-        def term(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
-            found, _ = ppo_utils.ppo_critic_loss(x, old[rows], targets[rows], config, counts[rows])
-            return found * len(rows) / len(mask)
-
-        return sum_over_batches(term, values, settings)
+        found, _ = ppo_utils.ppo_critic_loss(values, old_values, returns, config, mask)
+        return found * len(mask) / len(settings["whole"][-1])
 
     def group_advantages(self, scores, groups, valid, settings):
-        """See `protocol.Adapter`; a response is one token."""
+        """A response is one token."""
         kind = settings["baseline"]
         if settings["single_response"] != ("zero" if kind == "rloo" else "score"):
             raise NotOffered("RLOO gives 0 to a response that is alone, GRPO its score")
-        rewards = torch.tensor(scores).unsqueeze(-1)
+        rewards = scores.unsqueeze(-1)
         estimate = ppo_utils.AdvantageEstimatorRegistry.get(BASELINES.get(kind, kind))
-        found, _ = estimate(
-            rewards, response_mask=torch.ones_like(rewards), index=groups, grpo_norm_by_std=kind == "grpo"
-        )
-        return found[:, 0].numpy()
+        more = {"index": groups.numpy(), "grpo_norm_by_std": kind == "grpo"}
+        return estimate(rewards, response_mask=torch.ones_like(rewards), **more)[0][:, 0]
 
     def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
-        """See `protocol.Adapter`."""
         level, _ = settings["off_policy"].split("_")
         caps = SimpleNamespace(token_tis_ratio_clip_high=settings["cap"], sequence_tis_ratio_clip_high=settings["cap"])
-        given = tensors(train_log_probs, sample_log_probs, mask)
-        weights, _ = off_policy.compute_tis_ratio(*given, level, caps)
-        return weights.expand(mask.shape).numpy()
+        return off_policy.compute_tis_ratio(train_log_probs, sample_log_probs, mask, level, caps)[0].expand(mask.shape)
 
     def trained_tokens(self, case):
-        """See `protocol.Adapter`; the generator's loop with an environment that gives the replies."""
+        """The generator's loop with an environment that gives the replies."""
         from ppo_conformance.adapters.transformers_tokens import tokenizer_of
 
         tokenizer = tokenizer_of(case)
@@ -195,6 +171,6 @@ class Adapter(protocol.Adapter):
         return {"rows": [{"tokens": [*found.prompt_ids, *found.response_ids], "trained": trained}]}
 
 
-def _has_holes(mask: Mask) -> bool:
+def _has_holes(mask):
     """True if a row has a masked token between two that count."""
-    return any(np.diff(np.flatnonzero(row)).max(initial=1) > 1 for row in mask)
+    return any(bool((row.nonzero().diff(dim=0) > 1).any()) for row in mask)

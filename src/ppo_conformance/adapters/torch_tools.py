@@ -1,49 +1,44 @@
-"""Helpers for adapters of libraries that use torch."""
+"""The base of adapters of libraries that use torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ppo_conformance.protocol import Array, NotOffered
+from ppo_conformance import protocol
+from ppo_conformance.protocol import METHODS, NotOffered, Settings
 
 UNBOUNDED = 1e9
 """Replaces a clip that a library cannot turn off."""
 
 
-def tensors(*arrays: Any) -> list[torch.Tensor]:
-    """Copies of arrays as tensors."""
-    return [torch.tensor(array) for array in arrays]
+class TorchAdapter(protocol.Adapter):
+    """An adapter whose methods get and return tensors, without gradients, which autograd finds.
 
-
-def value_and_gradient(function: Callable[[torch.Tensor], torch.Tensor], array: Array) -> tuple[Any, Array]:
-    """Return a function's value and the gradient of its sum, by autograd.
-
-    The value is a number if the function's is one. Without a gradient, as where everything is clipped, it is 0.
+    A loss gets the rows of one micro-batch at a time, and the losses of all are added. Its settings also have `rows`,
+    those of the micro-batch, `whole`, the arguments for all rows, and `micro_batches` also where there is one.
     """
-    x = torch.tensor(array, requires_grad=True)
-    value = function(x)
-    if value.requires_grad:
-        value.sum().backward()
-    gradient = np.zeros_like(array) if x.grad is None else x.grad.numpy()
-    found = value.detach().numpy()
-    return (float(found) if found.ndim == 0 else found), gradient
 
-
-def micro_batches(settings: Any, num_rows: int) -> list[list[int]]:
-    """The rows of each micro-batch; a single one if the case does not split them."""
-    return settings.get("micro_batches") or [list(range(num_rows))]
-
-
-def sum_over_batches(
-    term: Callable[[torch.Tensor, list[int]], torch.Tensor], array: Array, settings: Any
-) -> tuple[Any, Array]:
-    """Return the sum of a term over micro-batches, and its gradient; the term gets a part of the array and its rows."""
-    parts = micro_batches(settings, len(array))
-    return value_and_gradient(lambda x: torch.stack([term(x[rows], rows) for rows in parts]).sum(), array)
+    def call(self, name: str, inputs: Sequence[NDArray[Any]], settings: Settings) -> Any:
+        """Call the method of a name; a gradient is 0 where there is none, as where everything is clipped."""
+        function, described = getattr(self, name), METHODS[name]
+        whole = list(map(torch.tensor, inputs))
+        if "gradient" not in described.outputs:
+            return function(*whole, settings)
+        first = whole[0].requires_grad_()
+        if "aggregation" in described.choices:
+            parts = settings.get("micro_batches") or [list(range(len(first)))]
+            use = {**settings, "micro_batches": parts, "whole": whole}
+            found = torch.stack([function(*(x[rows] for x in whole), {**use, "rows": rows}) for rows in parts]).sum()
+        else:
+            found = function(*whole, settings)
+        if found.requires_grad:
+            found.sum().backward()
+        return found.detach(), torch.zeros_like(first) if first.grad is None else first.grad
 
 
 def num_ranks(settings: Any) -> int:

@@ -8,23 +8,21 @@ from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 import trl as library
 from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
-from ppo_conformance import protocol
-from ppo_conformance.adapters.torch_tools import by_group, micro_batches, sum_over_batches, value_and_gradient
-from ppo_conformance.protocol import Array, Mask, NotOffered, Settings
+from ppo_conformance.adapters.torch_tools import TorchAdapter, by_group
+from ppo_conformance.protocol import NotOffered
 
 GRPOTrainer, RLOOTrainer, RewardTrainer = library.GRPOTrainer, library.RLOOTrainer, library.RewardTrainer
 LOSSES = {"token": "dapo", "response": "grpo", "response_sum": "luspo", "fixed_length": "dr_grpo"}
 SCALES = {"grpo": "group", "dr_grpo": "none", "rloo": None}
 
 
-class Adapter(protocol.Adapter):
-    """See `protocol.Adapter`."""
+class Adapter(TorchAdapter):
+    """Trainers without models."""
 
     name = "TRL"
     distribution = "trl"
@@ -42,68 +40,37 @@ class Adapter(protocol.Adapter):
     }
 
     def log_probs(self, logits, tokens, settings):
-        """See `protocol.Adapter`."""
         return _fused("log_probs", logits, tokens, settings)
 
     def entropy(self, logits, settings):
-        """See `protocol.Adapter`."""
-        return _fused("entropy", logits, np.zeros(logits.shape[:2], int), settings)
+        return _fused("entropy", logits, torch.zeros(logits.shape[:2], dtype=torch.long), settings)
 
     def kl(self, log_probs, reference, settings):
-        """See `protocol.Adapter`; the loss of each token alone, without a surrogate."""
-        one, settings = np.ones((1, 1), bool), {"aggregation": "response_sum", "coef": 1.0}
-        found = [
-            self.kl_loss(np.array([[x]]), np.array([[ref]]), one, settings)
-            for x, ref in zip(log_probs.flat, reference.flat, strict=True)
-        ]
-        values, gradients = zip(*found, strict=True)
-        return np.reshape(values, log_probs.shape), np.reshape(gradients, log_probs.shape)
+        """The loss of each token alone, without a surrogate."""
+        use = {"aggregation": "response_sum", "coef": 1.0, "micro_batches": [[0]], "rows": [0]}
+        one = torch.ones((1, 1), dtype=torch.bool)
+        pairs = zip(log_probs.flatten(), reference.flatten(), strict=True)
+        found = [self.kl_loss(x.view(1, 1), ref.view(1, 1), one, {**use, "whole": [one]}) for x, ref in pairs]
+        return torch.stack(found).view_as(log_probs)
 
     def kl_loss(self, log_probs, reference, mask, settings):
-        """See `protocol.Adapter`; the surrogate's part is 0, because the advantages are."""
-        settings = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "ratio": "token", **settings}
-        given = (log_probs, np.zeros_like(log_probs), mask, settings)
-        return self._loss(log_probs, *given, beta=settings["coef"], ref_per_token_logps=torch.tensor(reference))
+        """The surrogate's part is 0, because the advantages are."""
+        use = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "ratio": "token", **settings}
+        given = (log_probs, log_probs.detach(), torch.zeros_like(log_probs), mask, use)
+        return _loss(*given, beta=settings["coef"], ref_per_token_logps=reference)
 
     def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
-        """See `protocol.Adapter`."""
-        return self._loss(log_probs, old_log_probs, advantages, mask, settings)
-
-    def _loss(self, log_probs, old, gains, mask, settings, *, beta=0.0, **more):
-        parts = micro_batches(settings, len(mask))
-        kind = settings["aggregation"]
-        if kind != "token" and len({*map(len, parts)}) > 1:
-            raise NotOffered("other micro-batches than of tokens have one size")
-        trainer = _trainer(
-            loss_type=LOSSES[kind], beta=beta, importance_sampling_level=settings["ratio"],
-            epsilon_low=settings["clip_low"], epsilon_high=settings["clip_high"],
-            max_completion_length=settings.get("length"), current_gradient_accumulation_steps=len(parts),
-        )  # fmt: skip
-        trainer.args.delta, trainer.args.steps_per_generation = settings["dual_clip"], len(parts)
-        given = {"old_per_token_logps": torch.tensor(old), "advantages": torch.tensor(gains), **more}
-        given["completion_ids"] = given["prompt_ids"] = given["prompt_mask"] = torch.zeros(mask.shape, dtype=torch.long)
-        given["completion_mask"] = torch.tensor(mask).long()
-
-        def term(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
-            trainer._get_per_token_logps_and_entropies = lambda *_, **__: (x, x.detach(), None)
-            inputs = {name: each[rows] for name, each in given.items()}
-            inputs["num_items_in_batch"] = torch.tensor(float(mask.sum()))
-            return GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
-
-        return sum_over_batches(term, log_probs, settings)
+        return _loss(log_probs, old_log_probs, advantages, mask, settings)
 
     def group_advantages(self, scores, groups, valid, settings):
-        """See `protocol.Adapter`; groups are of one size, and in order. A score that is NaN is left out."""
+        """Groups are of one size, and in order. A score that is NaN is left out."""
         order, size = by_group(groups)
-        given = np.where(valid, scores, np.nan)[order]
         kind = RLOOTrainer if settings["baseline"] == "rloo" else GRPOTrainer
-        found = np.empty_like(scores)
         trainer = _trainer(kind, scale_rewards=SCALES[settings["baseline"]], num_generations=size)
-        found[order] = _experience(trainer, np.ones((len(scores), 1), bool), given)["advantages"].numpy()
-        return found
+        one, given = torch.ones(len(scores), 1), scores.where(valid, torch.nan)[order]
+        return _experience(trainer, one, given)["advantages"][order.argsort()]
 
     def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
-        """See `protocol.Adapter`."""
         truncates = "truncate" in settings["off_policy"]
         trainer = _trainer(
             use_vllm=True,
@@ -111,22 +78,17 @@ class Adapter(protocol.Adapter):
             vllm_importance_sampling_clip_min=None if truncates else settings["low"],
             vllm_importance_sampling_clip_max=settings["cap" if truncates else "high"],
         )
-        trainer.score = lambda *_, **__: (torch.tensor(train_log_probs), None, None)
-        found = _experience(trainer, mask, np.zeros(len(mask)), sample_log_probs)["importance_sampling_ratio"]
-        return found.expand(mask.shape).numpy()
+        trainer.score = lambda *_, **__: (train_log_probs, None, None)
+        found = _experience(trainer, mask, torch.zeros(len(mask)), sample_log_probs)
+        return found["importance_sampling_ratio"].expand(mask.shape)
 
     def reward_loss(self, scores, mask, settings):
-        """See `protocol.Adapter`."""
-        trainer = _trainer(RewardTrainer)
-
-        def total(x: torch.Tensor) -> torch.Tensor:
-            model = lambda **_: SimpleNamespace(logits=torch.cat([x[:, 0], x[:, 1]]).unsqueeze(-1))  # noqa: E731
-            return RewardTrainer.compute_loss(trainer, model, {"attention_mask": torch.ones(2)})
-
-        return value_and_gradient(total, scores)
+        logits = torch.cat([scores[:, 0], scores[:, 1]]).unsqueeze(-1)
+        model = lambda **_: SimpleNamespace(logits=logits)  # noqa: E731
+        return RewardTrainer.compute_loss(_trainer(RewardTrainer), model, {"attention_mask": torch.ones(2)})
 
     def trained_tokens(self, case):
-        """See `protocol.Adapter`; of single turns, since further ones are answers to calls of tools."""
+        """Of single turns, since further ones are answers to calls of tools."""
         from ppo_conformance.adapters.transformers_tokens import tokenizer_of
 
         if case["replies"] or case["stop_strings"]:
@@ -134,7 +96,7 @@ class Adapter(protocol.Adapter):
         trainer = _trainer(rollout_func=None, num_generations=1)
         trainer._tokenizer = trainer.processing_class = tokenizer_of(case)
         trainer._generate_single_turn = lambda prompts, *_: ([case["policy"](prompts[0])], None)
-        found = _experience(trainer, np.ones((1, 1), bool), np.zeros(1), messages=case["messages"])
+        found = _experience(trainer, torch.ones(1, 1), torch.zeros(1), messages=case["messages"])
         tokens, reads = (
             torch.cat([found[f"prompt_{name}"], found[f"completion_{name}"]], 1) for name in ("ids", "mask")
         )
@@ -151,6 +113,24 @@ OFF = (
 ABSENT = "use_bias_correction_kl gradient_checkpointing_kwargs center_rewards_coefficient"
 ZERO = "beta _last_loaded_step _total_train_tokens"
 ONE = "top_entropy_quantile num_iterations num_generations _tp_size vllm_importance_sampling_correction"
+
+
+def _loss(log_probs, old, gains, mask, settings, *, beta=0.0, **more):
+    """The loss of a micro-batch."""
+    parts, kind = settings["micro_batches"], settings["aggregation"]
+    if kind != "token" and len({*map(len, parts)}) > 1:
+        raise NotOffered("other micro-batches than of tokens have one size")
+    trainer = _trainer(
+        loss_type=LOSSES[kind], beta=beta, importance_sampling_level=settings["ratio"],
+        epsilon_low=settings["clip_low"], epsilon_high=settings["clip_high"],
+        max_completion_length=settings.get("length"), current_gradient_accumulation_steps=len(parts),
+    )  # fmt: skip
+    trainer.args.delta, trainer.args.steps_per_generation = settings["dual_clip"], len(parts)
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (log_probs, log_probs.detach(), None)
+    given = {"old_per_token_logps": old, "advantages": gains, "completion_mask": mask.long(), **more}
+    given |= dict.fromkeys(("completion_ids", "prompt_ids", "prompt_mask"), torch.zeros_like(mask, dtype=torch.long))
+    given["num_items_in_batch"] = settings["whole"][-1].sum().float()
+    return GRPOTrainer._compute_loss(trainer, trainer.model, given)
 
 
 def _trainer(kind: Any = GRPOTrainer, **settings: Any) -> Any:
@@ -175,11 +155,11 @@ def _trainer(kind: Any = GRPOTrainer, **settings: Any) -> Any:
     return made
 
 
-def _experience(trainer: Any, mask: Mask, scores: Array, sampled: Array | None = None, messages: Any = None) -> Any:
+def _experience(trainer: Any, mask: Any, scores: Any, sampled: Any = None, messages: Any = None) -> Any:
     """Let a trainer prepare sampled rows, or its model's answers to a conversation, for its loss."""
     rows = mask.shape[0]
     tokens = {"prompt_ids": [[0]] * rows, "completion_ids": [[1] * mask.shape[1]] * rows}
-    tokens |= {"env_mask": mask.astype(int).tolist(), "logprobs": None if sampled is None else sampled.tolist()}
+    tokens |= {"env_mask": mask.long().tolist(), "logprobs": None if sampled is None else sampled.tolist()}
     if not hasattr(trainer, "_tokenizer"):
         trainer.rollout_func = lambda *_: tokens
         trainer._generate_single_turn = lambda *_: tokens["completion_ids"]
@@ -187,25 +167,21 @@ def _experience(trainer: Any, mask: Mask, scores: Array, sampled: Array | None =
         trainer._get_per_token_logps_and_entropies = getattr(
             trainer, "score", lambda *_, **__: (torch.zeros(mask.shape), None, None)
         )
-    trainer._calculate_rewards = lambda *_: torch.tensor(scores).unsqueeze(-1)
+    trainer._calculate_rewards = lambda *_: scores.unsqueeze(-1)
     return type(trainer)._generate_and_score_completions(trainer, [{"prompt": messages or ""}] * rows)
 
 
-def _fused(output: str, logits: Array, tokens: Any, settings: Settings) -> tuple[Array, Array]:
+def _fused(output, logits, tokens, settings):
     """An output of the fused LM head, whose matrix is the identity."""
-    labels, size = torch.tensor(tokens), logits.shape[-1]
+    size = logits.shape[-1]
     head = nn.Linear(size, size, bias=False)
     head.weight = nn.Parameter(torch.eye(size, dtype=torch.float64))
-
-    def fused(x: torch.Tensor) -> torch.Tensor:
-        model: Any = _Model()
-        model.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(model_type=""))
-        model.base_model = lambda **_: SimpleNamespace(last_hidden_state=x)
-        model.get_output_embeddings = lambda: head
-        add_fused_lm_head(model, settings["temperature"], outputs=("log_probs", "entropy"))
-        return getattr(model.forward(fused_lm_head=True, shift_labels=labels), output)
-
-    return value_and_gradient(fused, logits)
+    model: Any = _Model()
+    model.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(model_type=""))
+    model.base_model = lambda **_: SimpleNamespace(last_hidden_state=logits)
+    model.get_output_embeddings = lambda: head
+    add_fused_lm_head(model, settings["temperature"], outputs=("log_probs", "entropy"))
+    return getattr(model.forward(fused_lm_head=True, shift_labels=tokens), output)
 
 
 class _Words:

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import os
 
-from ppo_conformance import protocol
-from ppo_conformance.adapters.torch_tools import tensors
+from ppo_conformance.adapters.torch_tools import TorchAdapter
 from ppo_conformance.protocol import NotOffered
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -15,8 +14,8 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 from trl.experimental.ppo import ppo_trainer
 
 
-class Adapter(protocol.Adapter):
-    """See `protocol.Adapter`."""
+class Adapter(TorchAdapter):
+    """`masked_whiten`."""
 
     name = "TRL PPO"
     distribution = "trl"
@@ -27,7 +26,6 @@ class Adapter(protocol.Adapter):
     }
 
     def whiten(self, values, mask, settings):
-        """See `protocol.Adapter`."""
         if mask.sum() < 2:
             raise NotOffered("one value has no deviation")
-        return ppo_trainer.masked_whiten(*tensors(values, mask), settings["whitening"] == "mean_and_std").numpy()
+        return ppo_trainer.masked_whiten(values, mask, settings["whitening"] == "mean_and_std")

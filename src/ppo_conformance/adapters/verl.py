@@ -7,14 +7,11 @@ Functions that only some versions have are imported where they are used.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import verl.utils.torch_functional as functional
 from verl.trainer.ppo import core_algos
 
-from ppo_conformance import protocol
-from ppo_conformance.adapters.torch_tools import UNBOUNDED, num_ranks, sum_over_batches, tensors, value_and_gradient
+from ppo_conformance.adapters.torch_tools import UNBOUNDED, TorchAdapter, num_ranks
 from ppo_conformance.protocol import NotOffered
 
 AGGREGATIONS = {
@@ -27,8 +24,8 @@ KLS = {"k3_with_kl_gradient": "k3+"}
 BASELINES = {"dr_grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
 
 
-class Adapter(protocol.Adapter):
-    """See `protocol.Adapter`."""
+class Adapter(TorchAdapter):
+    """`core_algos`."""
 
     name = "verl"
     distribution = "verl"
@@ -48,49 +45,35 @@ class Adapter(protocol.Adapter):
     }
 
     def log_probs(self, logits, tokens, settings):
-        """See `protocol.Adapter`; the engine divides the logits by the temperature."""
+        """The engine divides the logits by the temperature."""
         if settings["temperature"] != 1:
             raise NotOffered("the temperature is a part of the engine")
-        return value_and_gradient(lambda x: functional.logprobs_from_logits(x, torch.tensor(tokens)), logits)
+        return functional.logprobs_from_logits(logits, tokens)
 
     def entropy(self, logits, settings):
-        """See `protocol.Adapter`."""
         if settings["temperature"] != 1:
             raise NotOffered("the temperature is a part of the engine")
-        return value_and_gradient(functional.entropy_from_logits, logits)
+        return functional.entropy_from_logits(logits)
 
     def kl(self, log_probs, reference, settings):
-        """See `protocol.Adapter`."""
-        (ref,), kind = tensors(reference), KLS.get(settings["kl"], settings["kl"])
-        return value_and_gradient(lambda x: core_algos.kl_penalty(x, ref, kind), log_probs)
+        return core_algos.kl_penalty(log_probs, reference, KLS.get(settings["kl"], settings["kl"]))
 
     def kl_loss(self, log_probs, reference, mask, settings):
-        """See `protocol.Adapter`."""
-        (ref,), kind = tensors(reference), KLS.get(settings["kl_loss"], settings["kl_loss"])
-
-        def term(x: torch.Tensor, rows: list[int], counts: torch.Tensor, mode: str, batch: Any) -> torch.Tensor:
-            kls = core_algos.kl_penalty(x, ref[rows], kind)
-            return settings["coef"] * core_algos.agg_loss(kls, counts, mode, **batch)
-
-        return self._over_batches(log_probs, mask, settings, term)
+        kls = self.kl(log_probs, reference, {"kl": settings["kl_loss"]})
+        mode, batch, ranks = _minibatch(settings)
+        return settings["coef"] * core_algos.agg_loss(kls, mask, mode, **batch) / ranks
 
     def gae(self, rewards, values, mask, last_values, settings):
-        """See `protocol.Adapter`."""
-        given = (*tensors(rewards, values, mask.astype(float)), settings["gamma"], settings["lam"])
-        advantages, returns = core_algos.compute_gae_advantage_return(*given)
-        return advantages.numpy(), returns.numpy()
+        given = (rewards, values, mask.double(), settings["gamma"], settings["lam"])
+        return core_algos.compute_gae_advantage_return(*given)
 
     def whiten(self, values, mask, settings):
-        """See `protocol.Adapter`."""
-        shift = settings["whitening"] == "mean_and_std"
-        return functional.masked_whiten(*tensors(values, mask), shift_mean=shift).numpy()
+        return functional.masked_whiten(values, mask, shift_mean=settings["whitening"] == "mean_and_std")
 
     def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
-        """See `protocol.Adapter`."""
-        old, gains = tensors(old_log_probs, advantages)
-        kind = "gspo" if settings["ratio"] == "sequence" else "vanilla"
         from verl.workers.config import ActorConfig
 
+        kind = "gspo" if settings["ratio"] == "sequence" else "vanilla"
         if kind == "gspo" and settings["dual_clip"]:
             raise NotOffered("GSPO has no dual clip")
         config = ActorConfig(
@@ -101,47 +84,37 @@ class Adapter(protocol.Adapter):
             clip_ratio_high=settings["clip_high"],
             clip_ratio_c=settings["dual_clip"] or UNBOUNDED,
         )
-
-        def term(x: torch.Tensor, rows: list[int], counts: torch.Tensor, mode: str, batch: Any) -> torch.Tensor:
-            config.global_batch_info.update(batch)
-            return core_algos.get_policy_loss_fn(kind)(old[rows], x, gains[rows], counts, mode, config)[0]
-
-        return self._over_batches(log_probs, mask, settings, term)
+        mode, batch, ranks = _minibatch(settings)
+        config.global_batch_info.update(batch)
+        loss = core_algos.get_policy_loss_fn(kind)
+        return loss(old_log_probs, log_probs, advantages, mask, mode, config)[0] / ranks
 
     def value_loss(self, values, old_values, returns, mask, settings):
-        """See `protocol.Adapter`."""
-        old, targets = tensors(old_values, returns)
-        clip = settings["value_clip"] or UNBOUNDED
-
-        def term(x: torch.Tensor, rows: list[int], counts: torch.Tensor, mode: str, batch: Any) -> torch.Tensor:
-            return core_algos.compute_value_loss(x, targets[rows], old[rows], counts, clip, mode, **batch)[0]
-
-        return self._over_batches(values, mask, settings, term)
-
-    def _over_batches(self, array, mask, settings, term):
-        """The mean over ranks of the sums over their micro-batches, each with the divisors of the minibatch."""
-        counts, mode, ranks = torch.tensor(mask), AGGREGATIONS[settings["aggregation"]], num_ranks(settings)
-        batch = {"dp_size": ranks, "batch_num_tokens": int(counts.sum()), "global_batch_size": len(array)}
-        batch |= {"loss_scale_factor": settings.get("length")}
-        return sum_over_batches(lambda x, rows: term(x, rows, counts[rows], mode, batch) / ranks, array, settings)
+        mode, batch, ranks = _minibatch(settings)
+        given = (values, returns, old_values, mask, settings["value_clip"] or UNBOUNDED, mode)
+        return core_algos.compute_value_loss(*given, **batch)[0] / ranks
 
     def group_advantages(self, scores, groups, valid, settings):
-        """See `protocol.Adapter`; a response is one token."""
+        """A response is one token."""
         from verl.trainer.config import AlgoConfig
 
         kind = settings["baseline"]
-        rewards = torch.tensor(scores).unsqueeze(-1)
+        rewards = scores.unsqueeze(-1)
         more = {"norm_adv_by_std_in_grpo": kind == "grpo"} if "grpo" in kind else {"config": AlgoConfig(gamma=1.0)}
         estimate = core_algos.get_adv_estimator_fn(BASELINES.get(kind, kind))
-        found, _ = estimate(rewards, response_mask=torch.ones_like(rewards), index=groups, **more)
-        return found[:, 0].numpy()
+        return estimate(rewards, response_mask=torch.ones_like(rewards), index=groups.numpy(), **more)[0][:, 0]
 
     def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
-        """See `protocol.Adapter`."""
         from verl.trainer.ppo import rollout_corr_helper
 
         level, kind = settings["off_policy"].split("_")
         bounds = settings["cap"] if kind == "truncate" else f"{settings['low']}_{settings['high']}"
-        ratios, counts = tensors(train_log_probs - sample_log_probs, mask)
-        weights, _ = rollout_corr_helper.compute_rollout_correction_weights(ratios, counts, level, bounds)
-        return weights.numpy()
+        ratios = train_log_probs - sample_log_probs
+        return rollout_corr_helper.compute_rollout_correction_weights(ratios, mask, level, bounds)[0]
+
+
+def _minibatch(settings):
+    """The aggregation, the divisors of the minibatch, and the number of ranks, over which gradients are averaged."""
+    mask, ranks = settings["whole"][-1], num_ranks(settings)
+    batch = {"dp_size": ranks, "batch_num_tokens": int(mask.sum()), "global_batch_size": len(mask)}
+    return AGGREGATIONS[settings["aggregation"]], {**batch, "loss_scale_factor": settings.get("length")}, ranks
