@@ -14,14 +14,12 @@ from tests.float64 import in_float64
 
 MODEL = {"vocabulary": 24, "width": 16, "layers": 2, "heads": 2, "hidden": 24, "tied": False, "head": "value_head"}
 IDS = np.arange(14).reshape(2, 7) * 5 % 24
-POSITIONS = np.tile(np.arange(7), (2, 1))
-VISIBLE = np.tile(np.tri(7, dtype=bool), (2, 1, 1))
 
 
 def loss_of(weights: Weights, slopes: tuple[np.ndarray, np.ndarray]) -> tuple[float, Weights]:
     """A weighted sum of logits and values, and its gradient."""
     model = Llama(weights, MODEL["heads"])
-    hidden, backward = model.hidden(IDS, POSITIONS, VISIBLE)
+    hidden, backward = model.hidden(IDS)
     outputs = [model.output(hidden, layer) for layer in ("lm_head", "value_head")]
     backward(sum(undo(slope) for (_, undo), slope in zip(outputs, slopes, strict=True)))
     return float(sum((out * slope).sum() for (out, _), slope in zip(outputs, slopes, strict=True))), model.gradients
@@ -52,7 +50,7 @@ def test_the_logits_are_those_of_transformers(tied, monkeypatch):
     found = model.load_state_dict({name: torch.from_numpy(each) for name, each in weights.items()}, strict=not tied)
     assert found.missing_keys == (["lm_head.weight"] if tied else [])
     ours = Llama(weights, MODEL["heads"])
-    logits, _ = ours.output(ours.hidden(IDS, POSITIONS, VISIBLE)[0])
+    logits, _ = ours.output(ours.hidden(IDS)[0])
     # transformers computes the frequencies of the rotation in float32.
     np.testing.assert_allclose(model(torch.from_numpy(IDS)).logits.detach().numpy(), logits, atol=2e-6)
 

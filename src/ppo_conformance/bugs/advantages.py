@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ppo_conformance.bugs import bug
+from ppo_conformance.oracle.formulas import Formulas, mean
 from ppo_conformance.protocol import Array, Mask, Settings
-from ppo_conformance.reference.formulas import Formulas
 from ppo_conformance.reference.model import Ints
-from ppo_conformance.reference.trainer import Batch, Case, Trainer
+from ppo_conformance.reference.trainer import Batch, Case, Trainer, counted
 
 
 @bug(Trainer.whiten_of_ranks, "update/ranks", "2 radixark/miles/pull/3229", "3 THUDM/slime/pull/2235")
@@ -23,9 +23,9 @@ def whitened_by_rank(whiten: Any, advantages: Array, mask: Mask, case: Case) -> 
 
 
 @bug(Formulas.std, "vector/whiten", "4 alibaba/ROLL/issues/475")
-def std_of_one(std: Any, numbers: Array, *, bessel: bool) -> float:
+def std_of_one(std: Any, numbers: Any, bessel: str) -> float:
     """The deviation of a single token, or of equal ones, was divided by."""
-    return float(numbers.std(ddof=int(bessel)))
+    return float(np.std(numbers, ddof=int(bessel == "yes")))
 
 
 @bug(Trainer.last_values, "update/ppo_cut_off update/padding", "14 areal-project/AReaL/pull/1637")
@@ -41,33 +41,33 @@ def no_bootstrap(last_values: Any, values: Array, *_: Any) -> Array:
 
 
 @bug(Formulas.shaped_rewards, "update/ppo vector/shaped_rewards", "34 openai/spinningup/issues/50")
-def shifted_rewards(shaped_rewards: Any, *given: Any) -> Array:
+def shifted_rewards(shaped_rewards: Any, *given: Any) -> Any:
     """Each reward was stored with the action after the one that earned it."""
-    return np.pad(shaped_rewards(*given), ((0, 0), (1, 0)))[:, :-1]
+    return [[0.0, *(reward or 0.0 for reward in row[:-1])] for row in shaped_rewards(*given)]
 
 
-@bug(Formulas.recursion, "update/ppo_tools vector/gae", "35 radixark/miles/pull/1827")
-def gae_over_tools(recursion: Any, rewards: Array, values: Array, mask: Mask, *given: Any) -> Array:
+@bug(Formulas.gae, "update/ppo_tools vector/gae", "35 radixark/miles/pull/1827")
+def gae_over_tools(gae: Any, rewards: Array, values: Array, mask: Mask, *given: Any) -> Any:
     """The recursion ran over the tokens of tools, with their values and discounts."""
     from_first_to_last = (mask.cumsum(1) > 0) & (mask[:, ::-1].cumsum(1)[:, ::-1] > 0)
-    return mask * recursion(rewards, values, from_first_to_last, *given)
+    return tuple(mask * counted(found) for found in gae(rewards, values, from_first_to_last, *given))
 
 
-@bug(Formulas.recursion, "update/ppo_tools vector/gae", "36 verl-project/verl/issues/7278")
-def reset_at_tools(recursion: Any, rewards: Array, values: Array, mask: Mask, last: Array, settings: Settings) -> Array:
+@bug(Formulas.gae, "update/ppo_tools vector/gae", "36 verl-project/verl/issues/7278")
+def reset_at_tools(gae: Any, rewards: Array, values: Array, mask: Mask, last: Array, settings: Settings) -> Any:
     """The return was reset at tokens of tools: the outcome reached the last turn only."""
-    turns = (mask & ~np.pad(mask, ((0, 0), (1, 0)))[:, :-1]).cumsum(1)
-    found = np.zeros_like(rewards)
-    for turn in range(1, turns.max() + 1):
-        after = np.where(turns[:, -1] == turn, last, 0.0)
-        found += recursion(rewards, values, mask & (turns == turn), after, settings)
-    return found
+    turns, use = (mask & ~np.pad(mask, ((0, 0), (1, 0)))[:, :-1]).cumsum(1), {**settings, "gae_whitening": "no"}
+    found = [
+        list(map(counted, gae(rewards, values, mask & (turns == turn), last * (turns[:, -1] == turn), use)))
+        for turn in range(1, turns.max() + 1)
+    ]
+    return tuple(np.sum(found, 0))
 
 
 @bug(Formulas.compared, "update/grpo vector/group_advantages", "38 ServiceNow/PipelineRL/pull/54")
-def mean_of_the_first(compared: Any, scores: Array, *given: Any, **options: Any) -> Array:
+def mean_of_the_first(compared: Any, score: float, members: list[float], *given: Any) -> float:
     """The mean of a group had its first response only."""
-    return compared(scores, *given, **options) + scores.mean() - scores[0]
+    return compared(score, members, *given) + mean(members) - members[0]
 
 
 @bug(Trainer.groups, "update/grpo", "39 PrimeIntellect-ai/prime-rl/pull/600")
@@ -82,7 +82,7 @@ def groups_by_place(groups: Any, batch: Batch) -> Ints:
     "40 verl-project/verl/pull/6452",
     "41 OpenRLHF/OpenRLHF/pull/1239",
 )
-def mean_with_rejected(group_advantages: Any, scores: Array, groups: Ints, valid: Mask, settings: Settings) -> Array:
+def mean_with_rejected(group_advantages: Any, scores: Array, groups: Ints, valid: Mask, settings: Settings) -> Any:
     """Responses that were rejected, or have no token of the policy, were in the mean of their group."""
     return group_advantages(scores, groups, np.ones_like(valid), settings)
 
@@ -92,7 +92,7 @@ def mean_with_rejected(group_advantages: Any, scores: Array, groups: Ints, valid
     "vector/group_advantages metamorphic/option_has_effect",
     "42 rllm-org/rllm/issues/916",
 )
-def zero_alone(group_advantages: Any, *given: Any) -> Array:
+def zero_alone(group_advantages: Any, *given: Any) -> Any:
     """A response alone in its group had its own score as baseline, so that nothing was learned from it."""
     *arrays, settings = given
     return group_advantages(*arrays, {**settings, "single_response": "zero"})

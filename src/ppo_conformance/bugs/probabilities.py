@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ppo_conformance.bugs import bug
+from ppo_conformance.oracle.formulas import Formulas
 from ppo_conformance.protocol import Array, Settings
-from ppo_conformance.reference.formulas import Formulas
 from ppo_conformance.reference.trainer import Reading, Trainer
 
 
@@ -17,7 +17,7 @@ from ppo_conformance.reference.trainer import Reading, Trainer
     "21 OpenRLHF/OpenRLHF/pull/853",
     "23 unslothai/unsloth-zoo/pull/832",
 )
-def no_temperature(log_softmax: Any, logits: Array, settings: Settings) -> Array:
+def no_temperature(log_softmax: Any, logits: Any, settings: Settings) -> Any:
     """Responses were sampled with a temperature that the log probabilities of the update did not have."""
     return log_softmax(logits, {**settings, "temperature": 1.0})
 
@@ -28,10 +28,10 @@ def temperature_of_values(values: Any, reading: Reading, settings: Settings) -> 
     return values(reading, settings) / settings["temperature"]
 
 
-@bug(Formulas.kl, "update/ppo metamorphic/option_has_effect", "12 areal-project/AReaL/pull/408")
-def always_k3(kl: Any, log_probs: Array, reference: Array, settings: Settings) -> Any:
+@bug(Formulas.kl_estimate, "update/ppo metamorphic/option_has_effect", "12 areal-project/AReaL/pull/408")
+def always_k3(kl_estimate: Any, kind: str, *token: Any) -> Any:
     """Every choice of the estimator fell through to k3."""
-    return kl(log_probs, reference, {**settings, "kl": "k3"})
+    return kl_estimate("k3", *token)
 
 
 @bug(Formulas.kl_loss, "update/grpo vector/kl_loss", "15 Unakar/Logic-RL/issues/58")
@@ -48,7 +48,7 @@ def kl_rewarded(shaped_rewards: Any, *given: Any) -> Any:
     return shaped_rewards(*arrays, {**settings, "coef": -settings["coef"]})
 
 
-@bug(Formulas.kl, "vector/kl", "17 verl-project/verl/issues/6058")
-def gradient_of_k3(kl: Any, log_probs: Array, reference: Array, settings: Settings) -> Any:
+@bug(Formulas.kl_estimate, "vector/kl", "17 verl-project/verl/issues/6058")
+def gradient_of_k3(kl_estimate: Any, kind: str, *token: Any) -> Any:
     """The estimate of the KL was differentiated, which is not an estimate of the KL's gradient."""
-    return kl(log_probs, reference, {**settings, "kl": settings["kl"].removesuffix("_with_kl_gradient")})
+    return kl_estimate(kind.removesuffix("_with_kl_gradient"), *token)

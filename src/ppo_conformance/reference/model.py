@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ppo_conformance.protocol import Array, Mask
+from ppo_conformance.protocol import Array
 
 Ints = NDArray[np.int64]
 Weights = dict[str, Array]
@@ -94,21 +94,15 @@ class Llama:
     def __post_init__(self) -> None:
         self.gradients = {name: np.zeros_like(weight) for name, weight in self.weights.items()}
 
-    def hidden(self, ids: Ints, positions: Ints, visible: Mask) -> tuple[Array, Callable[[Array], None]]:
-        """The last hidden states.
-
-        Args:
-            ids: Tokens, [lines, time].
-            positions: Their places in their own texts.
-            visible: True where token [.., t, :] reads token [.., :, s]: [lines, time, time].
-        """
+    def hidden(self, ids: Ints) -> tuple[Array, Callable[[Array], None]]:
+        """The last hidden states of texts, [lines, time]. What follows a text is read by nothing of it."""
         states = self.weights["model.embed_tokens.weight"][ids]
         undo: list[Backward] = []
         for layer in range(sum(name.endswith("q_proj.weight") for name in self.weights)):
             name = f"model.layers.{layer}."
             for part, norm in ((self._attention, "input"), (self._mlp, "post_attention")):
                 normed, norm_backward = self._norm(states, f"{name}{norm}_layernorm.weight")
-                added, part_backward = part(normed, name, positions, visible)
+                added, part_backward = part(normed, name)
                 states = states + added
                 undo += [_residual(norm_backward, part_backward)]
         states, last = self._norm(states, "model.norm.weight")
@@ -155,7 +149,7 @@ class Llama:
 
         return states * scale * weight, backward
 
-    def _attention(self, states: Array, name: str, positions: Ints, visible: Mask) -> tuple[Array, Backward]:
+    def _attention(self, states: Array, name: str) -> tuple[Array, Backward]:
         """softmax(q kᵀ / √d) v by head, with q and k rotated by their positions."""
 
         def split(each: Array) -> Array:
@@ -166,9 +160,9 @@ class Llama:
 
         projected = [self._linear(states, f"{name}self_attn.{each}_proj.weight") for each in "qkv"]
         query, key, value = (split(each) for each, _ in projected)
-        query, key = rotated(query, positions), rotated(key, positions)
+        query, key = rotated(query), rotated(key)
         scale = query.shape[-1] ** -0.5
-        scores = np.where(visible[:, None], query @ key.swapaxes(2, 3) * scale, NEVER)
+        scores = np.where(np.tri(states.shape[1], dtype=bool), query @ key.swapaxes(2, 3) * scale, NEVER)
         chances = np.exp(scores - scores.max(-1, keepdims=True))
         chances /= chances.sum(-1, keepdims=True)
         mixed, out_backward = self._linear(joined(chances @ value), f"{name}self_attn.o_proj.weight")
@@ -178,8 +172,8 @@ class Llama:
             slope = inner @ value.swapaxes(2, 3)
             slope = chances * (slope - (slope * chances).sum(-1, keepdims=True)) * scale
             found = (
-                rotated(slope @ key, -positions),
-                rotated(slope.swapaxes(2, 3) @ query, -positions),
+                rotated(slope @ key, -1),
+                rotated(slope.swapaxes(2, 3) @ query, -1),
                 chances.swapaxes(2, 3) @ inner,
             )
             parts = [undo(joined(each)) for (_, undo), each in zip(projected, found, strict=True)]
@@ -187,7 +181,7 @@ class Llama:
 
         return mixed, backward
 
-    def _mlp(self, states: Array, name: str, *_: Any) -> tuple[Array, Backward]:
+    def _mlp(self, states: Array, name: str) -> tuple[Array, Backward]:
         """W_down (silu(W_gate x) · W_up x)."""
         gate, gate_backward = self._linear(states, f"{name}mlp.gate_proj.weight")
         up, up_backward = self._linear(states, f"{name}mlp.up_proj.weight")
@@ -207,10 +201,10 @@ def _residual(norm: Backward, part: Backward) -> Backward:
     return lambda gradient: gradient + norm(part(gradient))
 
 
-def rotated(vectors: Array, positions: Ints) -> Array:
-    """Rotate each pair (i, i + d/2) of the last axis by position · base^(−2i/d); [lines, heads, time, d]."""
+def rotated(vectors: Array, sign: int = 1) -> Array:
+    """Rotate each pair (i, i + d/2) of the last axis by ± position · base^(−2i/d); [lines, heads, time, d]."""
     half = vectors.shape[-1] // 2
-    angles = positions[:, None, :, None] * ROTARY_BASE ** (-np.arange(half) / half)
+    angles = sign * np.arange(vectors.shape[2])[:, None] * ROTARY_BASE ** (-np.arange(half) / half)
     cos, sin = np.cos(angles), np.sin(angles)
     first, second = vectors[..., :half], vectors[..., half:]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)

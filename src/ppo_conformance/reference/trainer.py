@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ppo_conformance.oracle.formulas import Formulas, with_gradient
 from ppo_conformance.protocol import Array, Mask, Settings
-from ppo_conformance.reference.formulas import Formulas
-from ppo_conformance.reference.layouts import Layout, padded_width
 from ppo_conformance.reference.model import Ints, Llama, Weights, initial_weights, merged
 
 Case = Mapping[str, Any]
@@ -89,23 +88,27 @@ class Trainer(Formulas):
     # --- reading
 
     def read(self, weights: Weights, case: Case, batch: Batch, rows: Sequence[int]) -> Reading:
-        """Read the responses of some rows."""
+        """Read the responses of some rows, whatever the layout: a text per line, with padding that it never reads."""
         texts = [(batch["prompts"][row], batch["responses"][row]) for row in rows]
-        layout = Layout.of(texts, case["execution"], case["settings"]["pad"])
+        width = max(len(prompt) + len(response) for prompt, response in texts)
+        ids = np.array([[*prompt, *response, *[0] * (width - len(prompt + response))] for prompt, response in texts])
+        slots = np.arange(1 + padded_width([response for _, response in texts], case["execution"]))
+        lengths = np.array([len(response) for _, response in texts])[:, None]
+        starts = np.array([len(prompt) - 1 for prompt, _ in texts])[:, None]
+        states = np.arange(len(texts))[:, None], starts + np.minimum(slots, lengths)
         whole, trained = merged(weights, case["model"])
         model = Llama(whole, case["model"]["heads"])
-        hidden, hidden_backward = model.hidden(layout.ids, layout.positions, layout.visible)
-        states = hidden[tuple(layout.states)]
-        logits, logits_backward = model.output(states)
+        hidden, hidden_backward = model.hidden(ids)
+        logits, logits_backward = model.output(hidden[states])
         head = case["model"]["head"]
-        values, values_backward = model.output(states, head) if head else (np.zeros((*states.shape[:2], 1)), None)
+        values, values_backward = model.output(hidden[states], head) if head else (0 * logits[..., :1], None)
 
         def backward(logit_gradient: Array, value_gradient: Array) -> Weights:
             gradient = logits_backward(logit_gradient)
             if values_backward:
                 gradient = gradient + values_backward(value_gradient[..., None])
             spread = np.zeros_like(hidden)
-            np.add.at(spread, tuple(layout.states), gradient * layout.slots[..., None])
+            np.add.at(spread, states, gradient * (slots <= lengths)[..., None])
             hidden_backward(spread)
             return trained(model.gradients)
 
@@ -132,17 +135,17 @@ class Trainer(Formulas):
         reading = self.read(weights, case, batch, rows)
         base = {**case, "model": {**case["model"], "lora": None}}
         reference = self.read(initial_weights(base["model"]), base, batch, rows)
-        old, frozen = (self.log_probs(each.logits[:, :-1], tokens, settings)[0] for each in (reading, reference))
+        old, frozen = (np.array(self.log_probs(x.logits[:, :-1], tokens, settings)) for x in (reading, reference))
         values, scores = self.values(reading, settings), np.array(batch["scores"], dtype=float)
         if case["kind"] == "ppo":
             shaping = {**settings, "coef": settings["kl_in_reward"]}
-            rewards = self.shaped_rewards(scores, old, frozen, mask, shaping)
+            rewards = counted(self.shaped_rewards(scores, old, frozen, mask, shaping))
             last = self.last_values(values, batch, mask)
-            advantages, returns = self.gae(rewards, values[:, :-1], mask, last, settings)
+            advantages, returns = map(counted, self.gae(rewards, values[:, :-1], mask, last, settings))
         else:
             groups = self.groups(batch)
-            compared = self.group_advantages(scores, groups, self.valid(batch), settings)
-            advantages = returns = mask * compared[:, None]
+            found = counted(self.group_advantages(scores, groups, self.valid(batch), settings))
+            advantages = returns = mask * found[:, None]
         if settings["whiten"]:
             advantages = self.whiten_of_ranks(advantages, mask, case)
         return Experience(mask, old, frozen, values[:, :-1], advantages, returns)
@@ -166,7 +169,15 @@ class Trainer(Formulas):
 
     def whiten_of_ranks(self, advantages: Array, mask: Mask, case: Case) -> Array:
         """Whiten over the responses of all ranks."""
-        return self.whiten(advantages, mask, case["settings"])
+        return counted(self.whiten(advantages, mask, case["settings"]))
+
+    def token_weights(self, mask: Mask, settings: Settings) -> Array:
+        """The weight of each token's loss in the loss of the minibatch."""
+
+        def of_losses(losses: Any) -> Any:
+            return self.aggregate([list(row[counts]) for row, counts in zip(losses, mask, strict=True)], settings)
+
+        return with_gradient(of_losses, np.zeros(mask.shape), mask.shape)[1]
 
     # --- steps
 
@@ -215,18 +226,19 @@ class Trainer(Formulas):
         logits, values = self.joined(readings, settings)
         policy, value = np.zeros_like(logits), np.zeros_like(values)
         width = tokens.shape[1]
-        log_probs, slopes = self.log_probs(logits[:, :width], tokens, settings)
+        log_probs, slopes = self.call("log_probs", [logits[:, :width], tokens], settings)
         if experience is None:
             policy[:, :width] = -self.token_weights(mask, settings)[..., None] * slopes
             return policy, value
         mask, old, frozen, old_values, advantages, returns = (each[rows, :width] for each in vars(experience).values())
-        _, gradient = self.policy_loss(log_probs, old, advantages, mask, settings)
-        gradient = gradient + self.kl_loss(log_probs, frozen, mask, {**settings, "coef": settings["kl_in_loss"]})[1]
-        entropy = self.entropy(logits[:, :width], settings)[1]
+        _, gradient = self.call("policy_loss", [log_probs, old, advantages, mask], settings)
+        penalty = {**settings, "coef": settings["kl_in_loss"]}
+        gradient = gradient + self.call("kl_loss", [log_probs, frozen, mask], penalty)[1]
+        entropy = self.call("entropy", [logits[:, :width]], settings)[1]
         weights = settings["entropy_coef"] * self.token_weights(mask, settings)
         policy[:, :width] = gradient[..., None] * slopes - weights[..., None] * entropy
         if settings["value_coef"]:
-            _, found = self.value_loss(values[:, :width], old_values, returns, mask, settings)
+            _, found = self.call("value_loss", [values[:, :width], old_values, returns, mask], settings)
             value[:, :width] = settings["value_coef"] * found
         return policy, value
 
@@ -254,7 +266,7 @@ class Trainer(Formulas):
         lengths = np.array([len(batch["responses"][row]) for row in rows])
         place = np.arange(len(rows)), self.score_slots(lengths)
         pairs = values[place].reshape(-1, 2)
-        _, gradient = self.reward_loss(pairs, np.ones(pairs.shape, dtype=bool), settings)
+        _, gradient = self.call("reward_loss", [pairs, np.ones(pairs.shape)], settings)
         value = np.zeros_like(values)
         value[place] = gradient.ravel()
         return np.zeros_like(logits), value
@@ -280,3 +292,13 @@ class Trainer(Formulas):
             moments = state.first[name], state.second[name]
             found = self.adam(state.weights[name], each, *moments, state.steps, settings)
             state.weights[name], state.first[name], state.second[name] = found
+
+
+def padded_width(responses: Sequence[list[int]], execution: Mapping[str, Any]) -> int:
+    """The width of tensors with a row per response."""
+    return max(execution.get("pad_to", 0), *map(len, responses))
+
+
+def counted(table: Any) -> Array:
+    """A table as an array, with 0 where nothing counts."""
+    return np.nan_to_num(np.array(table, dtype=float))
