@@ -57,6 +57,8 @@ def plain(case, *, bug=None):
         after = rendered([*before, {"role": "assistant", "content": "SENTINEL"}, *reply]).rpartition("SENTINEL")[2]
         if bug != "doubles_the_end":
             after = after.partition(tokenizer.decode(said[-1:]))[2]
+        if bug == "drops_a_newline":
+            after = after.removeprefix("\n")
         row = [*row, *encode(after)]
         trained += [False] * (len(row) - len(trained))
     return {"rows": [*rows, {"tokens": row, "trained": trained}]}
@@ -93,6 +95,7 @@ def test_a_correct_trainer_is_green_whether_it_appends_turns_or_renders_them_aga
         ("masks_padding", "eos_is_pad", {"phi-3-1", "llama-2-2"}),
         ("renders_in_one_row", "thought", {"qwen3-2", "deepseek-r1-2"}),
         ("doubles_the_end", "ordinary", {"chatml-2", "glm-4.5-2", "llama-2-2"}),
+        ("drops_a_newline", "ordinary", {"chatml-2", "qwen3-2", "gemma-2", "zephyr-2"}),
     ],
 )
 def test_each_bug_is_red_in_its_check(bug, trap, among):
