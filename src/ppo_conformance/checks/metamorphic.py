@@ -92,18 +92,6 @@ def reversed_rows(method: str, case: Case) -> Case:
     return reverse(METHODS[method].inputs, case[0]), {**case[1], **episodes}
 
 
-def twice(method: str, case: Case) -> Case | None:
-    """Every row twice."""
-    if "episodes" in case[1]:
-        return None
-    return {name: np.concatenate([x, x]) for name, x in case[0].items()}, case[1]
-
-
-def once(method: str, case: Case, found: Arrays) -> Arrays:
-    """The same mean, and for each row the gradients of both copies."""
-    return {**found, "gradient": found["gradient"].reshape(2, *case[0]["mask"].shape).sum(0)}
-
-
 def split(ranks: list[int], method: str, case: Case) -> Case | None:
     """One micro-batch for the first row, and one for all others."""
     mask = case[0]["mask"]
@@ -144,17 +132,6 @@ def unscale(method: str, case: Case, found: Arrays) -> Arrays:
     return times({**SCALES[method][1], **({"advantages": 0} if is_free else {})}, -1, found)
 
 
-def shift(method: str, case: Case) -> Case:
-    """A number added to all logits, or to all scores."""
-    first = next(iter(case[0]))
-    return {**case[0], first: case[0][first] + 8.0}, case[1]
-
-
-def renumber(method: str, case: Case) -> Case:
-    """Other numbers for the groups, in another order."""
-    return {**case[0], "groups": 100 - 7 * case[0]["groups"]}, case[1]
-
-
 def divide(method: str, case: Case) -> Case:
     """Logits that are divided by the temperature, at temperature 1."""
     return {**case[0], "logits": case[0]["logits"] / case[1]["temperature"]}, {**case[1], "temperature": 1.0}
@@ -177,16 +154,12 @@ RELATIONS = [
     Relation(("padding", "rubbish"), "what masked positions hold changes nothing", MASKED, other_rubbish),
     Relation(("rows", "order"), "the order of the rows changes nothing but the order of the results", BY_ROW,
              reversed_rows, lambda method, case, found: reverse(METHODS[method].outputs, found)),
-    Relation(("rows", "twice"), "a batch in which every row is twice has the same loss", LOSSES, twice, once),
-    Relation(("rows", "groups"), "other numbers for the groups change nothing", ["group_advantages"], renumber),
     Relation(("micro_batches", "split"), "the split changes nothing", LOSSES, partial(split, [0, 0]),
              needs={"micro_batches": "yes"}),
     Relation(("micro_batches", "ranks"), "a split over two ranks changes nothing", LOSSES, partial(split, [0, 1]),
              needs={"ranks": "yes"}),
     Relation(("scale", "unit"), "the unit of the numbers is that of the results", list(SCALES), scale, unscale,
              min_rows=1),
-    Relation(("scale", "shift"), "a constant changes nothing",
-             ["log_probs", "entropy", "group_advantages", "reward_loss"], shift, min_rows=1),
     Relation(("temperature", "divided"), "τ divides the logits, and the gradient", ["log_probs", "entropy"], divide,
              divide_gradient, min_rows=1),
 ]  # fmt: skip
