@@ -64,9 +64,12 @@ def value_loss_per_micro_batch(value_loss: Any, *given: Any) -> Any:
 
 
 @bug(Trainer.accumulated, "update/split update/ranks", "8 deepspeedai/DeepSpeed/pull/7967")
-def last_micro_batch(accumulated: Any, gradients: list[Any]) -> Any:
+def last_micro_batch(accumulated: Any, reading: Any, slopes: Any, settings: Settings) -> Any:
     """With the optimizer offloaded, the gradients of a step's earlier micro-batches were lost."""
-    return gradients[-1]
+    earlier = [row for part in settings["micro_batches"][:-1] for row in part]
+    for slope in slopes:
+        slope[earlier] = 0.0
+    return accumulated(reading, slopes, settings)
 
 
 @bug(Formulas.policy_loss, "update/grpo_rejected vector/policy_loss", "10 verl-project/verl/issues/3741")

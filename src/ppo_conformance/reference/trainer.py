@@ -1,6 +1,6 @@
 """The reference trainer: whole updates of the tiny model, written for reading.
 
-    experience ─▶ for each epoch and minibatch: gradients of all ranks' micro-batches ─▶ clip ─▶ Adam
+    experience ─▶ for each epoch and minibatch: gradient ─▶ clip ─▶ Adam
 
 Tokens and scores are given by the case (see `ppo_conformance.checks.update`), so that nothing is drawn at random.
 """
@@ -182,22 +182,19 @@ class Trainer(Formulas):
     # --- steps
 
     def step(self, state: State, case: Case, batch: Batch, experience: Experience | None, rows: list[int]) -> None:
-        """An optimizer step on the rows of a minibatch, which the ranks share."""
-        parts = self.parts(case, len(rows))
-        settings = {**case["settings"], **parts}
-        loss = self.reward_model_loss if case["kind"] == "reward_model" else self.policy_and_value_loss
-        readings = [
-            self.read(state.weights, case, batch, [rows[each] for each in part]) for part in parts["micro_batches"]
-        ]
-        slopes = loss(readings, case, batch, experience, rows, settings)
-        gradients = [
-            reading.backward(*(slope[part][:, : reading.logits.shape[1]] for slope in slopes))
-            for reading, part in zip(readings, parts["micro_batches"], strict=True)
-        ]
-        self.apply(state, self.clip(self.accumulated(gradients), settings), settings)
+        """An optimizer step on the rows of a minibatch."""
+        settings = {**case["settings"], **self.parts(case, len(rows))}
+        reading = self.read(state.weights, case, batch, rows)
+        if case["kind"] == "reward_model":
+            slopes = self.reward_model_loss(reading, [len(batch["responses"][row]) for row in rows], settings)
+        else:
+            tokens, mask = self.tokens(case, batch, rows)
+            fixed = experience and [each[rows, : tokens.shape[1]] for each in vars(experience).values()]
+            slopes = self.policy_and_value_loss(reading, tokens, mask, fixed, settings)
+        self.apply(state, self.clip(self.accumulated(reading, slopes, settings), settings), settings)
 
     def parts(self, case: Case, number: int) -> dict[str, Any]:
-        """The rows of each micro-batch, and its rank."""
+        """The rows of each micro-batch, and its rank: in a right trainer, they have no effect."""
         unit = 2 if case["kind"] == "reward_model" else 1
         ranks = case["execution"].get("ranks", 1)
         size = unit * case["execution"].get("micro_batch", number)
@@ -210,74 +207,46 @@ class Trainer(Formulas):
         return {"micro_batches": [rows for rows, _ in found], "ranks": [rank for _, rank in found]}
 
     def policy_and_value_loss(
-        self,
-        readings: Sequence[Reading],
-        case: Case,
-        batch: Batch,
-        experience: Experience | None,
-        rows: list[int],
-        settings: Settings,
+        self, reading: Reading, tokens: Ints, mask: Mask, fixed: list[Array] | None, settings: Settings
     ) -> tuple[Array, Array]:
         """The gradients of the loss with respect to logits and values.
 
         policy loss + c_v·value loss + β·KL − c_e·entropy of PPO and its relatives; of fine-tuning, −Σ w·log π
         """
-        tokens, mask = self.tokens(case, batch, rows)
-        logits, values = self.joined(readings, settings)
-        policy, value = np.zeros_like(logits), np.zeros_like(values)
-        width = tokens.shape[1]
-        log_probs, slopes = self.call("log_probs", [logits[:, :width], tokens], settings)
-        if experience is None:
-            policy[:, :width] = -self.token_weights(mask, settings)[..., None] * slopes
+        logits, values = reading.logits[:, :-1], self.values(reading, settings)[:, :-1]
+        policy, value = np.zeros_like(reading.logits), np.zeros_like(reading.values)
+        log_probs, slopes = self.call("log_probs", [logits, tokens], settings)
+        weights = self.token_weights(mask, settings)[..., None]
+        if fixed is None:
+            policy[:, :-1] = -weights * slopes
             return policy, value
-        mask, old, frozen, old_values, advantages, returns = (each[rows, :width] for each in vars(experience).values())
+        _, old, frozen, old_values, advantages, returns = fixed
         _, gradient = self.call("policy_loss", [log_probs, old, advantages, mask], settings)
         penalty = {**settings, "coef": settings["kl_in_loss"]}
         gradient = gradient + self.call("kl_loss", [log_probs, frozen, mask], penalty)[1]
-        entropy = self.call("entropy", [logits[:, :width]], settings)[1]
-        weights = settings["entropy_coef"] * self.token_weights(mask, settings)
-        policy[:, :width] = gradient[..., None] * slopes - weights[..., None] * entropy
+        entropy = self.call("entropy", [logits], settings)[1]
+        policy[:, :-1] = gradient[..., None] * slopes - settings["entropy_coef"] * weights * entropy
         if settings["value_coef"]:
-            _, found = self.call("value_loss", [values[:, :width], old_values, returns, mask], settings)
-            value[:, :width] = settings["value_coef"] * found
+            _, found = self.call("value_loss", [values, old_values, returns, mask], settings)
+            value[:, :-1] = settings["value_coef"] * found
         return policy, value
 
-    def joined(self, readings: Sequence[Reading], settings: Settings) -> tuple[Array, Array]:
-        """Logits and values of a minibatch's rows in their order, from its micro-batches."""
-        width = max(each.logits.shape[1] for each in readings)
-        rows = sum(map(len, settings["micro_batches"]))
-        logits, values = np.zeros((rows, width, readings[0].logits.shape[2])), np.zeros((rows, width))
-        for reading, part in zip(readings, settings["micro_batches"], strict=True):
-            logits[part, : reading.logits.shape[1]] = reading.logits
-            values[part, : reading.logits.shape[1]] = self.values(reading, settings)
-        return logits, values
-
-    def reward_model_loss(
-        self,
-        readings: Sequence[Reading],
-        case: Case,
-        batch: Batch,
-        experience: Experience | None,
-        rows: list[int],
-        settings: Settings,
-    ) -> tuple[Array, Array]:
+    def reward_model_loss(self, reading: Reading, lengths: list[int], settings: Settings) -> tuple[Array, Array]:
         """The same gradients for pairs of a chosen and a rejected response, in turn: scored at their last tokens."""
-        logits, values = self.joined(readings, settings)
-        lengths = np.array([len(batch["responses"][row]) for row in rows])
-        place = np.arange(len(rows)), self.score_slots(lengths)
-        pairs = values[place].reshape(-1, 2)
+        place = np.arange(len(lengths)), self.score_slots(np.array(lengths))
+        pairs = reading.values[place].reshape(-1, 2)
         _, gradient = self.call("reward_loss", [pairs, np.ones(pairs.shape)], settings)
-        value = np.zeros_like(values)
+        value = np.zeros_like(reading.values)
         value[place] = gradient.ravel()
-        return np.zeros_like(logits), value
+        return np.zeros_like(reading.logits), value
 
     def score_slots(self, lengths: Ints) -> Ints:
         """The slot in which a reward model reads the score: the state after the last token."""
         return lengths
 
-    def accumulated(self, gradients: Sequence[Weights]) -> Weights:
-        """The sum over micro-batches and ranks."""
-        return {name: np.sum([each[name] for each in gradients], 0) for name in gradients[0]}
+    def accumulated(self, reading: Reading, slopes: tuple[Array, Array], settings: Settings) -> Weights:
+        """The gradient of the weights: the sum over micro-batches and ranks, and so over all rows."""
+        return reading.backward(*slopes)
 
     def clip(self, gradient: Weights, settings: Settings) -> Weights:
         """Scale the gradient to a norm of at most `max_grad_norm`; 10⁻⁶ is torch's."""
