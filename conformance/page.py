@@ -18,4 +18,7 @@ for path in reports:
     head = json.dumps(report, ensure_ascii=False)[:-1]
     path.write_text(f'{head}, "results": [\n' + ",\n".join(results) + "\n]}\n", "utf-8")
 command = [sys.executable, "-m", "ppo_conformance", "page", *map(str, reports), "--notes", str(HERE / "notes.json")]
-sys.exit(subprocess.call([*command, "--into", str(HERE.parent / "docs" / "conformance.md")]))
+text = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
+target, begin, end = HERE.parent / "docs" / "conformance.md", "<!-- results -->", "<!-- end of results -->"
+before, _, rest = target.read_text("utf-8").partition(begin)
+target.write_text(f"{before}{begin}\n\n{text}\n{end}{rest.partition(end)[2]}", "utf-8")

@@ -10,7 +10,6 @@ from typing import Any
 
 from ppo_conformance.results import UserError
 
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 SHOWN = ("passed", "deviates", "error")
 MOST = 4
 """Cases to name for a note."""
@@ -20,21 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ppo-conformance page`."""
     parser.add_argument("reports", nargs="+", type=Path, help="reports of `run --json`, one for each library")
     parser.add_argument("--notes", type=Path, help="JSON: what differs, by library and pattern of checks")
-    parser.add_argument("--into", type=Path, metavar="FILE", help=f"replace what stands between {BEGIN} and {END}")
 
 
 def main(options: argparse.Namespace) -> int:
     """Run `ppo-conformance page`."""
     reports = [_read(path) for path in options.reports]
-    text = page(reports, _read(options.notes) if options.notes else {})
-    if not options.into:
-        print(text)
-        return 0
-    before, begin, rest = options.into.read_text("utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UserError(f"{options.into} has no {BEGIN} and {END}")
-    options.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", "utf-8")
+    print(page(reports, _read(options.notes) if options.notes else {}))
     return 0
 
 
