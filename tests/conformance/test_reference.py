@@ -8,6 +8,7 @@ import pytest
 from ppo_conformance.adapters.reference import Adapter
 from ppo_conformance.checks import metamorphic, update, vectors
 from ppo_conformance.oracle.__main__ import rewrite
+from ppo_conformance.protocol import NotOffered
 from ppo_conformance.reference.model import Llama, Weights, initial_weights
 from ppo_conformance.reference.trainer import Trainer
 from tests.float64 import in_float64
@@ -57,16 +58,16 @@ def test_the_logits_are_those_of_transformers(tied, monkeypatch):
 
 def test_the_committed_weights_are_those_of_the_reference_trainer(capsys):
     made = {update.FOLDER / f"{name}.json": update.filled(name) for name in update.CASES}
-    assert rewrite("", made, ["--check"]) == 0
+    assert rewrite(made, ["--check"]) == 0
     assert capsys.readouterr().out == "differ: none\n"
 
 
 def test_a_file_that_differs_is_named_or_written(tmp_path, capsys):
     path = tmp_path / "case.json"
     path.write_text('{"expected": 1.0}')
-    assert rewrite("", {path: {"expected": 2.0}}, ["--check"]) == 1
+    assert rewrite({path: {"expected": 2.0}}, ["--check"]) == 1
     assert json.loads(path.read_text()) == {"expected": 1.0}
-    assert rewrite("", {path: {"expected": 2.0}}, []) == 0
+    assert rewrite({path: {"expected": 2.0}}, []) == 0
     assert json.loads(path.read_text()) == {"expected": 2.0}
     assert capsys.readouterr().out == "differ: case\nwritten: case\n"
 
@@ -91,3 +92,11 @@ CALLS = [*vectors.checks(), *metamorphic.checks()]
 @pytest.mark.parametrize("check", CALLS, ids=lambda check: check.name)
 def test_no_check_lacks_a_case_for_a_trainer_that_claims_everything(check):
     check.run(Adapter())
+
+
+@pytest.mark.parametrize(("name", "profile"), [("gspo", {"ratio": "token"}), ("rloo", {"baseline": "grpo"})])
+def test_an_update_by_another_algorithm_is_not_taken_for_the_one_of_the_case(name, profile):
+    adapter = Adapter()
+    adapter.profile = {**Adapter.profile, **profile}
+    with pytest.raises(NotOffered, match="the profile does not claim"):
+        update.check_whole(name, adapter)

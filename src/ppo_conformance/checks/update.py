@@ -14,14 +14,12 @@ A case, `vectors/update/*.json`, has
     expected     of the weights after it: the norm and three entries of each tensor. A choice that the case leaves open
                  has its first value.
 
-`python -m ppo_conformance.checks.update` writes `expected` where the reference trainer makes another; with `--check`,
-it only names these cases.
+`python -m ppo_conformance.oracle` writes `expected` where the reference trainer makes another.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -31,7 +29,6 @@ import numpy as np
 
 from ppo_conformance.adapters import reference
 from ppo_conformance.checks import Check
-from ppo_conformance.oracle.__main__ import rewrite
 from ppo_conformance.protocol import CHOICES, Adapter, Deviation, NotOffered, offered
 from ppo_conformance.reference.model import Weights, initial_weights
 from ppo_conformance.reference.trainer import Trainer
@@ -66,11 +63,13 @@ def chosen(case: Case, adapter: Adapter) -> Case:
     """The case with the values of all choices: the case's own where the adapter offers it, else the adapter's default.
 
     Raises:
-        NotOffered: The case needs a feature that the adapter does not claim.
+        NotOffered: The adapter does not claim a feature that the case needs, or the ratio or baseline that it is for.
     """
     settings = dict(case["settings"])
     for choice in CHOICES:
         values = offered(adapter, choice)
+        if choice in ("ratio", "baseline") and settings.get(choice, values[0]) not in values:
+            raise NotOffered(f"the profile does not claim {choice}={settings[choice]}")
         settings[choice] = settings[choice] if settings.get(choice) in values else values[0]
     responses = [token for batch in case["batches"] for response in batch["responses"] for token in response]
     left_out = settings["padding_logit"] == "left_out" and settings["pad"] not in responses
@@ -193,7 +192,3 @@ def filled(name: str) -> Case:
     """A case with the reference trainer's weights."""
     case = load(name)
     return {**case, "expected": sampled(Trainer().update(chosen(case, reference.Adapter())))}
-
-
-if __name__ == "__main__":
-    sys.exit(rewrite(__doc__, {FOLDER / f"{name}.json": filled(name) for name in CASES}))

@@ -1,4 +1,4 @@
-"""Fills in what the cases of `vectors/` expect, or checks it."""
+"""Fills in what the cases of `vectors/` and `vectors/update/` expect, or checks it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_conformance import vectors
+from ppo_conformance.checks import update
 from ppo_conformance.oracle.expect import expect
 
 
@@ -50,9 +51,9 @@ def text_of(value: Any, indent: str = "") -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def rewrite(about: str | None, made: Mapping[Path, Any], arguments: Sequence[str] | None = None) -> int:
+def rewrite(made: Mapping[Path, Any], arguments: Sequence[str] | None = None) -> int:
     """Write the files that differ from what they should hold; with `--check` name them instead, and return 1."""
-    parser = argparse.ArgumentParser(description=about)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file differs")
     check = parser.parse_args(arguments).check
     behind = [path for path, new in made.items() if not same(new, json.loads(path.read_text("utf-8")))]
@@ -63,4 +64,5 @@ def rewrite(about: str | None, made: Mapping[Path, Any], arguments: Sequence[str
 
 
 if __name__ == "__main__":
-    sys.exit(rewrite(__doc__, {vectors.FOLDER / f"{topic}.json": filled(topic) for topic in vectors.topics()}))
+    files = {vectors.FOLDER / f"{topic}.json": filled(topic) for topic in vectors.topics()}
+    sys.exit(rewrite(files | {update.FOLDER / f"{name}.json": update.filled(name) for name in update.CASES}))
