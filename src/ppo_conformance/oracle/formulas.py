@@ -156,7 +156,7 @@ class Formulas(Adapter):
         return settings["coef"] * self.aggregate(losses, settings)
 
     def policy_loss(self, log_probs: Table, old: Table, advantages: Table, mask: Table, settings: Settings) -> Any:
-        """−min(ρA, clip(ρ, 1−ε, 1+ε)A) per token: PPO eq. 7; for A < 0 at most c·|A|: Ye et al. 2019, eq. 3.
+        """−min(ρA, clip(ρ, 1−ε, 1+ε)A) per token: PPO eq. 7; for A < 0 at most c·|A|: Ye et al. 2019, eq. 5.
 
         With the ratio of sequences: GSPO eq. 7, and eq. 13 where a token's ratio has the value of the sequence's and
         the gradient of its own.
