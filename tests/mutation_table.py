@@ -1132,8 +1132,8 @@ MUTATIONS = (
     Mutation(
         "control-variate-of-the-value-alone",
         "ControlVariateAdvantage._parts",
-        "total_reward(to_go, mask) - estimated - first, targets",
-        "values - first, targets",
+        "total_reward(to_go, mask) - estimated - first",
+        "values - first",
         f"{CONTROL}::test_advantages_and_weights_are_those_of_a_slow_loop",
     ),
     Mutation(

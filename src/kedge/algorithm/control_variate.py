@@ -57,36 +57,32 @@ class ControlVariateAdvantage:
     @torch.no_grad()
     def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`."""
-        base, change, targets = self._parts(rewards, mask, inputs)
-        weights = control_weights(base, change, mask, self._prompts(rewards, inputs)).to(base)
-        return Advantages(keep_counted(base - weights[:, None] * change, mask), targets)
+        base, change, weights, targets = self._parts(rewards, mask, inputs)
+        return Advantages(keep_counted(base - weights * change, mask), targets)
 
     @torch.no_grad()
     def metrics(
         self, rewards: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"], **inputs: Unpack[AdvantageInputs]
     ) -> dict[str, float]:
         """The mean of w, and the share of B's variance that it takes away, before any whitening."""
-        base, change, _ = self._parts(rewards, mask, inputs)
-        weights = control_weights(base, change, mask, self._prompts(rewards, inputs)).to(base)
-        plain, left = (in_float64(each[mask]).var(correction=0) for each in (base, base - weights[:, None] * change))
+        base, change, weights, _ = self._parts(rewards, mask, inputs)
+        plain, left = (in_float64(each[mask]).var(correction=0) for each in (base, base - weights * change))
         saved = 1.0 - float(left / plain) if plain > 0 else 0.0
         return {"advantage/critic_weight": float(weights.mean()), "advantage/variance_saved": saved}
 
-    def _prompts(self, rewards: Tensor, inputs: AdvantageInputs) -> Tensor:
-        """The number of each row's prompt; if B does not compare the responses to a prompt, each row counts as one."""
-        if self.base.needs == "group":
-            return required(inputs, "group")
-        return torch.arange(len(rewards), device=rewards.device)
-
-    def _parts(self, rewards: Tensor, mask: Tensor, inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """B, C and the critic's targets."""
+    def _parts(self, rewards: Tensor, mask: Tensor, inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """B, C, w by row, and the critic's targets."""
         values = required(inputs, "values")
         base, to_go = self.base(rewards, mask, **inputs)
         estimated, targets = self.critic(rewards, mask, **inputs)
         first = values.gather(-1, mask.int().argmax(-1, keepdim=True))
         if self.base.needs == "group":
-            return base, total_reward(to_go, mask) - estimated - first, targets
-        return base, to_go - estimated - first[mask.any(-1)].mean(), targets
+            prompts = required(inputs, "group")
+            change = total_reward(to_go, mask) - estimated - first
+        else:  # B does not compare the responses to a prompt: each counts as one
+            prompts = torch.arange(len(rewards), device=rewards.device)
+            change = to_go - estimated - first[mask.any(-1)].mean()
+        return base, change, control_weights(base, change, mask, prompts).to(base).unsqueeze(-1), targets
 
 
 def control_weights(
