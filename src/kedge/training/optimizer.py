@@ -97,19 +97,6 @@ def build_optimizer(
         et al. 2025 (arXiv 2502.16982), section 2.2, its factor.
     """
     groups = _groups(parameters, weight_decay, head_parameters, head_rate, critic_parameters)
-    built = _of_kind(kind, groups, learning_rate, adam_eps, adam_eps_mode, inner_matrices)
-    return HostState(built) if offload else built
-
-
-def _of_kind(
-    kind: OptimizerKind,
-    groups: list[dict[str, Any]],
-    learning_rate: float,
-    adam_eps: float,
-    adam_eps_mode: AdamEpsMode,
-    inner_matrices: Iterable[nn.Parameter],
-) -> Optimizer:
-    """Create an optimizer of this kind for these groups."""
     trainable = [parameter for group in groups for parameter in group["params"]]
     if not trainable:
         raise ConfigError("nothing to train: no parameter requires a gradient")
@@ -118,29 +105,30 @@ def _of_kind(
             f"{frozen} of the parameters to train are frozen weights under an adapter, which other models share and no "
             "checkpoint keeps; leave their requires_grad off"
         )
-    if kind == "adamw":
-        return _adamw(groups, learning_rate, adam_eps, adam_eps_mode)
     sharded = any(isinstance(parameter, DTensor) for parameter in trainable)
     # Runs check this when they open; plans do not.
     check_optimizer(kind, trainable[0].device, named="optimizer", is_sharded=sharded)
-    if kind == "adamw8bit":
+    if kind == "adamw":
+        built = _adamw(groups, learning_rate, adam_eps, adam_eps_mode)
+    elif kind == "adamw8bit":
         library = load_bitsandbytes("optimizer=adamw8bit", trainable[0].device)
         settings = {"betas": BETAS, "eps": adam_eps, "min_8bit_size": SMALLEST_IN_8_BITS}
-        return library.optim.AdamW8bit(groups, lr=learning_rate, weight_decay=0.0, **settings)
-    if kind == "adafactor":
+        built = library.optim.AdamW8bit(groups, lr=learning_rate, weight_decay=0.0, **settings)
+    elif kind == "adafactor":
         from transformers.optimization import Adafactor
 
         # torch's Adafactor scales every step by the weight's size and limits the rate to 1/√t, so its rates differ from
         # Adam's.
-        return Adafactor(groups, lr=learning_rate, scale_parameter=False, relative_step=False, weight_decay=0.0)
-    # muon
-    inner, others = _split(groups, {id(each) for each in inner_matrices})
-    parts: list[torch.optim.Optimizer] = []
-    if inner:
-        parts.append(torch.optim.Muon(inner, lr=learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
-    if others:
-        parts.append(_adamw(others, learning_rate, adam_eps, adam_eps_mode))
-    return OptimizersAsOne(parts)
+        built = Adafactor(groups, lr=learning_rate, scale_parameter=False, relative_step=False, weight_decay=0.0)
+    else:  # muon
+        inner, others = _split(groups, {id(each) for each in inner_matrices})
+        parts: list[torch.optim.Optimizer] = []
+        if inner:
+            parts.append(torch.optim.Muon(inner, lr=learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
+        if others:
+            parts.append(_adamw(others, learning_rate, adam_eps, adam_eps_mode))
+        built = OptimizersAsOne(parts)
+    return HostState(built) if offload else built
 
 
 def _groups(
@@ -281,11 +269,6 @@ def scale_output_gradients(optimizer: Optimizer) -> None:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     parameter.grad.mul_(unit)
-
-
-def all_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    """The parameters of all groups."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def parameters_of(optimizer: Optimizer, *, critic: bool) -> list[nn.Parameter]:
