@@ -1278,9 +1278,9 @@ MUTATIONS = (
     ),
     Mutation(
         "turns-answered-one-by-one",
-        "Sampler._talk",
-        "< share * len(rows)",
-        "< 1",
+        "Sampler._speak",
+        ">= share * len(rows)",
+        ">= 1",
         f"{DIALOGUES}::test_rows_that_wait_are_not_computed_and_half_of_them_are_answered_together",
     ),
     Mutation(

@@ -115,7 +115,7 @@ class Responses:
         self.parents[row, length:] = torch.arange(length - 1, self.parents.shape[1] - 1, device=self.parents.device)
         self.lengths[row] = length
 
-    def start_turns(self, rows: Int[Tensor, " rows"]) -> None:
+    def start_turns(self, rows: list[int]) -> None:
         """Note that a turn of the policy starts in each of some rows."""
         self.turn_starts[rows, self.lengths[rows]] = True
 
@@ -354,63 +354,66 @@ class Sampler:
         ended then leave the batch. A forward pass reads the other answers, and the last token of rows whose turn
         continues.
         """
-        device = self.model.device
-        prompts, responses = table.request.prompts, table.responses
-        index = torch.tensor(rows, device=device)
-        speaks = torch.ones_like(index, dtype=torch.bool)
-        starts = torch.zeros_like(index)  # where each row's turn starts
-        limits = torch.tensor([dialogue.limit(row) for row in rows], device=device).clamp(max=self.max_new_tokens)
-        last = torch.zeros_like(index)
-        responses.start_turns(index)
+        responses = table.responses
+        starts = dict[int, int]()  # where each row's turn starts
+        begins = rows
         while True:
-            speaking = index[speaks]
-            places = responses.lengths[speaking]
-            hidden = decoder.hidden[speaks]
-            tokens, logprobs = self._draw(hidden, table.draws[speaking, places])
-            last[speaks] = tokens
-            self._note(table, speaking, places, tokens, logprobs, hidden)
-            lengths = responses.lengths[index]
-            speaks = speaks & ~torch.isin(last, self._stops) & (lengths < limits)
-            share = ANSWERED_SHARE if isinstance(decoder, PackedDecoder) else 1.0  # other decoders read all rows again
-            if len(rows) - int(speaks.sum()) < share * len(rows):
-                decoder.step(last, speaks)
-                continue
-            goes_on = speaks.tolist()
-            turns = zip(rows, starts.tolist(), goes_on, strict=True)
-            before = Paths(responses, prompts)
-            said = {row: responses.since(row, start) for row, start, on in turns if not on}
+            responses.start_turns(begins)
+            lengths = responses.lengths.tolist()
+            starts |= {row: lengths[row] for row in begins}
+            ends = [min(starts[row] + dialogue.limit(row), self.max_new_tokens) for row in rows]
+            last, goes_on = self._speak(table, rows, ends, decoder)
+            before = Paths(responses, table.request.prompts)
+            said = {row: responses.since(row, starts[row]) for row, on in zip(rows, goes_on, strict=True) if not on}
             for row, count in dialogue.kept(said).items():
                 before.note(row)
-                responses.cut(row, int(responses.lengths[row]) - len(said[row]) + count)
+                responses.cut(row, starts[row] + count)
                 said[row] = said[row][:count]
             answers = dialogue.answer(said)
             kept = [place for place, row in enumerate(rows) if goes_on[place] or answers[row] is not None]
             if not kept:
                 return
             rows = [rows[place] for place in kept]
-            for row in rows:
-                if (reply := answers.get(row)) is not None:
+            begins = [row for row in rows if row in said]
+            for row in begins:
+                if (reply := answers[row]) is not None:
                     if reply.parent is not None:
                         before.note(row)
                     responses.append(row, reply.tokens, parent=reply.parent)
-            places = torch.tensor(kept, device=device)
-            answered = ~speaks[places]
-            index, last = index[places], last[places]
-            lengths = responses.lengths[index]
-            starts = torch.where(answered, lengths, starts[places])
-            ends = lengths + torch.tensor([dialogue.limit(row) for row in rows], device=device)
-            limits = torch.where(answered, ends, limits[places]).clamp(max=self.max_new_tokens)
-            responses.start_turns(index[answered])
-            speaks = torch.ones_like(answered)
             if isinstance(decoder, PackedDecoder):
                 if len(kept) < len(goes_on):
-                    decoder.keep(places)
-                cuts, texts = before.next_texts(rows, last.tolist(), answers)
+                    decoder.keep(torch.tensor(kept, device=responses.ids.device))
+                cuts, texts = before.next_texts(rows, [last[place] for place in kept], answers)
                 if cuts:
                     decoder.cut(cuts)
                 decoder.extend(texts)
             else:
                 decoder = self._decoder_of(rows, table, dialogue)
+
+    def _speak(self, table: _Rows, rows: list[int], ends: list[int], decoder: Decoder) -> tuple[list[int], list[bool]]:
+        """Sample until enough rows have ended their turns; return each row's last token, and whether its turn goes on.
+
+        Args:
+            table: The rows.
+            rows: Those in the batch.
+            ends: The length at which each one's turn ends without a stop token.
+            decoder: Has read them.
+        """
+        index, limits = torch.tensor([rows, ends], device=self.model.device)
+        speaks = torch.ones_like(index, dtype=torch.bool)
+        last = torch.zeros_like(index)
+        share = ANSWERED_SHARE if isinstance(decoder, PackedDecoder) else 1.0  # other decoders read all rows again
+        while True:
+            speaking = index[speaks]
+            places = table.responses.lengths[speaking]
+            hidden = decoder.hidden[speaks]
+            tokens, logprobs = self._draw(hidden, table.draws[speaking, places])
+            last[speaks] = tokens
+            self._note(table, speaking, places, tokens, logprobs, hidden)
+            speaks = speaks & ~torch.isin(last, self._stops) & (table.responses.lengths[index] < limits)
+            if len(rows) - int(speaks.sum()) >= share * len(rows):
+                return last.tolist(), speaks.tolist()
+            decoder.step(last, speaks)
 
     def _decoder_of(self, rows: Sequence[int], table: _Rows, dialogue: Dialogue) -> Decoder:
         """A decoder that reads conversations from their start, for models that cannot continue them."""

@@ -169,7 +169,7 @@ class VllmEngine:
                 for row, (tokens, logprobs) in answers.items():
                     responses.append(row, tokens, logprobs)
                 break
-            responses.start_turns(torch.tensor(rows))
+            responses.start_turns(rows)
             said = {row: tokens for row, (tokens, _) in answers.items()}
             said |= {row: said[row][:count] for row, count in dialogue.kept(said).items()}
             for row, tokens in said.items():
