@@ -8,13 +8,12 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kedge.rewards.function import FunctionReward
-from kedge.rewards.source import Responses, RewardSource, Score, Scores, Verdict, checked_scores, chosen
+from kedge.rewards.source import Responses, RewardSource, Score, Scores, Verdict, chosen
 from kedge_base.errors import LastingRewardError, NonfiniteScoreError, RewardError
 from kedge_base.term_names import distinct_names
 
@@ -93,26 +92,6 @@ class CallResult:
         }
 
 
-@dataclass(frozen=True)
-class GivenScores:
-    """Scores that a caller has computed, instead of a function.
-
-    Attributes:
-        scores: One per response, as a function returns them.
-        name: Their name in metrics and messages.
-    """
-
-    scores: Sequence[object]
-    name: str = "scores"
-
-    def check(self, columns: Collection[str]) -> None:
-        """Do nothing: no column is read."""
-
-    def start(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], list[Score]]:
-        """See `FunctionReward.start`."""
-        return partial(checked_scores, self.scores, name=self.name, lengths=responses.lengths)
-
-
 class GuardedReward:
     """A reward function that retries failed calls, then handles them as the limits specify.
 
@@ -129,22 +108,17 @@ class GuardedReward:
 
     def __init__(
         self,
-        function: FunctionReward | RemoteFunction | GivenScores | None,
+        function: FunctionReward | RemoteFunction | None,
         limits: CallLimits,
         ranks: Ranks | None = None,
         *,
         name: str | None = None,
     ) -> None:
         self.models: Mapping[str, ModelReward] = {}  # as in FunctionReward
-        self._loaded = function
+        self._function = cast("FunctionReward | RemoteFunction", function)  # only called on the rank that has it
         self._limits = limits
         self._ranks = ranks
         self.name = name or self._function.name
-
-    @property
-    def _function(self) -> FunctionReward | RemoteFunction | GivenScores:
-        assert self._loaded is not None, "the first rank has the function"
-        return self._loaded
 
     def check(self, columns: Collection[str]) -> None:
         """See `FunctionReward.check`."""
@@ -195,14 +169,15 @@ class GuardedReward:
         self, collect: Callable[[], Sequence[Score]], responses: Responses, failures: list[RewardError]
     ) -> Sequence[Score]:
         """Retry a call; return the scores of the first attempt that succeeds, or raise the last one's error."""
-        for attempt in range(self._limits.retries):
-            with suppress(RewardError):
-                return self._counted(collect, failures)
-            if isinstance(failures[-1], LastingRewardError):
-                raise failures[-1]
-            time.sleep(self._limits.pause * 2**attempt)
+        while True:
+            try:
+                return collect()
+            except RewardError as error:
+                failures.append(error)
+                if len(failures) > self._limits.retries or isinstance(error, LastingRewardError):
+                    raise
+            time.sleep(self._limits.pause * 2 ** (len(failures) - 1))
             collect = self._function.start(responses)
-        return self._counted(collect, failures)
 
     def _halves(
         self, responses: Responses, rows: Sequence[int], until: float, failures: list[RewardError]
@@ -220,20 +195,13 @@ class GuardedReward:
                 # Half of the remaining time, so that a call that hangs leaves time for the others.
                 collect = self._function.start(responses.select(half), timeout=remaining / 2)
                 try:
-                    scores.update(zip(half, self._counted(collect, failures), strict=True))
+                    scores.update(zip(half, collect(), strict=True))
                 except LastingRewardError:
                     raise
-                except RewardError:
+                except RewardError as error:
+                    failures.append(error)
                     failed.append(half)
         return scores
-
-    @staticmethod
-    def _counted(collect: Callable[[], Sequence[Score]], failures: list[RewardError]) -> Sequence[Score]:
-        try:
-            return collect()
-        except RewardError as error:
-            failures.append(error)
-            raise
 
 
 @dataclass(frozen=True)
@@ -355,7 +323,8 @@ class WeightedReward:
     @classmethod
     def of_scores(cls, scores: Sequence[object]) -> WeightedReward:
         """Make the reward of responses that a caller has scored; the scores are checked like a function's."""
-        return cls([(GuardedReward(GivenScores(scores), CallLimits(retries=0)), 1.0)])
+        given = FunctionReward(lambda completions: scores, name="scores")
+        return cls([(GuardedReward(given, CallLimits(retries=0)), 1.0)])
 
     @property
     def name(self) -> str:

@@ -162,19 +162,13 @@ class PairwiseJudge:
         name: str | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self._loaded: FunctionReward | None = None
         self._ranks = ranks
 
         def load() -> str:
-            self._loaded = _loaded(function, name)
-            return self._loaded.name
+            self._function = _loaded(function, name)  # on the first rank only, which calls it
+            return self._function.name
 
         self.name = ranks.first(load)
-
-    @property
-    def _function(self) -> FunctionReward:
-        assert self._loaded is not None, "the first rank has the function"
-        return self._loaded
 
     def check(self, columns: Collection[str]) -> None:
         """Check before a run that the prompts have the columns that the function needs (`RewardError` if not)."""

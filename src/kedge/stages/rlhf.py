@@ -425,11 +425,10 @@ def _ask_people(
     return found, missing
 
 
-def write_rows(path: Path, rows: Sequence[Any]) -> str:
-    """Write rows as JSON lines, so that every stage's `config.yaml` can name its data; return the path as text."""
+def write_rows(path: Path, rows: Sequence[Any]) -> None:
+    """Write rows as JSON lines, so that every stage's `config.yaml` can name its data."""
     lines = (json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) for row in rows)
     replace_file(path, (f"{line}\n".encode("utf-8", "backslashreplace") for line in lines))
-    return str(path)
 
 
 @contextmanager

@@ -167,13 +167,12 @@ class Reader:
         if not prompts:
             raise DataError("the list of prompts is empty; pass at least one")
         tokenizer = self.trainer.roles.tokenizer
-        by_ids = [is_ids(prompt) for prompt in prompts]
-        others = [prompt for prompt, ids in zip(prompts, by_ids, strict=True) if not ids]
+        others = [prompt for prompt in prompts if not is_ids(prompt)]
         texts = iter(self._read(others) if others else [])
         rows: list[Prompt] = []
         encoded: list[list[int]] = []
-        for place, (prompt, ids) in enumerate(zip(prompts, by_ids, strict=True)):
-            if ids:
+        for place, prompt in enumerate(prompts):
+            if is_ids(prompt):
                 found = _checked(self.trainer, prompt, f"prompt {place}")
                 if not found:
                     raise DataError(f"prompt {place} has no tokens")
@@ -231,9 +230,11 @@ class Reader:
         if not responses:
             raise DataError("the batch has no responses")
         for name, entries in {"prompts": prompts, "logprobs": logprobs, "stopped": stopped, "groups": groups}.items():
-            if entries is not None and not isinstance(entries, Sized):
+            if entries is None:
+                continue
+            if not isinstance(entries, Sized):
                 raise DataError(f"{name} are of type {type(entries).__name__}; expected one per response")
-            if entries is not None and len(entries) != len(responses):
+            if len(entries) != len(responses):
                 raise DataError(f"{len(entries)} {name} for {len(responses)} responses; expected one per response")
         version = done if policy_version is None else policy_version
         if not (is_whole(version) and 0 <= version <= done):
