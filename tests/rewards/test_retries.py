@@ -6,14 +6,16 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kedge.ranks import Ranks
 from kedge.rewards import CallLimits, FunctionReward, Responses, WeightedReward, load_reward
 from kedge.rewards.weighted import CallTimeout, GuardedReward
-from kedge_base.errors import RewardError
+from kedge_base.errors import DataError, KedgeError, RewardError
 
 LIMITS = CallLimits(pause=0.0)
 
@@ -49,6 +51,35 @@ class Scripted:
             return [float(len(text)) for text in responses.completions]
 
         return collect
+
+
+class FirstOfTwo(Ranks):
+    """The first of two ranks, which sends the other one its results and errors."""
+
+    sent: ClassVar[list[object]] = []
+
+    def first(self, do: Callable[[], Any]) -> Any:
+        try:
+            result = do()
+        except KedgeError as error:
+            self.sent.append(error)
+            raise
+        self.sent.append(result)
+        return result
+
+
+def test_an_error_in_the_start_of_a_call_reaches_the_other_ranks():
+    class Unsendable(Scripted):
+        def start(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], list[float | None]]:
+            raise DataError("a column cannot be sent")
+
+    FirstOfTwo.sent.clear()
+    with pytest.raises(DataError) as raised:
+        GuardedReward(Unsendable(), LIMITS, FirstOfTwo(0, 2)).start(batch("a"))()
+    assert FirstOfTwo.sent == [raised.value]
+    FirstOfTwo.sent.clear()
+    assert GuardedReward(Scripted(), LIMITS, FirstOfTwo(0, 2)).start(batch("a"))().scores == [1.0]
+    assert len(FirstOfTwo.sent) == 2
 
 
 def test_a_call_that_succeeds_is_made_once():

@@ -122,10 +122,7 @@ class GuardedReward:
 
     def check(self, columns: Collection[str]) -> None:
         """See `FunctionReward.check`."""
-        if self._ranks is None:
-            self._function.check(columns)
-        else:
-            self._ranks.first(lambda: self._function.check(columns))
+        self._on_first(lambda: self._function.check(columns))
 
     def score(self, responses: Responses) -> Sequence[Score]:
         """See `start`."""
@@ -135,14 +132,16 @@ class GuardedReward:
         """Start a call; the returned function waits for its result.
 
         Raises:
+            DataError: A column contains a value that cannot be sent to another process.
             RewardError: From the returned function: every attempt failed, and `on_error` is `stop`; or one failed with
                 a `LastingRewardError`, with any `on_error`.
         """
-        ranks = self._ranks
-        if ranks is None or not ranks.are_several:
-            return partial(self._result, self._function.start(responses), responses)
-        first = self._function.start(responses) if ranks.is_first else list[Score]
-        return lambda: CallResult(**ranks.first(lambda: vars(self._result(first, responses))))
+        started: list[Callable[[], Sequence[Score]]] = []  # empty on the other ranks, which get an error all the same
+        self._on_first(lambda: started.append(self._function.start(responses)))
+        return lambda: CallResult(**self._on_first(lambda: vars(self._result(started[0], responses))))
+
+    def _on_first(self, do: Callable[[], Any]) -> Any:
+        return do() if self._ranks is None else self._ranks.first(do)
 
     def _result(self, first: Callable[[], Sequence[Score]], responses: Responses) -> CallResult:
         failures: list[RewardError] = []
