@@ -529,6 +529,8 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
         ({"responses": ["a", [([5], [2]), ([5], [9999])]]}, "call 1 of response 1 has the token id 9999"),
         ({"responses": ["a", [([5], [6]), ("b", True)]]}, r"response 1 has the part \('b', True\); expected a text"),
         ({"responses": ["a", [([5], "b")]]}, r"response 1 has the part \(\[5\], 'b'\); expected a text"),
+        ({"responses": ["a", []]}, "response 1 has no token of the policy's own"),
+        ({"responses": ["a", []], "stopped": [True, True]}, "response 1 does not end with a stop token"),
         ({"responses": ["a", [([5], [6]), ([7] * 9, [6])]]}, "response 1 has 11 tokens, and rollout.max_new_tokens is"),
         ({"responses": ["a", [([5] * 249, [6])]]}, "call 0 of response 1 read 249 tokens; the context leaves 248"),
         (
