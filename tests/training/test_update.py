@@ -479,3 +479,13 @@ def test_the_distance_moved_is_zero_before_and_positive_after_the_epochs():
     assert whole > 1e-6
     split = make_learner(models, micro_batch_tokens=25)
     assert distance_moved(split, experience) == pytest.approx(whole, rel=1e-4)
+
+
+def test_the_distance_moved_stays_finite_if_a_token_becomes_certain():
+    models = make_models()
+    experience = make_experience(models)
+    old_logprobs = experience.old_logprobs.clone()
+    old_logprobs[0, 0] = -120.0  # exp(120) is beyond fp32; the loss holds log ratios at 20
+    moved = distance_moved(make_learner(models), replace(experience, old_logprobs=old_logprobs))
+    others = 48 - 1  # the tokens of `make_experience`, at distance 0
+    assert moved == pytest.approx((math.exp(20) - 1 - 20) / (others + 1), rel=1e-5)

@@ -78,7 +78,7 @@ Source: GSPO (arXiv 2507.18071) eq. 7 (the ratio), eq. 13 and 14 (the form per t
 
 # exp(20) is half a billion: a larger ratio only occurs if something is broken, and an overflow to inf would make the
 # gradient NaN even where the clip sets it to 0 (inf · 0).
-_MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
 
 
 class SurrogateOptions(Averaging, total=False):
@@ -187,7 +187,7 @@ class Tokens:
             mask, logprobs=logprobs, old_logprobs=old_logprobs.detach(), advantages=advantages.detach(), **given
         )
         optional |= zip(given, more, strict=True)
-        log_ratio = (logprobs - old_logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        log_ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         log_rho = log_ratio
         if ratio != "token":
             check_choice("ratio", ratio, Ratio)

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from kedge.algorithm.experience import PolicyOutputs
+from kedge.algorithm.policy_losses import MAX_LOG_RATIO
 from kedge.ranks import ALONE, Ranks
 from kedge.training.guard import BadValue, StepCheck, first_nonfinite, largest_ratio, refuse_nonfinite
 from kedge.training.learner import B, Batch, Learner
@@ -509,7 +510,8 @@ def distance_moved(learner: Learner[B], experience: B) -> float:
         for rows, part in learner.micro_batches(experience):
             outputs = learner.evaluate(part)
             if len(rows):
-                log_ratio = torch.where(part.action_mask, outputs.logprobs - part.old_logprobs, 0.0)
+                log_ratio = (outputs.logprobs - part.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+                log_ratio = torch.where(part.action_mask, log_ratio, 0.0)
                 total += float((log_ratio.expm1() - log_ratio if outputs.kl is None else outputs.kl).sum())
         return total
 
