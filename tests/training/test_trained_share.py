@@ -112,6 +112,15 @@ def test_each_minibatch_is_trained_on_in_part():
     assert result.passes[0].logprobs.isnan().all(-1).sum() == 4
 
 
+def test_the_trained_share_is_that_of_all_minibatches():
+    models = make_models()
+    experience = make_experience(models).select(slice(0, ROWS))
+    # Of minibatches of 3 and 2 responses, 2 and 1 are trained on.
+    result = run_update_of(models, experience, num_epochs=0.5, num_minibatches=2)
+    assert int(result.passes[0].visited.sum()) == 3
+    assert result.metrics()["policy/trained_share"] == 3 / 5
+
+
 @pytest.mark.parametrize("critic", ["shared", "separate", None])
 def test_the_first_pass_over_the_chosen_rows_is_reused(critic):
     models = make_models(critic)

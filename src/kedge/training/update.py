@@ -263,6 +263,7 @@ class Steps(Generic[B]):
 
     def __post_init__(self) -> None:
         self._parameters = all_parameters(self.optimizer)
+        self._num_chosen = self._num_offered = 0
         self.trains_critic = self.learner.needs_values
 
     def take_epoch(self, minibatches: Iterable[Int[Tensor, " rows"]]) -> None:
@@ -358,7 +359,10 @@ class Steps(Generic[B]):
         if self.choose is None:
             return rows, minibatch, divisors
         chosen = self.choose(len(rows))
-        self.result.trained_share = share = len(chosen) / len(rows)
+        share = len(chosen) / len(rows)
+        self._num_chosen += len(chosen)
+        self._num_offered += len(rows)
+        self.result.trained_share = self._num_chosen / self._num_offered
         return rows[chosen], minibatch.select(chosen.to(self._device)), divisors.scaled(share)
 
     def _gradients(
