@@ -199,6 +199,7 @@ class Guard:
         # If the KL ends the policy's steps before the first one, only the critic's steps follow.
         if step == 0 and self._ratios_start_at_1 and "policy/ratio_max" in figures:
             self._compare(largest_ratio(figures), "in the first step and before it, under the same weights")
+        self._taken = step
         if wrong := _nonfinite(figures):
             bad = search()
             located = not math.isfinite(bad.value)
@@ -209,10 +210,9 @@ class Guard:
             bad = search()
             self._settle("spike", f"{spike}; {bad}", row=bad.row, figures=figures)
         else:
-            self._taken += 1
             if self.spikes:
                 self.spikes.add(figures)
-            if self._taken == 1:
+            if step == 0:
                 self.before_step()
             return True
         return False

@@ -317,7 +317,7 @@ class Steps(Generic[B]):
         metrics = {**totals.values(ranks), **clip_by_owner(self.optimizer, self.max_grad_norm, ranks)}
         result.num_gradients += 1
         result.reductions.update(totals.reductions)
-        if not self._is_allowed(result.num_steps, metrics, self.objective, minibatch, rows):
+        if not self._is_allowed(metrics, self.objective, minibatch, rows):
             return
         result.steps.append(metrics)
         if self.early_stop_kl is not None and metrics["policy/approx_kl"] > EARLY_STOP_MARGIN * self.early_stop_kl:
@@ -339,8 +339,7 @@ class Steps(Generic[B]):
             "value/grad_norm": clip_gradients(self._parameters, self.max_grad_norm, ranks),
         }
         result.num_critic_gradients += 1
-        number = result.num_steps + len(result.critic_steps)
-        if self._is_allowed(number, metrics, replace(self.objective, train_policy=False), minibatch, rows):
+        if self._is_allowed(metrics, replace(self.objective, train_policy=False), minibatch, rows):
             self.optimizer.step()
             result.critic_steps.append(metrics)
 
@@ -417,17 +416,13 @@ class Steps(Generic[B]):
                 yield numbers[rows], part, has_gradient
 
     def _is_allowed(
-        self,
-        number: int,
-        metrics: Mapping[str, float],
-        objective: Objective,
-        minibatch: B,
-        rows: Int[Tensor, " rows"],
+        self, metrics: Mapping[str, float], objective: Objective, minibatch: B, rows: Int[Tensor, " rows"]
     ) -> bool:
         """Return True if the check allows a step with these metrics; otherwise end the update."""
         search = partial(search_minibatch, self.learner, objective, minibatch, rows.tolist(), self._parameters)
-        self.result.refused = not self.check_step(number, metrics, search)
-        return not self.result.refused
+        result = self.result
+        result.refused = not self.check_step(result.num_steps + len(result.critic_steps), metrics, search)
+        return not result.refused
 
     def _policy_terms(
         self, divisors: Divisors, rows: Int[Tensor, " rows"], part_rows: Int[Tensor, " part"], part: B

@@ -133,6 +133,15 @@ def test_a_fault_that_does_not_come_again_is_told_as_such():
 
 def test_so_many_in_a_row_and_no_more():
     watched = Watched(on_nonfinite="skip", max_skips=2)
+def test_a_step_that_the_kl_limit_left_out_is_skipped_if_the_one_in_its_place_is_refused():
+    watched = Watched(on_nonfinite="skip")
+    with watched.guard.watching(1, num_steps=8):
+        assert watched.guard.allows(0, FINE, pytest.fail)
+        assert watched.guard.allows(1, FINE, pytest.fail)  # exceeds the limit, so it is not taken
+        assert not watched.guard.allows(1, {"value/loss": torch.inf}, lambda: BadValue("the loss", torch.inf, 5))
+    assert watched.guard.metrics()["guard/skipped_steps"] == 7
+
+
     for update, figure in enumerate((torch.nan, torch.nan, 0.5, torch.nan, torch.nan), start=1):
         assert watched.step(update, {"loss/total": figure}) == (figure == 0.5)
     restored = Watched(on_nonfinite="skip", max_skips=2)
