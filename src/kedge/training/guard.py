@@ -330,7 +330,7 @@ def find_in_experience(experience: Experience) -> BadValue | None:
         [
             ("the score", experience.scores, None),
             ("the token score", experience.token_scores, mask),
-            ("the policy's log probability", experience.old_logprobs, mask),
+            ("the policy's log probability", experience.trainer_logprobs, mask),
             ("the reference's log probability", experience.ref_logprobs, mask),
             ("the critic's value", experience.values, slots),
             ("the reward", experience.rewards, slots),

@@ -83,6 +83,16 @@ def test_experience_that_is_broken_ends_its_update(policy, experience):
     assert not watched.guard.dropped
 
 
+def test_the_trainers_log_probabilities_are_checked_where_the_old_ones_are_the_samplers(experience):
+    logprobs = experience.old_logprobs.clone()
+    logprobs[2, 3] = torch.nan
+    watched = Watched(on_nonfinite="skip")
+    with watched.guard.watching(3, num_steps=8):
+        watched.guard.check_experience(replace(experience, recomputed_logprobs=logprobs))
+    assert watched.guard.dropped
+    assert watched.incidents[0].what == "the policy's log probability at token 3 of response 2 is nan"
+
+
 def test_it_ends_the_run_by_default(experience):
     watched = Watched()
     logprobs = experience.rollout.logprobs.clone()
@@ -123,6 +133,15 @@ def test_a_step_that_is_not_finite_is_refused_and_the_steps_before_count():
     assert incident.row == 5
 
 
+def test_a_step_that_the_kl_limit_left_out_is_skipped_if_the_one_in_its_place_is_refused():
+    watched = Watched(on_nonfinite="skip")
+    with watched.guard.watching(1, num_steps=8):
+        assert watched.guard.allows(0, FINE, pytest.fail)
+        assert watched.guard.allows(1, FINE, pytest.fail)  # exceeds the limit, so it is not taken
+        assert not watched.guard.allows(1, {"value/loss": torch.inf}, lambda: BadValue("the loss", torch.inf, 5))
+    assert watched.guard.metrics()["guard/skipped_steps"] == 7
+
+
 def test_a_fault_that_does_not_come_again_is_told_as_such():
     watched = Watched(on_nonfinite="skip")
     assert not watched.step(1, {"loss/total": torch.nan}, offender=BadValue("the gradient norm", 1.5, 3))
@@ -133,15 +152,6 @@ def test_a_fault_that_does_not_come_again_is_told_as_such():
 
 def test_so_many_in_a_row_and_no_more():
     watched = Watched(on_nonfinite="skip", max_skips=2)
-def test_a_step_that_the_kl_limit_left_out_is_skipped_if_the_one_in_its_place_is_refused():
-    watched = Watched(on_nonfinite="skip")
-    with watched.guard.watching(1, num_steps=8):
-        assert watched.guard.allows(0, FINE, pytest.fail)
-        assert watched.guard.allows(1, FINE, pytest.fail)  # exceeds the limit, so it is not taken
-        assert not watched.guard.allows(1, {"value/loss": torch.inf}, lambda: BadValue("the loss", torch.inf, 5))
-    assert watched.guard.metrics()["guard/skipped_steps"] == 7
-
-
     for update, figure in enumerate((torch.nan, torch.nan, 0.5, torch.nan, torch.nan), start=1):
         assert watched.step(update, {"loss/total": figure}) == (figure == 0.5)
     restored = Watched(on_nonfinite="skip", max_skips=2)
