@@ -21,6 +21,7 @@ from kedge.algorithm.policy_losses import (
 )
 from kedge.models import ActorCritic, LanguageModel, ScalarModel
 from kedge.models.packing.trunk import Trunk
+from kedge.ranks import AdaptiveTokens
 from kedge.rollout import Sampler
 from kedge.training.learner import LanguageLearner
 from kedge.training.objective import Objective
@@ -320,6 +321,24 @@ def test_a_first_pass_over_all_rows_is_used_where_some_have_no_gradient():
     assert learner.first_pass(experience.rollout) is not None
     run_update(models, zeroed, learner=learner, num_epochs=1, num_minibatches=1)
     assert learner.reused_first_pass
+
+
+@pytest.mark.parametrize("runs_out", [False, True])
+def test_a_first_pass_that_is_repeated_was_not_reused(runs_out):
+    models = make_models()
+    experience = make_experience(models)
+    learner = make_learner(models, one_minibatch=True, micro_batch_tokens=AdaptiveTokens(1000))
+    failures = [MemoryError()] * runs_out
+
+    def failing(*tokens):
+        if failures:
+            raise failures.pop()
+        return CLIPPED(*tokens)
+
+    assert learner.first_pass(experience.rollout) is not None
+    assert not learner.reused_first_pass
+    run_update(models, experience, make_objective(surrogate=failing), learner=learner, num_minibatches=1)
+    assert learner.reused_first_pass == (not runs_out)
 
 
 def test_figures_do_not_depend_on_the_split_either():

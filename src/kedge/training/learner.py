@@ -181,7 +181,7 @@ class LanguageLearner:
             return None
 
         def forward() -> tuple[Rollout, PolicyOutputs, PolicyOutputs] | None:
-            if len(self.ranks.plan(rollout.row_lengths, self.micro_batch_tokens, prompts)) > 1:
+            if len(self._plan(rollout)) > 1:
                 return None
             chosen = torch.ones_like(rollout.stopped)
             if self.choose is not None:
@@ -195,28 +195,23 @@ class LanguageLearner:
             with torch.no_grad():
                 return trained, outputs, _merged(chosen, outputs, self._forward(rest, values=True))
 
-        prompts = rollout.shared_prompts(self.actor_critic.shares_up_to)
-        found = within_memory(self.micro_batch_tokens, rollout.row_lengths, forward, prompts=prompts)
+        found = self._within_memory(rollout, forward)
         if found is None:
             return None
         trained, kept, outputs = found
         self._pending = (trained, kept)
-        self.reused_first_pass = True
         return outputs
 
     def micro_batches(self, batch: Experience) -> Parts:
         """See `Learner`. Rows of similar length are grouped; the same minibatch in the next epoch, in the same way."""
         if self.has_first_pass(batch):
             return [(torch.arange(len(batch.scores)), batch)]
-        if self._pending is not None:  # it holds other rows than the batch, from which some were masked
-            self._pending = None
-            self.reused_first_pass = False
+        self._pending = None  # it holds other rows than the batch, from which some were masked
         tokens = tokens_of(self.micro_batch_tokens)
         if self._split is not None and self._split[0] is batch and self._split[1] == tokens:
             return self._split[2]
         parts: Parts = []
-        prompts = batch.rollout.shared_prompts(self.actor_critic.shares_up_to)
-        for part in self.ranks.plan(batch.rollout.row_lengths, tokens, prompts):
+        for part in self._plan(batch.rollout):
             rows = torch.tensor(part.rows, device=batch.scores.device)
             parts.append((rows if part.counts else rows[:0], batch.select(rows)))
         self._split = batch, tokens, parts
@@ -226,16 +221,17 @@ class LanguageLearner:
         """See `Learner`."""
         if self._pending is not None and self.has_first_pass(batch):
             (_, outputs), self._pending = self._pending, None
+            self.reused_first_pass = True
             return outputs if self.needs_values else replace(outputs, values=None)
         return self._forward(batch.rollout)
 
     def repeated(self, batch: Experience, attempt: Callable[[], T]) -> T:
         """See `Learner` and `within_memory`."""
-        if not isinstance(self.micro_batch_tokens, AdaptiveTokens):
-            return attempt()
-        prompts = batch.rollout.shared_prompts(self.actor_critic.shares_up_to)
-        lengths = batch.rollout.row_lengths
-        return within_memory(self.micro_batch_tokens, lengths, attempt, prompts=prompts, ranks=self.ranks)
+        waits, tokens = self._pending is not None, tokens_of(self.micro_batch_tokens)
+        found = self._within_memory(batch.rollout, attempt)
+        if waits and tokens != tokens_of(self.micro_batch_tokens):  # repeated, with passes of its own
+            self.reused_first_pass = False
+        return found
 
     def evaluate_critic(self, batch: Experience) -> CriticOutputs:
         """See `Learner`."""
@@ -268,6 +264,17 @@ class LanguageLearner:
         names = ("prompt_ids", "response_ids", "action_mask")
         pairs = ((getattr(self._pending[0], name), getattr(batch.rollout, name)) for name in names)
         return all(torch.equal(one, other) for one, other in pairs)
+
+    def _plan(self, rollout: Rollout) -> list[Part]:
+        prompts = rollout.shared_prompts(self.actor_critic.shares_up_to)
+        return self.ranks.plan(rollout.row_lengths, self.micro_batch_tokens, prompts)
+
+    def _within_memory(self, rollout: Rollout, attempt: Callable[[], T]) -> T:
+        budget = self.micro_batch_tokens
+        if not isinstance(budget, AdaptiveTokens):
+            return attempt()
+        prompts = rollout.shared_prompts(self.actor_critic.shares_up_to)
+        return within_memory(budget, rollout.row_lengths, attempt, prompts=prompts, ranks=self.ranks)
 
     def _forward(self, rollout: Rollout, *, values: bool = False) -> PolicyOutputs:
         return self.actor_critic(

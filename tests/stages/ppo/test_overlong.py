@@ -69,6 +69,15 @@ def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
     return max(float((one[name] - other[name]).abs().max()) for name in other)
 
 
+@pytest.mark.parametrize(("num_minibatches", "num_passes"), [(1, 2), (2, 1)])
+def test_experience_costs_what_was_evaluated_also_of_masked_responses(policy, tmp_path, num_minibatches, num_passes):
+    # The reference reads all of them, and so does the policy in the pass for a single minibatch, which has other rows.
+    settings = {"num_minibatches": num_minibatches, "kl_coef": 0.1, "advantage": "to_go", "whiten_advantages": False}
+    for row in train(policy, tmp_path / "run", Reward(), **settings):
+        assert row["response/masked"] > 0
+        assert row["flops/experience"] == num_passes * row["flops/rollout"]
+
+
 @pytest.mark.parametrize("num_minibatches", [1, 2])
 def test_it_trains_as_if_the_cut_responses_had_not_been_sampled(policy, tmp_path, num_minibatches):
     # Rewards to go need no other response, so that leaving rows out is all there is to it.

@@ -242,6 +242,7 @@ class PpoLog:
         return self._costs.metrics(
             rollout,
             sampled=batch.rollouts,
+            estimated=experience.rollout,
             evaluated=trainer.evaluated_before(result),
             read_share=read,
             num_passes=share * result.num_gradients / steps_per_pass,
@@ -389,6 +390,7 @@ class Costs:
         rollout: Any,
         *,
         sampled: Sequence[Any] = (),
+        estimated: Any = None,
         evaluated: Evaluated,
         read_share: float = 1.0,
         num_passes: float,
@@ -403,8 +405,9 @@ class Costs:
         Args:
             rollout: The responses that the update trains on: a `Rollout`, or a plan's stand-in for one.
             sampled: Everything that was sampled and scored; empty if that is `rollout`.
+            estimated: Everything that experience was computed for; None if that is `rollout`.
             evaluated: The models that needed a separate forward pass for old log probabilities and values.
-            read_share: Share of the responses that they and the reference read.
+            read_share: Share of `estimated` that they and the reference read.
             num_passes: Number of epochs with gradients of the total loss; can be a fraction.
             train_policy: False if only the critic was trained.
             train_critic: False if no pass evaluated the critic, which was not trained.
@@ -421,9 +424,13 @@ class Costs:
         def scoring(models: Sequence[ForwardCost]) -> float:
             return sum((each.flops(read(responses, each), 0) for each in models for responses in sampled), 0.0)
 
-        size = (read(rollout, self.policy, self.critic), rollout.num_actions)
+        def sizes(responses: Any) -> Iterator[tuple[int, int]]:
+            for each in (responses, responses.for_critic):
+                yield read(each, self.policy, self.critic), each.num_actions
+
+        size, critic_size = sizes(rollout)
+        before, critic_before = sizes(estimated or rollout)
         policy = self.policy.flops(*size)
-        critic_size = (read(rollout.for_critic, self.policy, self.critic), rollout.num_actions)
         critic = self.critic.flops(*critic_size)
         again = 1 + self.recomputes
         policy_trained = again * policy + self.policy.backward_flops(*size)
@@ -434,7 +441,11 @@ class Costs:
             "rollout": sum(self.policy.flops(read(each, self.policy), each.num_actions) for each in sampled),
             "reward": scoring(self.rewards),
             "experience": read_share
-            * (self.reference.flops(*size) + {"nothing": 0.0, "critic": critic, "all": policy + critic}[evaluated]),
+            * (
+                self.reference.flops(*before)
+                + (evaluated != "nothing") * self.critic.flops(*critic_before)
+                + (evaluated == "all") * self.policy.flops(*before)
+            ),
             "train": num_passes * ((policy_trained if train_policy else policy) + critic_trained)
             + num_readings * (policy + critic_read)
             + num_critic_passes * (critic_trained if critic else self.policy.flops(size[0], 0)),

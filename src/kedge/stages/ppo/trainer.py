@@ -252,7 +252,7 @@ class Trainer:
         read = scored.rollout if rows is None else scored.rollout.select(rows)
         first_pass = learner.first_pass(read) if takes_steps and not starts else None
         outputs = self._evaluated(scored.rollout, first_pass, rows)
-        self.evaluated = outputs.evaluated
+        self.evaluated = outputs.evaluated if first_pass is None else "all"
         experience = self._estimated(scored, self._with_started_values(scored, outputs) if starts else outputs)
         if self.guard is not None:
             self.guard.check_experience(experience)
