@@ -108,6 +108,32 @@ def test_a_stop_that_was_raised_has_as_long_to_save_as_it_takes(ranks):
     assert is_saved
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no timers")
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_timer_of_the_program_works_inside_and_continues_after_a_stop(is_stopped):
+    rung: list[int] = []
+    handler = lambda signum, _: rung.append(signum)  # noqa: E731
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 100.0, 7.0)
+        with stopping() as asked:
+            assert signal.getsignal(signal.SIGALRM) is handler
+            os.kill(os.getpid(), signal.SIGALRM)
+            assert rung == [signal.SIGALRM]
+            if is_stopped:
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert signal.getitimer(signal.ITIMER_REAL)[1] == 0.0
+                with pytest.raises(Terminated):
+                    asked.raise_if_requested()
+        assert signal.getsignal(signal.SIGALRM) is handler
+        left, interval = signal.getitimer(signal.ITIMER_REAL)
+        assert 50 < left <= 100
+        assert interval == pytest.approx(7.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_off_the_main_thread_nothing_is_changed():
     handlers = []
 

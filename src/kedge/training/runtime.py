@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 import torch
@@ -289,6 +290,7 @@ class Stopping:
         self.ranks = ranks
         self._signal: int | None = None
         self._is_saving = False
+        self._program: Any = None
         self.was_agreed = False
         self.was_raised = False
         self.at_once = False
@@ -333,12 +335,32 @@ class Stopping:
         self._signal = None
         self.was_raised = self.at_once = False
 
-    def grace_is_over(self, grace_seconds: float) -> None:
-        """Stop this rank here; while it is saving, extend the grace period instead. Raises as `raise_if_requested`."""
-        if self._is_saving:
-            _set_timer(grace_seconds)
-        else:
-            self._raise_for(self._signal or 0)
+    def start_grace(self, seconds: float) -> None:
+        """Stop this rank after some seconds wherever it is; if it is saving then, extend the grace period instead.
+
+        Until `end_grace`, the timer replaces that of the program, which may limit the time of what it calls.
+        """
+        if sys.platform == "win32":  # it has no such timer: updates are never interrupted there
+            return
+
+        def on_timer(_signum: int, _frame: FrameType | None) -> None:
+            if self._is_saving:
+                self.start_grace(seconds)
+            else:
+                self._raise_for(self._signal or 0)
+
+        before = signal.signal(signal.SIGALRM, on_timer), signal.setitimer(signal.ITIMER_REAL, seconds)
+        self._program = self._program or before
+
+    def end_grace(self) -> None:
+        """Let the program's own timer continue."""
+        if sys.platform == "win32" or self._program is None:
+            return
+        handler, timer = self._program
+        self._program = None
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -353,7 +375,7 @@ class Stopping:
         if not signum:
             return
         self.was_raised = True
-        _set_timer(0.0)  # no time limit while saving
+        self.end_grace()  # no time limit while saving
         raise KeyboardInterrupt if signum == signal.SIGINT else Terminated(signum)
 
 
@@ -390,32 +412,18 @@ def listening(stop: Stopping, grace_seconds: float | None = None) -> Iterator[No
     def on_signal(signum: int, _frame: FrameType | None) -> None:
         stop.request(signum)
         if not stop.was_raised:
-            _set_timer(grace)
-
-    def on_timer(_signum: int, _frame: FrameType | None) -> None:
-        stop.grace_is_over(grace)
+            stop.start_grace(grace)
 
     free = [signum for signum in ANNOUNCEMENTS if signal.getsignal(signum) == signal.SIG_DFL]  # nohup ignores SIGHUP
-    requests = dict.fromkeys([signal.SIGINT, signal.SIGTERM, *free], on_signal)
-    handlers = {**requests, **({_TIMER: on_timer} if _TIMER else {})}
-    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    before = {signum: signal.signal(signum, on_signal) for signum in (signal.SIGINT, signal.SIGTERM, *free)}
     try:
         yield
     finally:
-        _set_timer(0.0)
+        stop.end_grace()
         # A failing rank still has to save the run; its launcher's signal would cut that short.
         is_failing = ranks.are_several and sys.exc_info()[0] is not None
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_IGN if is_failing and signum == signal.SIGTERM else handler)
-
-
-# Windows has no such timer: updates are never interrupted there.
-_TIMER = None if sys.platform == "win32" else signal.SIGALRM
-
-
-def _set_timer(seconds: float) -> None:
-    if sys.platform != "win32":
-        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _exit_at_once(signum: int) -> None:
