@@ -267,6 +267,37 @@ def test_a_result_has_the_number_format_and_the_dropout_of_its_source(tmp_path, 
     assert json.loads((checkpoint / "config.json").read_text())["dtype"] == "float32"
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_the_parts_of_a_bf16_model_in_fp32_are_not_rounded(tmp_path, family, is_renamed):
+    tokenizer = tiny_tokenizer()
+    source = save_tiny_policy(tmp_path / "source", family, tokenizer=tokenizer)
+    causal = tiny_causal_lm(family)
+    tied = {each.data_ptr() for each in (causal.get_input_embeddings().weight, causal.get_output_embeddings().weight)}
+    weights = {name: each for name, each in causal.state_dict().items() if name != "lm_head.weight" or len(tied) == 2}
+    exact = [name for name in weights if "norm" in name or "ln_" in name]
+    # No rounding to bf16 leaves 1 + 2⁻²⁰ as it is.
+    tensors = {name: each + 2**-20 if name in exact else each.bfloat16() for name, each in weights.items()}
+    parts = [
+        {name: each for name, each in tensors.items() if (name in exact) == is_second} for is_second in (False, True)
+    ]
+    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for file, part in zip(files, parts, strict=True):
+        save_file(part, source / file, {"format": "pt"})
+    places = {name: file for file, part in zip(files, parts, strict=True) for name in part}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (source / "model.safetensors").unlink()
+    model = load_language_model(source, tokenizer=tokenizer)
+    if is_renamed:
+        model.causal.source_settings["float32_weights"] = ["a name that transformers has changed"]
+    result = save_policy(model, tokenizer, tmp_path / "result", card=ModelCard("sft", "tiny"))
+    after = load_file(result / "model.safetensors")
+    assert after.keys() == tensors.keys()
+    for name, tensor in after.items():
+        assert tensor.dtype == (torch.float32 if is_renamed else tensors[name].dtype), name
+        assert torch.equal(tensor, tensors[name].to(tensor.dtype)), name
+
+
 @pytest.mark.parametrize(
     ("rope", "former"),
     [

@@ -93,7 +93,7 @@ def load_pretrained(
 
     loaded = load_on_first(load, build, ranks) if ranks.is_sharded else load()
     disable_dropout(loaded.model)
-    cast("dict[str, Any]", loaded.model.source_settings)["dtype"] = _saved_dtype(base)
+    cast("dict[str, Any]", loaded.model.source_settings).update(_saved_formats(base))
     fuse_activations(loaded.model)
     loaded.model.config.return_dict = True  # overrides config.json, since kedge reads outputs by name
     return loaded
@@ -290,16 +290,23 @@ def check_weight_files(source: str) -> None:
         )
 
 
-def _saved_dtype(source: str) -> str:
-    """Torch's name of the most common number format in a model's first file; float32 for formats below 16 bits."""
+def _saved_formats(source: str) -> dict[str, Any]:
+    """Torch's name of the most common number format in a model's files, float32 for formats below 16 bits; and the
+    names of the weights that other formats hold, which that one would round.
+    """
     folder = local_folder(source)
     sizes = Counter[str]()
-    for path in sorted(folder.glob("model*.safetensors"))[:1] if folder is not None else []:
+    formats: dict[str, str] = {}
+    for path in folder.glob("model*.safetensors") if folder is not None else []:
         with safe_open(path, framework="pt") as file:
-            for weight in map(file.get_slice, list(file.keys())):
-                sizes[weight.get_dtype()] += math.prod(weight.get_shape())
-    kinds = {"BF16": "bfloat16", "F16": "float16"}
-    return kinds.get(max(sizes, key=sizes.__getitem__, default=""), "float32")
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                weight = file.get_slice(name)
+                formats[name] = weight.get_dtype()
+                sizes[formats[name]] += math.prod(weight.get_shape())
+    kinds = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+    most = max(sizes, key=sizes.__getitem__, default="")
+    others = [name for name, kind in formats.items() if kind in kinds and kind != most]
+    return {"dtype": kinds.get(most, "float32"), "float32_weights": others}
 
 
 def context_length(model: PreTrainedModel) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,8 +69,8 @@ def save_policy(
         temperature: The sampling temperature in training, which becomes the default of `generate`.
         weights: Weights to save instead of the model's, such as the gathered ones of a sharded model; empty to save
             none.
-        final: The model is a result: its weights are saved in the source's number format, and forced to disk before the
-            files are renamed. A checkpoint keeps float32, and forces all of its files to disk together.
+        final: The model is a result: its weights are saved in the number formats of the source, and forced to disk
+            before the files are renamed. A checkpoint keeps float32, and forces all of its files to disk together.
 
     Raises:
         OutputError: The system refuses; an existing folder is kept.
@@ -110,7 +110,12 @@ def save_model(
     source: dict[str, Any] = getattr(model, "source_settings", {})
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(source.get("dtype"))) if final else None
     if dtype is not None and weights != {}:
-        weights = _rounded(model.state_dict() if weights is None else weights, dtype)
+        weights = model.state_dict() if weights is None else weights
+        exact = source["float32_weights"]
+        if weights.keys() >= {*exact}:
+            weights = _rounded(weights, dtype, kept={weights[name].data_ptr() for name in exact})
+        else:  # transformers has renamed or joined them
+            dtype = None
     model.save_pretrained(folder, state_dict=weights)
     path = folder / "config.json"
     settings = json.loads(path.read_bytes())
@@ -121,13 +126,16 @@ def save_model(
     path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _rounded(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Convert weights to a different number format in host memory; shared tensors remain shared."""
+def _rounded(weights: Mapping[str, Tensor], dtype: torch.dtype, *, kept: Collection[int]) -> dict[str, Tensor]:
+    """Convert weights to a different number format in host memory, except those that start at an address in `kept`;
+    shared tensors remain shared.
+    """
     rounded: dict[tuple[int, torch.Size], Tensor] = {}
     for tensor in weights.values():
         key = (tensor.data_ptr(), tensor.shape)
         if key not in rounded:
-            rounded[key] = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
+            is_rounded = tensor.is_floating_point() and tensor.data_ptr() not in kept
+            rounded[key] = tensor.detach().to("cpu", dtype if is_rounded else tensor.dtype)
     return {name: rounded[tensor.data_ptr(), tensor.shape] for name, tensor in weights.items()}
 
 
