@@ -215,7 +215,14 @@ def test_nothing_is_compared_with_what_is_of_other_inputs(whole, policy, tmp_pat
     found = read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)
     rates = {row["update"]: row["eval/win_rate"] for row in found}
     assert rates[0] == 0.5
-    assert rates[4] == 0.5 or changed == "reward"
+    lengths = {row["update"]: [len(each["completion"]) for each in row["responses"]] for row in found}
+    if changed == "data.eval_prompts":
+        assert rates[4] == 0.5  # there are no responses of the start to compare with
+    else:
+        sign = -1 if changed == "evaluate.judge" else 1
+        pairs = [(sign * now, sign * then) for now, then in zip(lengths[4], lengths[0], strict=True)]
+        assert rates[4] == sum((now > then) + (now == then) / 2 for now, then in pairs) / len(pairs)
+        assert rates[4] != 0.5 or changed == "reward"
     is_comparable = (changed, metric) in {("evaluate.judge", "eval/total"), ("reward", "eval/win_rate")}
     comparable = [row[metric] for row in found if is_comparable or row["update"] > 2]
     assert json.loads((tmp_path / "run" / "finished.json").read_text())["best"]["value"] == max(comparable)

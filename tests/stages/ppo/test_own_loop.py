@@ -500,6 +500,24 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
     assert not (tmp_path / "run" / "incidents.jsonl").exists(), "a call that was refused is none of the run"
 
 
+def test_what_was_measured_before_the_judge_failed_is_not_measured_again(policy: Path, tmp_path: Path) -> None:
+    judge, ready = tmp_path / "judge.py", tmp_path / "ready"
+    judge.write_text(
+        f"import os\n\ndef length(completions, **_):\n    assert os.path.exists({str(ready)!r})\n"
+        "    return [float(len(text)) for text in completions]\n"
+    )
+    settings = {"evaluate.judge": f"{judge}:length", "eval_every": 3, "reward_functions.retries": 0}
+    found: dict[str, Any] = {"prompts": PROMPTS, "eval_prompts": ["The crew"], "reward": scored}
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **found, **SIZES, **settings) as trainer:
+        batch = trainer.sample()
+        with pytest.raises(RewardError, match="length raised AssertionError"):
+            trainer.update(batch)
+        ready.touch()
+        assert trainer.update(batch)["update"] == 1
+    fixed = [row["fixed"] for row in read_samples(tmp_path / "run") if row["update"] == 0]
+    assert fixed == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -511,6 +529,8 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
         ({"responses": ["a", [5, 2]], "logprobs": [[-1.0, -1.0], [-1.0]]}, "response 1 has 2 tokens of the policy's"),
         ({"responses": ["a", [5, 2]], "logprobs": [[-1.0, -1.0], [-1.0, 3.0]]}, "response 1 has the log probability"),
         ({"responses": ["a", [("b", False)]]}, "response 1 has no token of the policy's own"),
+        ({"responses": ["a", []]}, "response 1 has no token of the policy's own"),
+        ({"responses": ["a", []], "stopped": [True, True]}, "response 1 does not end with a stop token"),
         ({"responses": ["a", "b" * 40]}, "response 1 has .* tokens, and rollout.max_new_tokens is 8"),
         ({"responses": ["a", 5]}, "response 1 is of type int; expected a text"),
         ({"responses": ["a", [5]], "stopped": [True, True]}, "response 1 does not end with a stop token"),
@@ -529,8 +549,6 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
         ({"responses": ["a", [([5], [2]), ([5], [9999])]]}, "call 1 of response 1 has the token id 9999"),
         ({"responses": ["a", [([5], [6]), ("b", True)]]}, r"response 1 has the part \('b', True\); expected a text"),
         ({"responses": ["a", [([5], "b")]]}, r"response 1 has the part \(\[5\], 'b'\); expected a text"),
-        ({"responses": ["a", []]}, "response 1 has no token of the policy's own"),
-        ({"responses": ["a", []], "stopped": [True, True]}, "response 1 does not end with a stop token"),
         ({"responses": ["a", [([5], [6]), ([7] * 9, [6])]]}, "response 1 has 11 tokens, and rollout.max_new_tokens is"),
         ({"responses": ["a", [([5] * 249, [6])]]}, "call 0 of response 1 read 249 tokens; the context leaves 248"),
         (

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
@@ -75,7 +75,8 @@ class Measurements:
         self._trainer = trainer
         self._log = log
         self._loop = loop
-        self._is_start = loop.done == 0
+        self._left = self._at_start(loop.done == 0)
+        self._measured: dict[str, float] = {}
         self._last = config.ppo.num_updates
         self._fixed = trainer.roles.prompts.train[: config.runtime.num_fixed_prompts]
         self._fixed_every = max(MIN_INTERVAL, math.ceil(self._last / TIMES))
@@ -96,14 +97,18 @@ class Measurements:
 
         Called after the first responses are scored: the score for a missing stop token can depend on them.
         """
-        if self._is_start:
-            with clock.paused():
-                self._sample_fixed(0)
-                measured = {**self._evaluated(0), **self._checked(0)}
-                self._is_start = False  # not if a reward or the judge failed
-                self._loop.observe(0, measured)
-                if measured:
-                    self._log.metrics.show(0, measured)
+        if not self._left:
+            return
+        with clock.paused():
+            while self._left:  # if a reward or the judge fails, the next call begins there
+                self._measured |= self._left[0](0)
+                del self._left[0]
+            self._loop.observe(0, self._measured)
+            if self._measured:
+                self._log.metrics.show(0, self._measured)
+
+    def _at_start(self, is_start: bool) -> list[Callable[[int], Mapping[str, float]]]:
+        return [self._sample_fixed, self._evaluated, self._checked] if is_start else []
 
     def metrics(self, update: int) -> dict[str, float]:
         """Make the measurements that are due after an update; they are also logged separately.
@@ -111,7 +116,7 @@ class Measurements:
         Raises:
             RewardError: A reward or the judge failed.
         """
-        return {} if self._is_start else {**self._evaluated(update), **self._checked(update)}
+        return {} if self._left else {**self._evaluated(update), **self._checked(update)}
 
     def after_update(self, event: Event) -> None:
         """Sample the fixed prompts if this is due."""
@@ -138,7 +143,7 @@ class Measurements:
         `is_start` is true if it has not been measured yet, because all updates so far were dropped.
         """
         return {
-            "is_start": self._is_start,
+            "is_start": bool(self._left),
             "start": self._start,
             "scores": self._start_scores,
             "compared": self._compared,
@@ -146,13 +151,13 @@ class Measurements:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`, except for entries from other prompts, or from a different judge or reward."""
-        self._is_start = state.get("is_start", False)
+        self._left = self._at_start(state.get("is_start", False))
         known = state["compared"]
         changed = {name for name, value in self._compared.items() if known[name] != value}
         wins_changed = changed - {"reward"}
         scores_changed = changed - {"judge"}
-        if not wins_changed:
-            self._start = state["start"]
+        if state["start"] and wins_changed <= {"judge"}:  # another judge has to score the same responses
+            self._start = {"texts": state["start"]["texts"]} if wins_changed else state["start"]
         if not scores_changed:
             self._start_scores = state["scores"]
         best = self._loop.best
@@ -161,11 +166,11 @@ class Measurements:
             if values_changed:
                 best.start_again()
 
-    def _sample_fixed(self, update: int) -> None:
+    def _sample_fixed(self, update: int) -> Mapping[str, float]:
         """Sample responses to a few fixed prompts, and log them, to show how the policy changes."""
         prompts = self._fixed
         if not prompts:
-            return
+            return {}
         with _measuring("time/fixed_prompts"):
             self._trainer.publish(update)
             trainer = self._trainer.unscheduled()
@@ -173,10 +178,11 @@ class Measurements:
             try:
                 scored = trainer.score(rollout, prompts, "reward", update)
             except (UnscoredError, NonfiniteScoreError):  # not an error, because nothing is trained on it
-                return
+                return {}
             samples = _described(trainer, scored, trainer.evaluate(scored))
             numbered = zip(scored.rollout.group.tolist(), samples, strict=True)
             self._log.samples.write(update, [sample.as_fixed(number) for number, sample in numbered])
+        return {}
 
     def _is_due(self, update: int, every: int | None) -> bool:
         return bool(every) and (update % every == 0 or update == self._last)
@@ -250,7 +256,10 @@ class Measurements:
             texts = {name: getattr(responses, name) for name in names}
             self._start = {"texts": texts, "scores": ours.scores}
             return {"eval/win_rate": 0.5}
-        theirs = ScoredResponses(replace(responses, **self._start["texts"]), self._start["scores"])
+        first = replace(responses, **self._start["texts"])
+        if "scores" not in self._start:
+            self._start["scores"] = judge.score(first).scores
+        theirs = ScoredResponses(first, self._start["scores"])
         wins = judge.compare(ours, theirs).wins
         decided = [win for win in wins if win is not None]
         return {"eval/win_rate": sum(decided) / len(decided)} if decided else {}
