@@ -527,8 +527,11 @@ def test_a_column_of_an_argument_by_turns_is_passed_as_given(name):
     assert FunctionReward(asks).score(responses(**{name: [1, 2, 3]})) == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize(("told", "seconds"), [([3, 2.5, 4, None], 4.0), (["10"], 0.0), ([None], 0.0), ([[9]], 0.0)])
-def test_a_check_of_rows_may_tell_how_long_a_response_takes(told, seconds):
+@pytest.mark.parametrize(
+    ("told", "pace"),
+    [([3, 2.5, 4, None], (4.0, 1)), (["10"], (0.0, 1)), ([None], (0.0, 1)), ([[9]], (0.0, 1)), ([(9, 4)], (9.0, 4))],
+)
+def test_a_check_of_rows_may_tell_how_long_a_response_takes(told, pace):
     def rated(completions, level):
         return [1.0] * len(completions)
 
@@ -536,4 +539,4 @@ def test_a_check_of_rows_may_tell_how_long_a_response_takes(told, seconds):
     reward = FunctionReward(rated)
     for each in told:
         reward.check({"level": [each]})
-    assert reward.seconds == seconds
+    assert reward.pace == pace

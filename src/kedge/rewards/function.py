@@ -82,7 +82,7 @@ class FunctionReward:
     ) -> None:
         self.name = name or name_of(function)
         self.models: Mapping[str, ModelReward] = {}  # models inside a function are unknown
-        self.seconds = 0.0  # time that each response adds to a call's limit
+        self.pace = 0.0, 1  # longest time for a response, and how many are scored at a time
         self._skips_missing = skips_missing
         self.function = function
         self.settings = dict(settings or {})
@@ -118,7 +118,7 @@ class FunctionReward:
 
         A function may have an attribute `check_rows`, a function of those of its columns and settings that it names; it
         raises a `RewardError` for an unusable row, which is then found before any rollout. It may return the maximum
-        seconds per response, which are then added to a call's limit for each response.
+        seconds that a response takes, by which the limit of a call grows; or these, and how many it scores at a time.
 
         Args:
             columns: The names, or a mapping with an entry per prompt in each column, which `check_rows` reads.
@@ -146,14 +146,15 @@ class FunctionReward:
             }
             try:
                 with _one_line_errors(self.name):
-                    seconds = check_rows(**given)
+                    told = check_rows(**given)
+                    seconds, at_a_time = told if isinstance(told, tuple) else (told, 1)
             except RewardError as error:
                 if rows is None:
                     raise
                 text = PROMPT_NUMBER.sub(lambda found: f"prompt {rows[int(found[1]) - 1] + 1}", str(error), count=1)
                 raise RewardError(text) from error
             if isinstance(seconds, (int, float)):
-                self.seconds = max(self.seconds, seconds)
+                self.pace = max(self.pace, (seconds, at_a_time))
 
     def _rows_with_all(self, columns: Mapping[str, Sequence[Any]]) -> list[int] | None:
         """The rows with an entry in every column that the function needs; None if the function gets all rows."""

@@ -71,11 +71,11 @@ def check_code(
     sandbox: str = "auto",
     seconds: int = 2,
     memory: int = 512,
-) -> float:
+) -> tuple[float, int]:
     """Read the columns of MBPP, look for a sandbox, and try the tests' imports in it.
 
     Returns:
-        The maximum seconds that each response adds to a call; several are judged at a time.
+        The maximum seconds that a response takes, and how many are judged at a time.
 
     Raises:
         RewardError: A row or a setting cannot be used, or no sandbox works here.
@@ -85,7 +85,7 @@ def check_code(
     for text in sorted({text for tests in found for text in tests.imports}):
         if ending := place.run([text], []).ending:
             raise RewardError(f"the tests need {text!r}, but programs have the standard library alone ({ending})")
-    return 2 * longest_run(seconds) / _num_processors()  # a program, and the comparison of its values
+    return 2 * longest_run(seconds), _num_processors()  # a program, and the comparison of its values
 
 
 def _opened(sandbox: str, seconds: int, memory: int) -> Sandbox:
@@ -104,11 +104,11 @@ def check_stdio(
     seconds: int = 2,
     memory: int = 512,
     compare: str = "exact",
-) -> float:
+) -> tuple[float, int]:
     """Read the columns of APPS, TACO or LiveCodeBench, and look for a sandbox.
 
     Returns:
-        The maximum seconds that each response adds to a call; several are judged at a time.
+        The maximum seconds that a response takes, and how many are judged at a time.
 
     Raises:
         RewardError: A row or a setting cannot be used, or no sandbox works here.
@@ -118,7 +118,7 @@ def check_stdio(
         raise RewardError(f"compare={compare!r} is not one of {', '.join(COMPARISONS)}")
     rows = read_rows("input_output", input_output, _read_row, metadata)
     most = max((len(row) for row in rows if isinstance(row, list)), default=1)
-    return most * longest_run(seconds) / _num_processors()
+    return most * longest_run(seconds), _num_processors()
 
 
 def _num_processors() -> int:

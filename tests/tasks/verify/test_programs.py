@@ -15,7 +15,7 @@ from kedge.rewards.worker.client import RemoteFunction
 from kedge_base.errors import RewardError
 from kedge_tasks.confined import decode
 from kedge_tasks.sandbox import open_sandbox
-from kedge_tasks.verify import code, code_stdio
+from kedge_tasks.verify import code, code_stdio, programs
 from kedge_tasks.verify.programs import program
 from tests.processes import all_end
 
@@ -990,6 +990,15 @@ def test_a_call_may_take_as_long_as_its_endless_programs(name):
         assert [each.reason for each in found] == ["took too long"] * 3
     finally:
         reward.close()
+
+
+@needs_sandbox
+def test_on_many_processors_a_few_responses_may_take_as_long_as_one(monkeypatch):
+    monkeypatch.setattr(programs, "_num_processors", lambda: 64)
+    one = 2 * (3 * 1 + 3)  # two processes of at most 3 s per second of processor time, and 3 s to start and end
+    assert code.check_rows(test_list=[DOUBLE], seconds=1) == (one, 64)
+    stdin = {"inputs": ["2"] * 5, "outputs": ["4"] * 5}
+    assert code_stdio.check_rows(input_output=[TWICE, stdin], seconds=1) == (5 * 6, 64)
 
 
 @needs_sandbox

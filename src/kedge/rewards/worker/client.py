@@ -59,7 +59,7 @@ class RemoteFunction:
         self._source = _source_of(spec)
         self._argument_names: list[str] | None = None
         self._checks_rows = False
-        self._seconds = 0.0
+        self._pace = 0.0, 1
         self._first_memory: int | None = None
         if bad := [name for name, value in self._loading["settings"].items() if not _is_encodable(value)]:
             raise RewardError(f"{self.name}: setting {bad[0]!r} cannot be sent to another process")
@@ -81,8 +81,7 @@ class RemoteFunction:
             sent = entries
         with self._sending(entries):
             collect = self._request("check", self._limits.startup_timeout, columns=sent)
-        seconds = collect()
-        self._seconds = max(self._seconds, seconds)
+        self._pace = max(self._pace, tuple(collect()))
 
     def score(self, responses: Responses) -> Sequence[Score]:
         """See `start`."""
@@ -93,13 +92,15 @@ class RemoteFunction:
 
         Args:
             responses: The responses to score. Only the columns that the function takes are sent.
-            timeout: Seconds that the call may take, if less than the limit. The seconds per response that the
-                function's `check_rows` returned are added to both.
+            timeout: Seconds that the call may take, if less than the limit. To both is added what the responses take
+                according to the function's `check_rows`.
 
         Raises:
             DataError: A column contains a value that cannot be sent to another process.
         """
-        seconds = min(self._limits.timeout, timeout or self._limits.timeout) + self._seconds * len(responses)
+        longest, at_a_time = self._pace
+        seconds = min(self._limits.timeout, timeout or self._limits.timeout)
+        seconds += longest * -(-len(responses) // at_a_time)
         accepted = self._argument_names
         given = given_columns(responses.columns)
         columns = {name: column for name, column in given.items() if accepted is None or name in accepted}
@@ -182,7 +183,7 @@ def _reply(worker: WorkerProcess, request: Request, do: str, seconds: float) -> 
             case (
                 ("load", {"name": str(), "argument_names": list() | None, "checks_rows": bool()})
                 | ("score", {"scores": _, "memory": int()})
-                | ("check", float() | int())
+                | ("check", [float() | int(), int()])
             ):
                 return True
         return False

@@ -43,9 +43,9 @@ class _Session:
         loaded = self._function
         return {"name": loaded.name, "argument_names": loaded.argument_names, "checks_rows": loaded.checks_rows}
 
-    def check(self, *, columns: list[str] | dict[str, list[Any]]) -> float:
+    def check(self, *, columns: list[str] | dict[str, list[Any]]) -> tuple[float, int]:
         self._function.check(columns)
-        return self._function.seconds
+        return self._function.pace
 
     def score(self, *, responses: dict[str, Any], timeout: float) -> dict[str, Any]:
         batch = Responses(**responses)
