@@ -155,17 +155,13 @@ class PairwiseJudge:
         RewardError: No such function, or its signature does not accept two responses.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any] | str,
-        *,
-        name: str | None = None,
-        ranks: Ranks = ALONE,
-    ) -> None:
+    _function: FunctionReward  # of the first rank, which alone calls it
+
+    def __init__(self, function: Callable[..., Any] | str, *, name: str | None = None, ranks: Ranks = ALONE) -> None:
         self._ranks = ranks
 
         def load() -> str:
-            self._function = _loaded(function, name)  # on the first rank only, which calls it
+            self._function = _loaded(function, name)
             return self._function.name
 
         self.name = ranks.first(load)
