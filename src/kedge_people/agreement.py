@@ -1,21 +1,20 @@
-"""Agreement between people, and of a person with themselves: share, Cohen's κ and Krippendorff's α, with intervals.
+"""Agreement between people: share, Cohen's κ and Krippendorff's α, with intervals.
 
 An answer is split into one outcome per pair of responses: the first is better, both are equal, or the second is better.
-"All bad" is a tie of all. Each figure is computed from a sum of tables over items; its interval resamples items.
+"All bad" is a tie of all. Each figure is computed from tables, one per item.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeAlias
 
 import numpy as np
 
-from kedge_base.intervals import Interval, resampled_interval
+from kedge_base.intervals import Interval, share_interval
 from kedge_people.labels import Answer, Labels
 
 Answers: TypeAlias = Mapping[str, Mapping[str, Answer]]
@@ -23,9 +22,6 @@ Answers: TypeAlias = Mapping[str, Mapping[str, Answer]]
 
 Tables: TypeAlias = dict[str, np.ndarray]
 """By item, the number of pairs of responses by the outcomes of one person (rows) and another (columns)."""
-
-RESAMPLES = 1000
-"""Resamples of the items behind an interval."""
 
 
 @dataclass(frozen=True)
@@ -85,80 +81,69 @@ def by_unit(comparisons: Iterable[Comparison]) -> dict[tuple[str, int, int], lis
     return units
 
 
-def cohens_kappa(tables: np.ndarray) -> np.ndarray:
+def share_of(values: Sequence[float]) -> Interval | None:
+    """Return the mean of shares with its interval; None without any."""
+    return share_interval(values) if values else None
+
+
+def alike(tables: Iterable[np.ndarray]) -> list[float]:
+    """Return each table's share of pairs for which both outcomes are the same."""
+    return [float(np.trace(table) / table.sum()) for table in tables]
+
+
+def cohens_kappa(tables: Sequence[np.ndarray]) -> Interval | None:
     """Agreement beyond chance of two raters: κ = (p_o − p_e)/(1 − p_e).
 
     Args:
-        tables: `[…, category, category]`: the number of units by the categories that both raters chose.
+        tables: `[category, category]` per item: the number of units by the categories that both raters chose.
 
     Returns:
-        `[…]`; NaN if both always use one and the same category.
+        None if both always use one and the same category.
 
-    Source: Cohen 1960.
+    Source: Cohen 1960, whose standard error also takes p_e as known.
     """
-    shares = tables / tables.sum((-2, -1), keepdims=True)
-    observed = np.trace(shares, axis1=-2, axis2=-1)
-    expected = (shares.sum(-1) * shares.sum(-2)).sum(-1)
-    return _ratio(observed - expected, 1 - expected)
+    total = np.sum(tables, 0)
+    return _beyond_chance(tables, float(total.sum(0) @ total.sum(1) / total.sum() ** 2))
 
 
-def krippendorffs_alpha(coincidences: np.ndarray, *, ordinal: bool = False) -> np.ndarray:
+def krippendorffs_alpha(coincidences: Sequence[np.ndarray]) -> Interval | None:
     """Agreement beyond chance of any number of raters who need not have rated everything.
 
-    α = 1 − (n − 1)·Σ o_ck·δ²_ck / Σ n_c·n_k·δ²_ck,   n_c = Σ_k o_ck,   n = Σ n_c
-
-    Nominal: δ_ck = 1 if c ≠ k. Ordinal: δ_ck is the number of values from c to k, with half of those equal to c and k.
+    α = (A_o − A_e)/(1 − A_e),   A_o = Σ o_cc/n,   A_e = Σ n_c·(n_c − 1)/(n·(n − 1)),   n_c = Σ_k o_ck,   n = Σ n_c
 
     The only library for it, `krippendorff`, is under the GPL.
 
     Args:
-        coincidences: `[…, value, value]`; see `coincidences_of`. Values are in ascending order.
-        ordinal: True for ranks and grades.
+        coincidences: `[category, category]` per item; see `coincidences_of`.
 
     Returns:
-        `[…]`; NaN if all values are the same.
+        None without items, or if all values are the same.
 
-    Source: Krippendorff 2011, Computing Krippendorff's alpha-reliability.
+    Source: Krippendorff 2011, Computing Krippendorff's alpha-reliability, nominal data.
     """
-    counts = coincidences.sum(-1)
-    places = counts.cumsum(-1) - counts / 2 if ordinal else np.arange(counts.shape[-1])
-    apart = places[..., :, None] - places[..., None, :]
-    squared = apart**2 if ordinal else (apart != 0) * 1.0
-    observed = (coincidences * squared).sum((-2, -1))
-    expected = (counts[..., :, None] * counts[..., None, :] * squared).sum((-2, -1))
-    return 1 - _ratio((counts.sum(-1) - 1) * observed, expected)
+    if not coincidences:
+        return None
+    counts = np.sum(coincidences, (0, 1))
+    total = counts.sum()
+    return _beyond_chance(coincidences, float(counts @ (counts - 1) / (total * (total - 1))))
+
+
+def _beyond_chance(tables: Sequence[np.ndarray], chance: float) -> Interval | None:
+    """Correct the agreement over all tables, and the ends of its interval over items, for what chance would give."""
+    if chance >= 1:
+        return None
+    share = share_interval(alike(tables))
+    apart = alike([np.sum(tables, 0)])[0] - share.value  # items may have different weights
+    low, value, high = (
+        min(max((end + apart - chance) / (1 - chance), -1.0), 1.0) for end in (share.low, share.value, share.high)
+    )
+    return Interval(value, low, high)
 
 
 def coincidences_of(values: Sequence[int], size: int) -> np.ndarray:
     """Return the matrix `[size, size]` of the pairs of values that a unit got, each counted 1/(m − 1) of m values."""
     counts = np.bincount(values, minlength=size).astype(float)
-    return (np.outer(counts, counts) - np.diag(counts)) / max(len(values) - 1, 1)
-
-
-def share_alike(tables: np.ndarray) -> np.ndarray:
-    """Share of the units `[…, category, category]` on which two raters chose the same category."""
-    return _ratio(np.trace(tables, axis1=-2, axis2=-1), tables.sum((-2, -1)))
-
-
-def interval_over(
-    tables: Iterable[np.ndarray], figure: Callable[[np.ndarray], np.ndarray], *, least: float = 0.0
-) -> Interval | None:
-    """A figure of a sum of tables, one per item, with an interval from resampling the items.
-
-    Args:
-        tables: A table per item.
-        figure: Computes the figure of each of several tables.
-        least: The lowest possible value; the largest is 1.
-
-    Returns:
-        None if the figure cannot be computed.
-    """
-    stacked = np.array([*tables])
-    size = len(stacked)
-    if not size or math.isnan(value := float(figure(stacked.sum(0)))):
-        return None
-    drawn = np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), RESAMPLES)
-    return resampled_interval(value, figure(np.tensordot(drawn, stacked, 1)).tolist(), size, bounds=(least, 1.0))
+    return (np.outer(counts, counts) - np.diag(counts)) / (len(values) - 1)
 
 
 def tables_between(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], Tables]:
@@ -168,14 +153,6 @@ def tables_between(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], T
         for one, other in combinations(each, 2):
             found[one.person, other.person][item][one.outcome + 1, other.outcome + 1] += 1
     return found
-
-
-def table_of_repeat(first: Answer, again: Answer) -> np.ndarray:
-    """Return the table of a person's outcomes in a first answer (rows) and in a repeat."""
-    table = np.zeros((3, 3))
-    for one, other in zip(outcomes(first).values(), outcomes(again).values(), strict=True):
-        table[one + 1, other + 1] += 1
-    return table
 
 
 def summed(tables: Iterable[Tables]) -> list[np.ndarray]:
@@ -188,29 +165,9 @@ def summed(tables: Iterable[Tables]) -> list[np.ndarray]:
 
 
 def alpha_of_choices(comparisons: Iterable[Comparison]) -> Interval | None:
-    """Krippendorff's nominal α of all people's outcomes."""
-    return _alpha(
-        ((item, [each.outcome for each in unit]) for (item, _, _), unit in by_unit(comparisons).items()), ordinal=False
-    )
-
-
-def alpha_of_ranks(answers: Answers) -> Interval | None:
-    """Krippendorff's ordinal α of all people's ranks in items with three or more responses."""
-    ranks: dict[str, list[Sequence[float]]] = {}
-    for by_item in answers.values():
-        for item, answer in by_item.items():
-            if len(answer.ranks) > 2:
-                ranks.setdefault(item, []).append(answer.ranks)
-    return _alpha(((item, unit) for item, each in ranks.items() for unit in zip(*each, strict=True)), ordinal=True)
-
-
-def _alpha(units: Iterable[tuple[str, Sequence[float]]], *, ordinal: bool) -> Interval | None:
-    rated = [(item, values) for item, values in units if len(values) > 1]
-    known = sorted({value for _, values in rated for value in values})
-    tables = ({item: coincidences_of([known.index(each) for each in values], len(known))} for item, values in rated)
-    return interval_over(summed(tables), lambda table: krippendorffs_alpha(table, ordinal=ordinal), least=-1.0)
-
-
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(whole > 0, part / whole, math.nan)
+    """Krippendorff's α of all people's outcomes."""
+    found: Tables = defaultdict(lambda: np.zeros((3, 3)))
+    for (item, _, _), unit in by_unit(comparisons).items():
+        if len(unit) > 1:
+            found[item] += coincidences_of([each.outcome + 1 for each in unit], 3)
+    return krippendorffs_alpha([*found.values()])

@@ -19,16 +19,15 @@ from kedge_inspect.doctor.rule import Finding, Severity, severity_rank
 from kedge_people.agreement import (
     Comparison,
     Tables,
+    alike,
     alpha_of_choices,
-    alpha_of_ranks,
     by_unit,
     cohens_kappa,
     comparisons_in,
-    interval_over,
     judgments,
-    share_alike,
+    outcomes,
+    share_of,
     summed,
-    table_of_repeat,
     tables_between,
 )
 from kedge_people.controlled import WinRate, win_rates
@@ -108,8 +107,8 @@ class Person:
         tied: Share of answers without any preference.
         first: Share of the response shown first, of the answers with a preference.
         longer: Share of the longer response, likewise.
-        again: Share of the same outcome in repeated items.
-        others: Share of the same outcome as other people.
+        again: Share of the same outcomes in each repeated item.
+        others: Share of the same outcomes as other people in each shared item.
         num_others: Number of people who answered items that this one answered.
         model: Reliability and biases in the joint model.
         above: By axis, grades given above those of an average person.
@@ -125,8 +124,8 @@ class Person:
     tied: Sequence[float]
     first: Sequence[float]
     longer: Sequence[float]
-    again: Interval | None
-    others: Interval | None
+    again: Sequence[float]
+    others: Sequence[float]
     num_others: int
     model: Comparer
     above: Mapping[str, Interval]
@@ -138,7 +137,7 @@ class Pair:
 
     people: tuple[str, str]
     num_items: int
-    share: Interval | None
+    share: Interval
     kappa: Interval | None
 
 
@@ -168,9 +167,8 @@ class Quality:
         people: Figures per person.
         pairs: Agreement of each two people with shared items.
         num_shared: Number of items with answers of two or more people.
-        agreement: Share of the same outcome over all pairs of people.
-        alpha: Krippendorff's nominal α of the outcomes.
-        alpha_ranks: Krippendorff's ordinal α of the ranks of three or more responses.
+        agreement: Share of the same outcomes of two people, each item counted alike.
+        alpha: Krippendorff's α of the outcomes.
         disagreements: One per item, the surest first.
         win_rates: Of each two models.
         findings: With the person, most severe first.
@@ -182,7 +180,6 @@ class Quality:
     num_shared: int
     agreement: Interval | None
     alpha: Interval | None
-    alpha_ranks: Interval | None
     disagreements: Sequence[Disagreement]
     win_rates: Sequence[WinRate]
     findings: Sequence[tuple[str, Finding]]
@@ -202,7 +199,7 @@ def examine_labels(labels: Labels) -> Quality:
         unit = max(FASTEST_READING, key=lambda each: _minutes({each: counts[each]}))
         by_item = [comparisons_in(labels, {name: {item: answer}}) for item, answer in mine.items()]
         others = [each for names, each in tables.items() if name in names]
-        again = [table_of_repeat(first, other) for first, other in repeats if first.person == name]
+        again = [(outcomes(first), outcomes(other)) for first, other in repeats if first.person == name]
         return Person(
             name=name,
             num_answers=len(mine),
@@ -214,8 +211,8 @@ def examine_labels(labels: Labels) -> Quality:
             tied=[float(not any(each.outcome for each in item)) for item in by_item],
             first=_shares([each.outcome * each.position for each in item] for item in by_item),
             longer=_shares([each.outcome * each.longer for each in item] for item in by_item),
-            again=interval_over(again, share_alike),
-            others=interval_over(summed(others), share_alike),
+            again=[fmean(other[pair] == outcome for pair, outcome in first.items()) for first, other in again],
+            others=alike(summed(others)),
             num_others=len(others),
             model=models[name],
             above={axis: each[name] for axis, each in severities.items() if name in each},
@@ -228,9 +225,8 @@ def examine_labels(labels: Labels) -> Quality:
         people=people,
         pairs=[_pair(names, each) for names, each in tables.items()],
         num_shared=len(shared),
-        agreement=interval_over(shared, share_alike),
+        agreement=share_of(alike(shared)),
         alpha=alpha_of_choices(comparisons),
-        alpha_ranks=alpha_of_ranks(answers),
         disagreements=_disagreements(comparisons, models),
         win_rates=win_rates(labels, comparisons),
         findings=sorted(_findings(people), key=lambda each: severity_rank(each[1])),
@@ -244,8 +240,7 @@ def _shares(items: Iterable[Sequence[int]]) -> list[float]:
 
 
 def _pair(names: tuple[str, str], tables: Tables) -> Pair:
-    kappa = interval_over(tables.values(), cohens_kappa, least=-1.0)
-    return Pair(names, len(tables), interval_over(tables.values(), share_alike), kappa)
+    return Pair(names, len(tables), share_interval(alike(tables.values())), cohens_kappa([*tables.values()]))
 
 
 def prompt_text(item: Item) -> str:
@@ -388,24 +383,24 @@ def _fast(person: Person) -> Finding | None:
 
 
 def _again(person: Person) -> Finding | None:
-    if person.again is None or person.again.high >= 0.5:
+    share = share_of(person.again)
+    if share is None or share.high >= 0.5:
         return None
     return _found(
         person,
         "contradicts_itself",
         "warning",
-        f"gives the same answer to a repeated item in {person.again.value:.0%} of the cases (at most "
-        f"{person.again.high:.0%})",
+        f"gives the same answer to a repeated item in {share.value:.0%} of the cases (at most {share.high:.0%})",
         "Another answer was given more often than not, which is less than a coin.",
         "check that the keys are understood, and let others judge these items",
     )
 
 
 def _reliability(person: Person) -> Finding | None:
-    if person.others is None or person.num_others < 2:  # of two people who disagree, either may be wrong
+    if person.num_others < 2:  # of two people who disagree, either may be wrong
         return None
     model = person.model
-    agrees = f"agrees with others in {person.others.value:.0%} of the comparisons"
+    agrees = f"agrees with others in {fmean(person.others):.0%} of the comparisons"
     if model.log_reversed > UNLIKE_OTHERS and model.log_reversed > model.log_coin:
         return _found(
             person,

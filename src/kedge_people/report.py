@@ -11,13 +11,14 @@ from statistics import fmean
 from typing import Any
 
 from kedge.logs.table import Cell, cell_text, print_table
-from kedge_base.intervals import Interval, share_interval
+from kedge_base.intervals import Interval
 from kedge_base.run_folder.output import replace_file
 from kedge_base.texts import printable
 from kedge_inspect.doctor import one_line
 from kedge_inspect.page.document import render_page
 from kedge_inspect.page.numbers import fitting, shortened
 from kedge_inspect.report import check_replaceable
+from kedge_people.agreement import share_of
 from kedge_people.labels import Answer
 from kedge_people.quality import FASTEST_READING, Disagreement, Person, Quality, prompt_text
 
@@ -125,9 +126,8 @@ def _sentences(quality: Quality) -> Iterator[str]:
         f"Two people agree on {quality.agreement.value:.0%} of the comparisons "
         f"({quality.agreement.low:.0%} to {quality.agreement.high:.0%}); labelers of InstructGPT did on 73%."
     )
-    alphas = {"choices": quality.alpha, "ranks": quality.alpha_ranks}
-    known = ", ".join(f"{each} of {name}" for name, each in alphas.items() if each is not None)
-    yield f"Krippendorff's α, 0 for chance and 1 for full agreement: {known or 'unknown, as all answers are equal'}."
+    known = quality.alpha or "unknown, as all answers are equal"
+    yield f"Krippendorff's α, 0 for chance and 1 for full agreement: {known}."
 
 
 def _tables(quality: Quality) -> Iterator[Table]:
@@ -171,14 +171,14 @@ def _habits(person: Person) -> list[Cell]:
         f"{person.seconds:.0f} s",
         f"{person.pace:,.0f} {person.unit}",
         f"{fmean(person.fast):.0%}",
-        _percent(person.again),
+        _percent(share_of(person.again)),
     ]
 
 
 def _choices(person: Person) -> list[Cell]:
     reliability = person.model.accuracy if person.others else None
-    shares = (share_interval(each) if each else None for each in (person.first, person.longer))
-    return [_percent(each) for each in (person.others, reliability, *shares)]
+    shares = map(share_of, (person.others, person.first, person.longer))
+    return [_percent(each) for each in (next(shares), reliability, *shares)]
 
 
 def _percent(interval: Interval | None) -> str | None:

@@ -110,8 +110,7 @@ def test_figures_of_a_person_counted_by_hand():
     # Of three texts, 0 before 1 is shown in that order, 2 before both: one pair of three for the first, none longer.
     assert person.first == pytest.approx([1, 0, 1 / 3])
     assert person.longer == pytest.approx([1, 1, 0])
-    assert person.again.value == 0
-    assert person.others is None
+    assert (person.again, person.others) == ([0], [])
 
 
 @pytest.mark.parametrize(
@@ -141,6 +140,14 @@ def test_a_text_of_both_kinds_takes_the_time_of_both():
     (person,) = examine_labels(Labels({"both": item}, [answer("1", "both", seconds=6.0)])).people
     # 3 words and 6 characters: 3 / 400 + 6 / 650 of a minute at the fastest, here in a tenth of one.
     assert (person.unit, person.pace) == ("characters", pytest.approx(10 * (3 * 650 / 400 + 6)))
+
+
+def test_two_changed_repeats_are_no_contradiction():
+    labels = simulate({"ana": None}, 1)
+    changed = [replace(each, id=f"again {each.id}", ranks=(3 - each.ranks[0], 3 - each.ranks[1]))
+               for each in labels.answers if each.ranks != (1, 1)]  # fmt: skip
+    for count, expected in ((2, set()), (8, {"contradicts_itself"})):
+        assert accused(replace(labels, answers=[*labels.answers, *changed[:count]]))["ana"] == expected
 
 
 def test_the_surest_disagreement_comes_first():
