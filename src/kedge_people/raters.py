@@ -12,7 +12,7 @@ that an answer that nobody else gave says nothing about how reliable a person is
 are those of `COMPARING` and `GRADING`.
 
 Sources: Bradley and Terry 1952; Davidson 1970 (ties); Linacre 1989 (severity, many-facet Rasch); Bock and Aitkin 1981
-(EM over quadrature nodes); Louis 1982 (standard errors).
+(quadrature).
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from kedge_base.intervals import Interval
 from kedge_people.agreement import Comparison
+from kedge_people.fitting import fitted
 from kedge_people.labels import Answer
 
 COMPARING = np.array([(1.5, 1.0), (0.0, 1.0), (0.0, 1.0), (-1.5, 1.5)])
@@ -47,13 +49,6 @@ TYPICAL = (0.5, 2.0)
 
 GRID = np.array([NormalDist().inv_cdf((place + 0.5) / 200) for place in range(200)])
 """Equally likely values of the standard normal distribution, for figures that depend on the sign of x."""
-
-MOST_ROUNDS = 300
-CLOSE = 1e-5
-"""Maximum rounds of EM, and the largest move of a parameter at which it ends."""
-
-LARGEST_STEP = 1.0
-"""Largest change of a parameter in one round."""
 
 Z = 1.96
 
@@ -78,40 +73,23 @@ class Ratings:
     terms: np.ndarray
     offsets: np.ndarray
 
-    @cached_property
-    def by_person(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Per person, units, choices, and factors of all parameters `[rating, node, category, parameter]`."""
-        values = np.multiply.outer(NODES, self.steps)[None, :, :, None]
-        found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        for mine in (self.people == person for person in range(1 + self.people.max())):
-            terms = np.repeat(self.terms[mine][:, None], len(NODES), 1)
-            factors = np.concatenate([np.repeat(values, len(terms), 0), terms], -1)
-            found.append((self.units[mine], self.chosen[mine], factors))
-        return found
+    def log_likelihood(self, parameters: Tensor) -> Tensor:
+        """Return the log probability of all ratings, with each unit's value integrated out.
 
-
-def log_posterior(ratings: Ratings, prior: np.ndarray, parameters: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the log posterior density of all parameters, and each unit's distribution over the nodes.
-
-    Args:
-        ratings: The ratings.
-        prior: `[parameter, (mean, deviation)]`.
-        parameters: `[person, parameter]`.
-    """
-    logs = np.tile(np.log(WEIGHTS), (1 + ratings.units.max(), 1))
-    for (units, chosen, factors), mine in zip(ratings.by_person, parameters, strict=True):
-        np.add.at(logs, units, _chosen(np.log(_probabilities(factors @ mine + ratings.offsets)), chosen))
-    most = logs.max(1, keepdims=True)
-    density = np.exp(logs - most)
-    total = density.sum(1, keepdims=True)
-    known = (most + np.log(total)).sum() - (((parameters - prior[:, 0]) / prior[:, 1]) ** 2).sum() / 2
-    return float(known), density / total
+        Args:
+            parameters: `[person, parameter]`.
+        """
+        mine = parameters[torch.from_numpy(self.people)]
+        shifts = torch.einsum("rct,rt->rc", torch.from_numpy(self.terms), mine[:, 1:]) + torch.from_numpy(self.offsets)
+        values = mine[:, 0, None, None] * torch.from_numpy(np.multiply.outer(NODES, self.steps))
+        likely = (values + shifts[:, None]).log_softmax(-1)
+        chosen = likely.gather(-1, torch.from_numpy(self.chosen)[:, None, None].expand(-1, len(NODES), 1))[..., 0]
+        start = torch.from_numpy(np.log(WEIGHTS)).repeat(1 + int(self.units.max()), 1)
+        return start.index_add(0, torch.from_numpy(self.units), chosen).logsumexp(-1).sum()
 
 
 def fit_raters(ratings: Ratings, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Find the parameters with the largest posterior density, and their standard errors.
-
-    A standard error takes the other people's parameters as given.
 
     Args:
         ratings: The ratings.
@@ -120,37 +98,13 @@ def fit_raters(ratings: Ratings, prior: np.ndarray) -> tuple[np.ndarray, np.ndar
     Returns:
         Two arrays `[person, parameter]`.
     """
-    parameters = np.tile(prior[:, 0], (len(ratings.by_person), 1))
-    errors = np.zeros_like(parameters)
-    moved = math.inf
-    for left in reversed(range(MOST_ROUNDS)):
-        is_last = moved < CLOSE or not left
-        _, density = log_posterior(ratings, prior, parameters)
-        moved = 0.0
-        for person, (units, chosen, factors) in enumerate(ratings.by_person):
-            weights = density[units]
-            likely = _probabilities(factors @ parameters[person] + ratings.offsets)
-            expected = (likely[..., None, :] @ factors)[..., 0, :]
-            scores = _chosen(np.swapaxes(factors, 2, 3), chosen) - expected
-            gradient = np.einsum("rk,rkp->p", weights, scores) - (parameters[person] - prior[:, 0]) / prior[:, 1] ** 2
-            curvature = _crossed(weights[..., None] * likely, factors) - _crossed(weights, expected)
-            curvature += np.diag(prior[:, 1] ** -2.0)
-            step = np.clip(np.linalg.solve(curvature, gradient), -LARGEST_STEP, LARGEST_STEP)
-            parameters[person] += step
-            moved = max(moved, float(abs(step).max()))
-            if is_last:
-                means = (weights[:, None] @ scores)[:, 0]
-                unknown = _crossed(weights, scores) - means.T @ means
-                errors[person] = np.sqrt(np.maximum(np.diag(np.linalg.inv(curvature - unknown)), 0.0))
-        if is_last:
-            break
-    return parameters, errors
+    means, deviations = torch.from_numpy(prior).unbind(-1)
 
+    def loss(parameters: Tensor) -> Tensor:
+        return (((parameters - means) / deviations) ** 2).sum() / 2 - ratings.log_likelihood(parameters)
 
-def _crossed(weights: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """Sum of the outer products of the vectors in the last axis, weighted."""
-    rows = vectors.reshape(-1, vectors.shape[-1])
-    return (rows * weights.reshape(-1, 1)).T @ rows
+    found, covariance = fitted(loss, means.repeat(1 + int(ratings.people.max()), 1))
+    return found, np.sqrt(np.diag(covariance)).reshape(found.shape)
 
 
 @dataclass(frozen=True)
@@ -198,27 +152,18 @@ def fit_comparers(comparisons: Sequence[Comparison]) -> dict[str, Comparer]:
     ratings = Ratings(unit, person, chosen, steps, terms, np.zeros(3))
     found, errors = fit_raters(ratings, COMPARING)
     typical = np.clip(np.median(found[:, 0]), *TYPICAL)
-    _, density = log_posterior(ratings, COMPARING, found)
+
+    def likelihood(at: int, discrimination: float) -> float:
+        changed = torch.from_numpy(found.copy())
+        changed[at, 0] = discrimination
+        return float(ratings.log_likelihood(changed))
 
     def comparer(at: int) -> Comparer:
-        known = [_log_likelihood(ratings, at, density, found[at], factor * typical) for factor in (1, 0, -1)]
+        usual, coin, reversed_ = (likelihood(at, factor * typical) for factor in (1, 0, -1))
         accuracy = _interval(found[at, 0], errors[at, 0], _accuracy)
-        return Comparer(accuracy, found[at], scale, known[1] - known[0], known[2] - known[0])
+        return Comparer(accuracy, found[at], scale, coin - usual, reversed_ - usual)
 
     return {person: comparer(at) for person, at in people.items()}
-
-
-def _log_likelihood(
-    ratings: Ratings, person: int, density: np.ndarray, parameters: np.ndarray, discrimination: float
-) -> float:
-    """Log probability of a person's answers for another discrimination, given everybody else's answers."""
-    units, chosen, factors = ratings.by_person[person]
-    alone = np.ones((len(density), len(NODES)))
-    new = alone.copy()
-    np.multiply.at(alone, units, _chosen(_probabilities(factors @ parameters), chosen))
-    np.multiply.at(new, units, _chosen(_probabilities(factors @ [discrimination, *parameters[1:]]), chosen))
-    others = density / alone
-    return float(np.log((others * new).sum(1) / others.sum(1)).sum())
 
 
 def fit_severities(answers: Iterable[Answer]) -> dict[str, dict[str, Interval]]:
@@ -278,8 +223,3 @@ def _interval(value: float, error: float, figure: Callable[[float], float]) -> I
 def _probabilities(potentials: np.ndarray) -> np.ndarray:
     likely = np.exp(potentials - potentials.max(-1, keepdims=True))
     return likely / likely.sum(-1, keepdims=True)
-
-
-def _chosen(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Pick the chosen category of each rating from the last axis."""
-    return np.take_along_axis(values, chosen.reshape(-1, *[1] * (values.ndim - 1)), -1)[..., 0]
