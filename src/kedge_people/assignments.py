@@ -72,16 +72,15 @@ class Assignments:
         return [question for _, question in sorted(asked)]
 
     def left(self, person: str, items: Mapping[str, Item], own: Sequence[Answer]) -> list[Question]:
-        """The questions that a person has not answered, or whose answer was undone; a skipped item is not asked again.
+        """The questions that a person has not answered; a skipped item is not asked again.
 
         Args:
             person: The person.
             items: All items.
             own: The person's answers that count.
         """
-        given = [answer for answer in own if not answer.is_undone]
-        counts = Counter(answer.item for answer in given)
-        counts.update({answer.item for answer in given if answer.verdict == "skipped"})
+        counts = Counter(answer.item for answer in own)
+        counts.update({answer.item for answer in own if answer.verdict == "skipped"})
         found: list[Question] = []
         for question in self.questions(person, items):
             if counts[question.item] > 0:

@@ -68,7 +68,8 @@ class Answer:
         thumbs: 1 for up, −1 for down, 0 for none; empty without thumbs.
         edits: Corrected texts; None for a response that was not corrected; empty without corrections.
         note: A remark.
-        replaces: The answer that this one replaces; None for a first one. A skip that replaces one undoes it.
+        replaces: The answer that this one replaces; None for a first one. A skip that replaces one undoes it and
+            does not count.
     """
 
     id: str
@@ -85,11 +86,11 @@ class Answer:
     note: str = ""
     replaces: str | None = None
 
-    @property
-    def is_undone(self) -> bool:
-        """True for an answer that only takes back the one that it replaces."""
-        is_empty = self.verdict == "skipped" and not (any(self.edits) or any(self.thumbs))
-        return is_empty and self.replaces is not None
+    def count_in(self, answers: dict[str, Answer]) -> None:
+        """Add this answer to those that count, by id, in place of the one that it replaces."""
+        answers.pop(self.replaces or "", None)
+        if self.replaces is None or self.verdict != "skipped" or any(self.edits) or any(self.thumbs):
+            answers[self.id] = self
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,11 @@ class Labels:
 
     Attributes:
         items: All items by id, in order.
-        answers: The answers that count, in order: neither replaced nor withdrawn.
-        withdrawn: People whose answers were withdrawn.
+        answers: The answers that count, in order: neither replaced nor undone nor withdrawn.
     """
 
     items: Mapping[str, Item]
     answers: Sequence[Answer]
-    withdrawn: frozenset[str] = frozenset()
 
 
 class AnswerFile:
@@ -161,10 +160,8 @@ def read_labels(folder: Path) -> Labels:
     items = {item.id: item for item in _lines(folder / ITEMS_FILE, Item)}
     path = folder / ANSWERS_FILE
     answers: dict[str, Answer] = {}
-    withdrawn = set[str]()
     for number, row in enumerate(read_json_lines(path) if path.is_file() else [], 1):
         if "withdrawn" in row:
-            withdrawn.add(row["withdrawn"])
             answers = {name: each for name, each in answers.items() if each.person != row["withdrawn"]}
             continue
         answer = _parsed(row, Answer, path, number)
@@ -172,10 +169,8 @@ def read_labels(folder: Path) -> Labels:
             raise DataError(f"{path}, line {number}: no item has the id {answer.item!r}")
         if fault := _misfit(answer, len(items[answer.item].responses)):
             raise DataError(f"{path}, line {number}: {fault}")
-        answers.pop(answer.replaces or "", None)
-        withdrawn.discard(answer.person)
-        answers[answer.id] = answer
-    return Labels(items, list(answers.values()), frozenset(withdrawn))
+        answer.count_in(answers)
+    return Labels(items, list(answers.values()))
 
 
 def write_items(folder: Path, items: Iterable[Item]) -> None:

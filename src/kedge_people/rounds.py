@@ -36,7 +36,7 @@ def human_labels(
         folder.mkdir(exist_ok=True)
         write_items(folder, items)
     labels = write_data_sets(folder)
-    answered = {each.item for each in labels.answers if not each.is_undone}
+    answered = {each.item for each in labels.answers}
     needed = len(labels.items) if least is None else min(least, len(labels.items))
     return list(comparisons(labels)), max(0, needed - len(answered))
 

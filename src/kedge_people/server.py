@@ -196,8 +196,7 @@ class Desk:
         answer = _checked(values, item, question.order, self._assignments.axes, about)
         self._file.add(answer)
         self._known.add(name)
-        self._answers.pop(answer.replaces or "", None)
-        self._answers[name] = answer
+        answer.count_in(self._answers)
 
     def _own(self, person: str) -> list[Answer]:
         return [answer for answer in self._answers.values() if answer.person == person]

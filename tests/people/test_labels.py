@@ -64,11 +64,19 @@ def test_an_answer_that_is_replaced_or_withdrawn_does_not_count(folder):
     with AnswerFile(folder) as file:
         file.withdraw("ana", "2026-01-02T00:00:00Z")
     assert [each.id for each in read_labels(folder).answers] == ["b"]
-    assert read_labels(folder).withdrawn == {"ana"}
     assert [row["label"]["person"] for row in rows(folder)] == ["ben"]
     add(folder, answer("d"))  # asked again, and back
     assert [each.id for each in read_labels(folder).answers] == ["b", "d"]
-    assert not read_labels(folder).withdrawn
+
+
+def test_an_answer_that_is_undone_counts_nowhere(folder):
+    skip = {"verdict": "skipped", "ranks": (), "replaces": "a"}
+    add(folder, answer("a"), answer("b", **skip))
+    assert read_labels(folder).answers == []
+    add(folder, answer("c"), answer("d", **{**skip, "replaces": "c"}, thumbs=(1, -1)))
+    assert [each.id for each in read_labels(folder).answers] == ["d"]  # it says something
+    add(folder, answer("e", **{**skip, "replaces": None}))
+    assert [each.id for each in read_labels(folder).answers] == ["d", "e"]  # a first skip is an answer
 
 
 def test_rankings_corrections_and_thumbs_become_comparisons(folder):
