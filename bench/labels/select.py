@@ -126,7 +126,7 @@ def measure(seed: int) -> dict[str, Any]:
 
     found: dict[str, list[float]] = {}
     gaps: dict[str, float] = {}
-    at_random = [each for item in items for each in choose_by_scores([item], [], 1, value=None, seed=seed)]
+    at_random = [each for item in items for each in choose_by_scores([item], [], 1, value=lambda _: 0.0, seed=seed)]
     before = label(at_random[: COUNTS[0]])
     begun = {each.id for each in at_random[: COUNTS[0]]}
     base = Scorers(policy, before, seed)

@@ -91,9 +91,9 @@ def label(
         ),
     ] = None,
     select: Annotated[
-        Literal["random", "gap", "uncertain", "hard"] | None,
-        typer.Option(help="Chosen of twice as many prompts and responses; all but random need --scorer."),
-    ] = None,
+        Literal["random", "gap", "uncertain", "hard"],
+        typer.Option(help="All but random choose from twice as many prompts and responses, and need --scorer."),
+    ] = "random",
     scorer: Annotated[
         list[str] | None,
         typer.Option(metavar="MODEL", help="Reward model that --select predicts with. Repeatable."),
@@ -137,7 +137,7 @@ def label(
         "--overlap": overlap,
         "--repeats": repeats,
         "--axes": axes,
-        "--select": select,
+        "--select": None if select == "random" else select,
         "--scorer": scorer,
         "--not-in": not_in,
         "--seed": seed,
@@ -167,8 +167,8 @@ def label(
         raise ConfigError("give models that answer the prompts, or finished responses with --responses-from")
     if bool(prompts) != bool(names):
         raise ConfigError("models need --prompts" if names else "--prompts needs a model; --responses-from has its own")
-    if scorer and select is None:
-        raise ConfigError("--scorer needs --select")
+    if scorer and select == "random":
+        raise ConfigError("--scorer needs --select: gap, uncertain or hard")
     graded = AXES[axes] if axes in AXES else () if axes is None else names_of(axes, "--axes")
     seed = config.runtime.seed
     assignments = Assignments(
@@ -209,7 +209,7 @@ def _items(
     config: Config,
     names: Sequence[str],
     files: Sequence[str] | None,
-    select: Literal["random", "gap", "uncertain", "hard"] | None,
+    select: Literal["random", "gap", "uncertain", "hard"],
     scorers: Sequence[str],
     **given: Any,
 ) -> list[Item]:
@@ -219,17 +219,17 @@ def _items(
     for name in names:
         check_names(with_values(config, {"model": name}), "generate")
     count, size = given["num_prompts"], given["num_responses"]
-    if select is not None:
-        if select != "random" and size < 2:
+    if select != "random":
+        if size < 2:
             raise ConfigError(f"--select {select} compares responses; --responses must be at least 2")
         from kedge_people.select import check_choice
 
         check_choice(select, scorers)
     from kedge_people.items import read_items, sample_items
 
-    wide = given if select is None else {**given, "num_prompts": 2 * count, "num_responses": 2 * size}
+    wide = given if select == "random" else {**given, "num_prompts": 2 * count, "num_responses": 2 * size}
     items = read_items(files, **wide) if files else sample_items(config, names, **wide)
-    if select is None:
+    if select == "random":
         return items
     from kedge_people.select import choose
 
@@ -239,8 +239,8 @@ def _items(
         raise DataError(f"no prompt has {size} different responses that the --scorer can read; lower --responses")
     if len(chosen) < (asked := min(count, len(items))):
         typer.echo(
-            f"{len(chosen)} of {asked} prompts: only these have {size} different responses"
-            f"{' that the --scorer can read' if scorers else ''}; a lower --responses finds more",
+            f"{len(chosen)} of {asked} prompts: only these have {size} different responses that the --scorer can "
+            "read; a lower --responses finds more",
             err=True,
         )
     return chosen

@@ -9,48 +9,43 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
-from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from kedge_base.errors import ConfigError
-from kedge_base.run_folder.output import SUMMARY_FILE
-from kedge_base.run_folder.record_format import read_json_object
 from kedge_people.labels import Item
 
-Method: TypeAlias = Literal["random", "gap", "uncertain", "hard"]
-"""Any; a large and uncertain gap; a predicted probability near ½; where models disagree, or are wrong most often."""
+Method: TypeAlias = Literal["gap", "uncertain", "hard"]
+"""A large and uncertain gap; a predicted probability near ½; where models disagree."""
 
 Value: TypeAlias = Callable[[Sequence[float]], float]
 """Value of a comparison, from the difference in score that each model predicts."""
 
 
-def check_choice(method: str, scorers: Sequence[str]) -> None:
-    """Check a method and its reward models, before anything is loaded or sampled.
+def check_choice(method: Method, scorers: Sequence[str]) -> None:
+    """Check the reward models of a method, before anything is loaded or sampled.
 
     Raises:
-        ConfigError: The method does not exist, or the models are too few or do not.
+        ConfigError: There are too few.
+        ModelError: One does not exist.
     """
-    if method not in get_args(Method):
-        raise ConfigError(f"--select {method}: choose one of {', '.join(get_args(Method))}")
-    if method != "random" and not scorers:
-        raise ConfigError(f"--select {method} needs --scorer: a reward model, or better two or more")
+    least = 2 if method == "hard" else 1
+    if len(scorers) < least:
+        expected = "two reward models, which may disagree" if method == "hard" else "a reward model, or better two"
+        raise ConfigError(f"--select {method} needs --scorer: {expected}")
     from kedge.models.sources import check_source
 
     for name in scorers:
         check_source(name)
-    if method == "hard" and len(scorers) == 1:
-        _calibration(scorers[0])
 
 
 def choose(
     candidates: Sequence[Item],
     count: int,
     *,
-    method: Method = "random",
-    scorers: Sequence[str] = (),
+    method: Method,
+    scorers: Sequence[str],
     num_responses: int = 2,
     seed: int = 0,
     **reading: Any,
@@ -67,15 +62,10 @@ def choose(
         reading: Further fields of `kedge.data.parsing.ReadingOptions`, such as `template`.
 
     Raises:
-        ConfigError: As in `check_choice`.
         ModelError: A reward model cannot be loaded.
     """
-    check_choice(method, scorers)
-    scores = [] if method == "random" else [score_items(candidates, name, **reading) for name in scorers]
-    value = VALUES.get(method)
-    if method == "hard" and len(scorers) == 1:
-        value = partial(_chance_of_error, _calibration(scorers[0]))
-    return choose_by_scores(candidates, scores, count, value=value, num_responses=num_responses, seed=seed)
+    scores = [score_items(candidates, name, **reading) for name in scorers]
+    return choose_by_scores(candidates, scores, count, value=VALUES[method], num_responses=num_responses, seed=seed)
 
 
 def choose_by_scores(
@@ -83,7 +73,7 @@ def choose_by_scores(
     scores: Sequence[Sequence[Sequence[float]]],
     count: int,
     *,
-    value: Value | None,
+    value: Value,
     num_responses: int = 2,
     seed: int = 0,
 ) -> list[Item]:
@@ -93,7 +83,7 @@ def choose_by_scores(
         candidates: Prompts with sampled responses.
         scores: By model and candidate, a score per response; a candidate without scores is not chosen.
         count: Number of items, at most.
-        value: The value of a pair; None chooses at random.
+        value: The value of a pair.
         num_responses: Responses per item.
         seed: Seed of everything random.
     """
@@ -108,8 +98,7 @@ def choose_by_scores(
             continue
         # Nine of 18 responses are 48,620 sets, but only 153 pairs.
         values = {
-            (i, j): value([each[i] - each[j] for each in own]) if value else 0.0
-            for i, j in combinations(range(len(item.responses)), 2)
+            (i, j): value([each[i] - each[j] for each in own]) for i, j in combinations(range(len(item.responses)), 2)
         }
         worth = [sum(map(values.__getitem__, combinations(places, 2))) for places in sets]
         best = max(worth)
@@ -169,30 +158,7 @@ def _disagreement(gaps: Sequence[float]) -> float:
     return pstdev(map(_chance, gaps))
 
 
-VALUES: Mapping[str, Value] = {"gap": _gap, "uncertain": _uncertain, "hard": _disagreement}
-
-
-def _chance_of_error(bins: Sequence[Mapping[str, float]], gaps: Sequence[float]) -> float:
-    """How often the model was wrong on held-out pairs with about this confidence."""
-    confidence = _chance(abs(gaps[0]))
-    return 1 - min(bins, key=lambda each: abs(each["confidence"] - confidence))["accuracy"]
-
-
-def _calibration(model: str) -> Sequence[Mapping[str, float]]:
-    """The bins of a reward model's held-out calibration.
-
-    Raises:
-        ConfigError: Its run has none.
-    """
-    from kedge.models import find_model
-
-    found = read_json_object(Path(find_model(model)).parent / SUMMARY_FILE).get("calibration_bins") or ()
-    if not any(each["num_pairs"] for each in found):
-        raise ConfigError(
-            f"--select hard with a single --scorer needs its calibration, and {model} is not a run of kedge reward "
-            "with held-out comparisons (data.eval_fraction); name another --scorer as well"
-        )
-    return [each for each in found if each["num_pairs"]]
+VALUES: Mapping[Method, Value] = {"gap": _gap, "uncertain": _uncertain, "hard": _disagreement}
 
 
 def _chance(gap: float) -> float:

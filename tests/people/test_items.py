@@ -177,7 +177,12 @@ def test_prompts_without_enough_different_responses_are_counted(tmp_path, monkey
     finished = [["a", "b", "c"], ["a", "a", "b"], ["c", "b", "a"]]
     rows(tmp_path / "finished.jsonl", [{"prompt": str(n), "responses": each} for n, each in enumerate(finished)])
     monkeypatch.setattr("kedge_people.commands._serve", lambda *_: None)
-    label(responses_from=[str(tmp_path / "finished.jsonl")], out=str(tmp_path / "new"), select="random", responses=3)
+    scorer = str(save_tiny_reward_model(tmp_path / "scorer"))
+    given = {"responses_from": [str(tmp_path / "finished.jsonl")], "select": "gap", "scorer": [scorer]}
+    with pytest.raises(KedgeError, match="no prompt has 4 different responses"):
+        label(**given, out=str(tmp_path / "none"), responses=4)
+    assert not (tmp_path / "none").exists()
+    label(**given, out=str(tmp_path / "new"), responses=3)
     assert len(read_labels(tmp_path / "new").items) == 2
     assert "2 of 3 prompts: only these have 3 different responses" in capsys.readouterr().err
 
@@ -204,10 +209,6 @@ MISTAKES = [
     (
         {"responses_from": ["questions.jsonl"], "out": "new", "select": "gap", "scorer": ["labels"], "responses": 1},
         "--responses must be at least 2",
-    ),
-    (
-        {"responses_from": ["finished.jsonl"], "out": "new", "select": "random", "responses": 3},
-        "no prompt has 3 different responses",
     ),
     ({"sources": ["labels"], "trace": "zoe"}, "zoe"),
     ({"sources": ["m"], "prompts": ["p"], "out": "new", "axes": "a/b"}, "--axes: 'a/b'"),

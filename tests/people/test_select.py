@@ -6,11 +6,9 @@ import math
 
 import pytest
 
-from kedge.stages.reward import run_reward
-from kedge_base.errors import ConfigError, KedgeError
+from kedge_base.errors import KedgeError
 from kedge_people.labels import Item
 from kedge_people.select import VALUES, check_choice, choose, choose_by_scores, score_items
-from tests.stages.test_reward import ROWS, config_for
 from tests.tiny import save_tiny_reward_model
 
 ITEMS = [Item(str(number), f"Deck {number}:", ("a", "b", "c"), ("x", "y", "z")) for number in range(4)]
@@ -20,7 +18,7 @@ SECOND = [[0.0, 0.1, 0.2], [3.0, 0.0, 1.0], [0.0, -2.0, 1.9], [0.0, 1.0, 5.0]]
 
 
 def chosen(method, scores=(FIRST, SECOND), count=2, **more):
-    found = choose_by_scores(ITEMS, scores, count, value=VALUES.get(method), **more)
+    found = choose_by_scores(ITEMS, scores, count, value=VALUES[method], **more)
     return [(item.id, "".join(item.responses), "".join(item.models)) for item in found]
 
 
@@ -60,14 +58,18 @@ def test_nine_of_many_responses_are_chosen_in_little_time():
     assert len(calls) == 18 * 17 / 2
 
 
-def test_random_pairs_depend_on_the_seed_alone_and_never_have_equal_texts():
+def test_equal_values_depend_on_the_seed_alone_and_no_pair_has_equal_texts():
     items = [Item(str(number), "p", ("a", "a", "b"), ("m",) * 3) for number in range(50)]
-    first, again, other = (choose(items, 20, seed=seed) for seed in (1, 1, 2))
+
+    def chosen_equally(items, count, seed=0):
+        return choose_by_scores(items, [], count, value=lambda _: 0.0, seed=seed)
+
+    first, again, other = (chosen_equally(items, 20, seed) for seed in (1, 1, 2))
     assert first == again != other
     assert all(set(item.responses) == {"a", "b"} for item in first)
     assert [int(item.id) for item in first] == sorted(int(item.id) for item in first)
-    assert choose([Item("1", "p", ("a", "a"), ("m", "m"))], 5) == []
-    assert len(choose(items, 99)) == 50
+    assert chosen_equally([Item("1", "p", ("a", "a"), ("m", "m"))], 5) == []
+    assert len(chosen_equally(items, 99)) == 50
 
 
 def test_scores_are_those_of_the_reward_model_and_unreadable_items_are_left_out(tmp_path):
@@ -81,26 +83,14 @@ def test_scores_are_those_of_the_reward_model_and_unreadable_items_are_left_out(
     assert [item.id for item in found] == ["0", "1"]
 
 
-def test_one_model_finds_hard_pairs_by_its_calibration(tmp_path):
-    run = run_reward(config_for(tmp_path), comparisons=ROWS)
-    found = choose(ITEMS, 2, method="hard", scorers=[str(run.folder)])
-    assert len(found) == 2
-
-
 @pytest.mark.parametrize(
     ("method", "scorers", "message"),
     [
         ("gap", [], "--select gap needs --scorer"),
-        ("hardest", ["m"], "--select hardest: choose one of random, gap, uncertain, hard"),
+        ("hard", ["m"], "--select hard needs --scorer: two reward models"),
         ("gap", ["nowhere/at/all"], "nowhere/at/all"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_loaded(method, scorers, message):
     with pytest.raises(KedgeError, match=message):
         check_choice(method, scorers)
-
-
-def test_one_model_without_calibration_knows_no_hard_pairs(tmp_path):
-    save_tiny_reward_model(tmp_path / "model")
-    with pytest.raises(ConfigError, match="needs its calibration"):
-        choose(ITEMS, 2, method="hard", scorers=[str(tmp_path / "model")])
