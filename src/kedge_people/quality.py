@@ -285,11 +285,9 @@ def _findings(people: Sequence[Person]) -> Iterator[tuple[str, Finding]]:
     judged = [person for person in people if person.num_answers >= FEW]
     for person in judged:
         others = [other for other in judged if other is not person]
-        checked = (_position(person), _length(person, others), _ties(person, others), _fast(person), _again(person),
+        checked = (_position(person), _length(person, others), _ties(person, others), _fast(person),
                    _reliability(person))  # fmt: skip
-        found = [finding for finding in checked if finding is not None]
-        # A person with another finding need not be told that their agreement is unclear.
-        yield from ((person.name, each) for each in found if len(found) == 1 or each.severity != "note")
+        yield from ((person.name, finding) for finding in checked if finding is not None)
 
 
 def _position(person: Person) -> Finding | None:
@@ -382,20 +380,6 @@ def _fast(person: Person) -> Finding | None:
     )
 
 
-def _again(person: Person) -> Finding | None:
-    share = share_of(person.again)
-    if share is None or share.high >= 0.5:
-        return None
-    return _found(
-        person,
-        "contradicts_itself",
-        "warning",
-        f"gives the same answer to a repeated item in {share.value:.0%} of the cases (at most {share.high:.0%})",
-        "Another answer was given more often than not, which is less than a coin.",
-        "check that the keys are understood, and let others judge these items",
-    )
-
-
 def _reliability(person: Person) -> Finding | None:
     if person.num_others < 2:  # of two people who disagree, either may be wrong
         return None
@@ -410,18 +394,15 @@ def _reliability(person: Person) -> Finding | None:
             "The person may take the scale the other way round: 1 for the worst.",
             "ask how they read the scale; do not reverse the answers yourself",
         )
-    if model.log_coin <= 0:
+    if model.log_coin <= UNLIKE_OTHERS:
         return None
-    is_unclear = model.log_coin <= UNLIKE_OTHERS
     return _found(
         person,
-        "agreement_unclear" if is_unclear else "agrees_with_nobody",
-        "note" if is_unclear else _graded(model.log_coin, SURELY_UNLIKE),
+        "agrees_with_nobody",
+        _graded(model.log_coin, SURELY_UNLIKE),
         f"{agrees}; such answers are {_times(model.log_coin)} likely from a coin as from a typical person",
-        "Chance may be the reason: too few items are shared to tell."
-        if is_unclear
-        else "The person does not tell the responses apart as the others do, or judges something else.",
-        "share more items" if is_unclear else "go through some disagreements together, and share more items",
+        "The person does not tell the responses apart as the others do, or judges something else.",
+        "go through some disagreements together, and share more items",
     )
 
 

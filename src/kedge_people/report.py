@@ -13,7 +13,6 @@ from typing import Any
 from kedge.logs.table import Cell, cell_text, print_table
 from kedge_base.intervals import Interval
 from kedge_base.run_folder.output import replace_file
-from kedge_base.texts import printable
 from kedge_inspect.doctor import one_line
 from kedge_inspect.page.document import render_page
 from kedge_inspect.page.numbers import fitting, shortened
@@ -26,9 +25,6 @@ REPORT_FILE = "labels.html"
 
 MOST_BYTES = 4_000_000
 """Size limit of the disagreements on the page."""
-
-MOST_LISTED = 10
-"""Disagreements in the text."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +58,6 @@ def text_report(quality: Quality) -> str:
         print_table(each.title, each.columns, each.rows, stream=stream)
     for _, finding in quality.findings:
         print(f"{one_line(finding)}. {finding.means} Try: {finding.try_}.", file=stream)
-    if quality.disagreements:
-        print("\nFor a second look, where both are surest:", file=stream)
-    for each in quality.disagreements[:MOST_LISTED]:
-        one, other = (
-            f"{person} prefers response {at + 1}" for person, at in zip(each.people, each.responses, strict=True)
-        )
-        print(printable(f"  item {each.item}: {one}, {other}"), file=stream)
     return stream.getvalue()
 
 
@@ -117,6 +106,9 @@ def _pair(quality: Quality, each: Disagreement, answers: Mapping[tuple[str, str]
 
 def _sentences(quality: Quality) -> Iterator[str]:
     people = quality.people
+    if not people:
+        yield "Nothing to report: no answer compares responses."
+        return
     total = sum(person.num_answers for person in people)
     yield f"{total:,} answers by {len(people):,} people; {quality.num_shared:,} items have those of two or more."
     if quality.agreement is None:
@@ -128,9 +120,12 @@ def _sentences(quality: Quality) -> Iterator[str]:
     )
     known = quality.alpha or "unknown, as all answers are equal"
     yield f"Krippendorff's α, 0 for chance and 1 for full agreement: {known}."
+    yield f"Of {len(quality.disagreements):,} items, two people prefer opposite responses; {REPORT_FILE} shows them."
 
 
 def _tables(quality: Quality) -> Iterator[Table]:
+    if not quality.people:
+        return
     limits = " or ".join(f"{FASTEST_READING[unit]} {unit}" for unit in sorted({each.unit for each in quality.people}))
     columns = ["person", "answers", "skipped", "ties", "time", "per minute", "too fast", "same again"]
     yield Table(

@@ -31,11 +31,10 @@ EXPECTED = {
 
 
 def accused(labels: Labels) -> dict[str, set[str]]:
-    """The rules of warnings and serious findings, by person."""
+    """The rules of the findings, by person."""
     found = defaultdict(set)
     for person, finding in examine_labels(labels).findings:
-        if finding.severity != "note":
-            found[person].add(finding.rule)
+        found[person].add(finding.rule)
     return found
 
 
@@ -68,18 +67,6 @@ def test_of_two_people_who_disagree_neither_is_accused():
 def test_only_people_read_at_a_persons_pace():
     labels = simulate({"ana": BIASED["too fast"], "openai:judge@http://localhost": BIASED["too fast"]}, 1)
     assert {person for person, _ in examine_labels(labels).findings} == {"ana"}
-
-
-def test_an_unclear_agreement_is_a_note_on_people_without_another_finding():
-    notes = set()
-    for seed in range(2):
-        found = defaultdict(set)
-        for person, finding in examine_labels(both_kinds(seed)).findings:
-            found[person].add(finding.rule)
-            if finding.severity == "note":
-                notes.add(finding.rule)
-        assert all(len(rules) == 1 for rules in found.values() if "agreement_unclear" in rules)
-    assert notes == {"agreement_unclear"}
 
 
 PAIR = Item("pair", "one two", ("three four", "five"), ("new", "old"))
@@ -140,14 +127,6 @@ def test_a_text_of_both_kinds_takes_the_time_of_both():
     (person,) = examine_labels(Labels({"both": item}, [answer("1", "both", seconds=6.0)])).people
     # 3 words and 6 characters: 3 / 400 + 6 / 650 of a minute at the fastest, here in a tenth of one.
     assert (person.unit, person.pace) == ("characters", pytest.approx(10 * (3 * 650 / 400 + 6)))
-
-
-def test_two_changed_repeats_are_no_contradiction():
-    labels = simulate({"ana": None}, 1)
-    changed = [replace(each, id=f"again {each.id}", ranks=(3 - each.ranks[0], 3 - each.ranks[1]))
-               for each in labels.answers if each.ranks != (1, 1)]  # fmt: skip
-    for count, expected in ((2, set()), (8, {"contradicts_itself"})):
-        assert accused(replace(labels, answers=[*labels.answers, *changed[:count]]))["ana"] == expected
 
 
 def test_the_surest_disagreement_comes_first():
@@ -211,7 +190,7 @@ def test_the_text_has_the_same_findings_and_no_control_characters(folder):
     text = text_report(examined(folder))
     assert "serious: always_first: dan\\x1b[31m: prefers the response shown first (left) in 100% of 60 answers" in text
     assert "180 answers by 3 people; 20 items have those of two or more." in text
-    assert "For a second look" in text
+    assert re.search(r"Of [1-9]\d* items, two people prefer opposite responses; labels.html shows them", text)
     assert all(char.isprintable() or char == "\n" for char in text)
 
 
@@ -219,7 +198,7 @@ def test_a_report_of_unusable_folders_is_one_line(tmp_path):
     with pytest.raises(DataError, match=r"items\.jsonl"):
         write_label_report(tmp_path, examined(tmp_path))
     write_items(tmp_path, [PAIR])
-    assert "0 answers by 0 people" in text_report(examined(tmp_path))
+    assert text_report(examined(tmp_path)).strip() == "Nothing to report: no answer compares responses."
     (tmp_path / "labels.html").write_text("mine")
     with pytest.raises(OutputError, match="not a kedge report"):
         write_label_report(tmp_path, examined(tmp_path))
