@@ -116,7 +116,7 @@ class Endpoint:
         try:
             listed = self.request("/models")
         except RequestError as error:
-            if error.status and error.status not in (401, 403) and not 300 <= error.status < 400:
+            if error.status not in (0, 401, 403, *range(300, 400)):
                 return
             raise self.failed(error) from None
         rows = listed.get("data")

@@ -22,6 +22,9 @@ from typing import Any
 
 from kedge_base.errors import LastingRewardError, RewardError
 
+_OWNER = secrets.token_hex()
+"""This process, whose id another one may have had before."""
+
 POLL = 0.05
 """Seconds after which a request that waits looks again at what others have settled."""
 
@@ -90,7 +93,6 @@ class Ledger:
         self._path = path
         self._limits = limits
         self._lock = threading.Lock()
-        self._owner = secrets.token_hex(8)
         with self._failing():
             name = ":memory:" if path is None else os.fspath(path)
             self._base = sqlite3.connect(name, timeout=60, isolation_level=None, check_same_thread=False)
@@ -137,7 +139,7 @@ class Ledger:
                 wait = self._wait(base, now, prompt, answer)
                 if not wait:
                     until = now + 4 * self._limits.timeout  # connecting, sending, and the parts of the answer
-                    row = (self._owner, os.getpid(), until, None, prompt, answer)
+                    row = (_OWNER, os.getpid(), until, None, prompt, answer)
                     return int(base.execute("INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?)", row).lastrowid or 0)
             stop.wait(min(wait, 1.0))
         raise JudgeLimitError("the run has ended")
@@ -155,7 +157,7 @@ class Ledger:
         for number, owner, process, until in base.execute(
             "SELECT rowid, owner, process, until FROM requests WHERE ended IS NULL"
         ).fetchall():
-            if owner != self._owner and (until < now or not _is_running(process)):
+            if (owner, process) != (_OWNER, os.getpid()) and (until < now or not _is_running(process)):
                 base.execute("UPDATE requests SET ended = ? WHERE rowid = ?", (now, number))
         [flying] = base.execute("SELECT COUNT(*) FROM requests WHERE ended IS NULL").fetchone()
         requests, prompts, answers = _totals(base)
@@ -176,7 +178,8 @@ class Ledger:
             return POLL
         if limits.requests_per_minute is None:
             return 0.0
-        # A server may see a request at any time until it ends, so the minute starts then.
+        # A server may see a request at any time until it ends, so the minute starts then, or when a clock is set back.
+        base.execute("UPDATE requests SET ended = ? WHERE ended > ?", (now, now))
         ends = base.execute("SELECT ended FROM requests WHERE ended > ? ORDER BY ended", (now - WINDOW,)).fetchall()
         if flying + len(ends) < limits.requests_per_minute:
             return 0.0

@@ -149,6 +149,37 @@ def test_requests_per_minute_count_from_the_end_of_a_request(tmp_path, monkeypat
     assert len(waited) == 3
 
 
+class Once(threading.Event):
+    """Stops a request that would have to wait."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.set()
+        return True
+
+
+def test_a_clock_that_is_set_back_delays_by_a_minute_at_most(tmp_path, monkeypatch):
+    clock = [1e6]
+    monkeypatch.setattr("kedge_tasks.judge.ledger.time.time", lambda: clock[0])
+    ledger = Ledger(tmp_path / "judges.sqlite", Limits(requests_per_minute=1))
+    ledger.settle(ledger.reserve(1, 1, Once()), (1, 1))
+    clock[0] -= 3600
+    for _ in range(2):
+        with pytest.raises(JudgeLimitError, match="the run has ended"):
+            ledger.reserve(1, 1, Once())
+        clock[0] += 59
+    clock[0] += 2
+    ledger.reserve(1, 1, Once())
+
+
+def test_judges_of_one_process_share_the_concurrency(tmp_path):
+    one, other = (Ledger(tmp_path / "judges.sqlite", Limits(concurrency=1)) for _ in range(2))
+    number = one.reserve(1, 1, Once())
+    with pytest.raises(JudgeLimitError, match="the run has ended"):
+        other.reserve(1, 1, Once())
+    one.settle(number, (1, 1))
+    other.reserve(1, 1, Once())
+
+
 def test_a_resumed_run_counts_the_minute_of_the_killed_one(tmp_path):
     stop = threading.Event()
     Ledger(tmp_path / "a", Limits(requests_per_minute=1)).reserve(1, 1, stop)  # never settled: killed
