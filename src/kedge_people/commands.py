@@ -17,7 +17,8 @@ from kedge.config import Config, load_config, with_values
 from kedge_base.command import Command
 from kedge_base.errors import ConfigError, DataError, RewardError
 from kedge_base.machine.durable import replaced_folder
-from kedge_base.run_folder.output import check_output, waiting_for, writing
+from kedge_base.run_folder.output import check_output, is_run, waiting_for, writing
+from kedge_base.run_folder.record_format import read_json_lines
 from kedge_base.texts import names_judge, printable
 from kedge_people.assignments import (
     AXES,
@@ -259,6 +260,10 @@ def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trac
         with AnswerFile(folder) as file:
             file.withdraw(withdraw, now())
         write = True
+        used = folder.parent / f"comparisons{folder.name.removeprefix('labels')}.jsonl"  # of a round of kedge rlhf
+        rows = read_json_lines(used) if is_run(folder.parent) and used.is_file() else []
+        if any(row["label"]["person"] == withdraw for row in rows if "label" in row):
+            typer.echo(printable(f"{used} still has their answers: rounds of that run train on it; start a new run"))
     if write:
         say_answers(folder, write_data_sets(folder))
     for sought in filter(None, (withdraw, trace)):

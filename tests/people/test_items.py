@@ -19,7 +19,7 @@ from kedge_base.errors import DataError, KedgeError
 from kedge_people.assignments import read_assignments
 from kedge_people.commands import label
 from kedge_people.items import read_items, sample_items
-from kedge_people.labels import read_labels, write_data_sets
+from kedge_people.labels import Answer, AnswerFile, Item, read_labels, write_data_sets, write_items
 from tests.forking import forked_kedge
 from tests.people.test_server import answer, ask, give, send, serving
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
@@ -185,6 +185,24 @@ def test_prompts_without_enough_different_responses_are_counted(tmp_path, monkey
     label(**given, out=str(tmp_path / "new"), responses=3)
     assert len(read_labels(tmp_path / "new").items) == 2
     assert "2 of 3 prompts: only these have 3 different responses" in capsys.readouterr().err
+
+
+def test_answers_that_a_round_has_taken_are_named_when_they_are_withdrawn(tmp_path, capsys):
+    folder = tmp_path / "run" / "labels-2"
+    folder.mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("# stage: rlhf\n")
+    rows(tmp_path / "run" / "comparisons.jsonl", [{"prompt": "p", "label": {"person": "ana"}}])
+    rows(tmp_path / "run" / "comparisons-2.jsonl", [{"prompt": "p"}, {"prompt": "p", "label": {"person": "ana"}}])
+    write_items(folder, [Item("1", "p", ("a", "b"), ("m", "m"))])
+    with AnswerFile(folder) as file:
+        for person in ("ana", "ben"):
+            file.add(Answer(f"{person}-1", "1", person, "2026-01-01T00:00:00Z", 1.0, (0, 1), "ranked", (1, 2)))
+    label([str(folder)], withdraw="ben", runs=tmp_path)
+    assert "still has" not in capsys.readouterr().out
+    label([str(folder)], withdraw="ana", runs=tmp_path)
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 'run' / 'comparisons-2.jsonl'} still has their answers" in said
+    assert "comparisons.jsonl still" not in said
 
 
 MISTAKES = [
