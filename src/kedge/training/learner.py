@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from kedge.algorithm.experience import CriticOutputs, Experience, PolicyOutputs, Rollout
 from kedge.models import ActorCritic, Precision
-from kedge.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks, tokens_of, within_memory
+from kedge.ranks import ALONE, AdaptiveTokens, Part, PassTokens, Ranks, tokens_of, within_memory
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pass_trial import find_tokens
 
