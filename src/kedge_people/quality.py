@@ -14,6 +14,7 @@ from itertools import groupby, pairwise
 from statistics import fmean, median
 
 from kedge_base.intervals import Interval, share_interval
+from kedge_base.machine.progress import format_figure
 from kedge_base.texts import names_judge
 from kedge_inspect.doctor.rule import Finding, Severity, severity_rank
 from kedge_people.agreement import (
@@ -416,4 +417,4 @@ def _graded(value: float, limit: float) -> Severity:
 
 def _times(log_ratio: float) -> str:
     ratio = math.exp(min(log_ratio, 7.0))
-    return "over 1,000 times as" if ratio > 1000 else f"{ratio:.2g} times as"
+    return "over 1,000 times as" if ratio > 1000 else f"{format_figure(ratio)} times as"

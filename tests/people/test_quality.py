@@ -4,13 +4,14 @@ import json
 import re
 from collections import defaultdict
 from dataclasses import replace
+from math import log
 
 import pytest
 
 from kedge_base.errors import DataError, OutputError
 from kedge_inspect.page.document import is_page
 from kedge_people.labels import Answer, AnswerFile, Item, Labels, read_labels, write_items
-from kedge_people.quality import FASTEST_READING, examine_labels
+from kedge_people.quality import FASTEST_READING, _times, examine_labels
 from kedge_people.report import text_report, write_label_report
 from tests.people.annotators import BIASED, both_kinds, simulate
 
@@ -127,6 +128,12 @@ def test_a_text_of_both_kinds_takes_the_time_of_both():
     (person,) = examine_labels(Labels({"both": item}, [answer("1", "both", seconds=6.0)])).people
     # 3 words and 6 characters: 3 / 400 + 6 / 650 of a minute at the fastest, here in a tenth of one.
     assert (person.unit, person.pace) == ("characters", pytest.approx(10 * (3 * 650 / 400 + 6)))
+
+
+def test_how_many_times_as_likely_is_written_without_an_exponent():
+    assert [_times(log(ratio)) for ratio in (1.5, 123, 999, 5000)] == [
+        "1.50 times as", "123 times as", "999 times as", "over 1,000 times as"
+    ]  # fmt: skip
 
 
 def test_the_surest_disagreement_comes_first():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kedge_inspect.doctor.rule import Symptom, adjust, rule, scale
+from kedge_inspect.doctor.series import fmt
 from kedge_inspect.page.changes import percent
 from kedge_inspect.record import RunRecord
 
@@ -154,7 +155,7 @@ def judge_prefers_length(run: RunRecord, longer: Mapping[str, Any], pairs: float
     if longer["value"] < LONGER_WINS or longer["low"] <= 0.5 or pairs < ENOUGH_PAIRS:
         return None
     lengths = [run.summary.get(name) for name in ("length", "length_against")]
-    means = f"; mean lengths are {lengths[0]:.3g} and {lengths[1]:.3g} tokens" if None not in lengths else ""
+    means = f"; mean lengths are {fmt(lengths[0])} and {fmt(lengths[1])} tokens" if None not in lengths else ""
     return Symptom(
         "note",
         f"the longer response wins {percent(longer)} of the {pairs:,.0f} pairs whose lengths differ{means}",

@@ -46,3 +46,10 @@ def test_an_undecided_win_rate_says_how_many_prompts_would_decide_it(value, reac
     [finding] = diagnose(judged("evaluate", win_rate=rate(value, reach), num_judged=60))
     assert f"judge {needed}" in finding.try_
     assert "raise evaluate.num_prompts from 60 to 240" in finding.try_
+
+
+def test_mean_lengths_of_thousands_of_tokens_have_no_exponent():
+    lengths = {"length": 1234.5, "length_against": 98.76}
+    found = diagnose(judged("evaluate", longer_wins=rate(0.8, 0.1), num_unequal_lengths=2_000, **lengths))
+    [seen] = [each.seen for each in found if each.rule == "judge_prefers_length"]
+    assert seen.endswith("of the 2,000 pairs whose lengths differ; mean lengths are 1,234 and 98.8 tokens")
