@@ -292,7 +292,7 @@ def check_weight_files(source: str) -> None:
 
 def _saved_formats(source: str) -> dict[str, Any]:
     """Torch's name of the most common number format in a model's files, float32 for formats below 16 bits; and the
-    names of the weights that other formats hold, which that one would round.
+    names of the weights in other formats, which that one may round.
     """
     folder = local_folder(source)
     sizes = Counter[str]()
@@ -306,7 +306,7 @@ def _saved_formats(source: str) -> dict[str, Any]:
     kinds = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
     most = max(sizes, key=sizes.__getitem__, default="")
     others = [name for name, kind in formats.items() if kind in kinds and kind != most]
-    return {"dtype": kinds.get(most, "float32"), "float32_weights": others}
+    return {"dtype": kinds.get(most, "float32"), "exact_weights": others}
 
 
 def context_length(model: PreTrainedModel) -> int | None:

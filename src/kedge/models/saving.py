@@ -69,8 +69,9 @@ def save_policy(
         temperature: The sampling temperature in training, which becomes the default of `generate`.
         weights: Weights to save instead of the model's, such as the gathered ones of a sharded model; empty to save
             none.
-        final: The model is a result: its weights are saved in the number formats of the source, and forced to disk
-            before the files are renamed. A checkpoint keeps float32, and forces all of its files to disk together.
+        final: The model is a result: its weights are saved in the source's most common number format, except those that
+            this would round, and forced to disk before the files are renamed. A checkpoint keeps float32, and forces
+            all of its files to disk together.
 
     Raises:
         OutputError: The system refuses; an existing folder is kept.
@@ -111,11 +112,8 @@ def save_model(
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(source.get("dtype"))) if final else None
     if dtype is not None and weights != {}:
         weights = model.state_dict() if weights is None else weights
-        exact = source["float32_weights"]
-        if weights.keys() >= {*exact}:
-            weights = _rounded(weights, dtype, kept={weights[name].data_ptr() for name in exact})
-        else:  # transformers has renamed or joined them
-            dtype = None
+        exact = weights.keys() & source.get("exact_weights", ())  # the model may not read, or rename, some of them
+        weights = _rounded(weights, dtype, kept={weights[name].data_ptr() for name in exact})
     model.save_pretrained(folder, state_dict=weights)
     path = folder / "config.json"
     settings = json.loads(path.read_bytes())
