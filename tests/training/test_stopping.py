@@ -134,6 +134,21 @@ def test_a_timer_of_the_program_works_inside_and_continues_after_a_stop(is_stopp
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no timers")
+def test_the_timer_of_a_call_that_ends_after_a_signal_does_not_come_back():
+    before = signal.getsignal(signal.SIGALRM)
+    with stopping() as asked:
+        outer = signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 100.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, outer)
+        with pytest.raises(Terminated):
+            asked.raise_if_requested()
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
 def test_off_the_main_thread_nothing_is_changed():
     handlers = []
 

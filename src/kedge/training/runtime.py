@@ -291,6 +291,7 @@ class Stopping:
         self._signal: int | None = None
         self._is_saving = False
         self._program: Any = None
+        self._on_timer: Any = None
         self.was_agreed = False
         self.was_raised = False
         self.at_once = False
@@ -349,6 +350,7 @@ class Stopping:
             else:
                 self._raise_for(self._signal or 0)
 
+        self._on_timer = on_timer
         before = signal.signal(signal.SIGALRM, on_timer), signal.setitimer(signal.ITIMER_REAL, seconds)
         self._program = self._program or before
 
@@ -358,6 +360,8 @@ class Stopping:
             return
         handler, timer = self._program
         self._program = None
+        if signal.getsignal(signal.SIGALRM) is not self._on_timer:
+            return  # the call that the program's timer limited has ended, and put another handler back
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, *timer)
