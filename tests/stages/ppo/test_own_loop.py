@@ -518,6 +518,29 @@ def test_what_was_measured_before_the_judge_failed_is_not_measured_again(policy:
     assert fixed == [0, 1]
 
 
+def test_a_start_is_judged_once_if_the_reward_fails_after_the_judge(policy: Path, tmp_path: Path) -> None:
+    judge, failing = tmp_path / "judge.py", [True]
+    judge.write_text(
+        f"def noted(completions, **_):\n    open({str(tmp_path / 'calls')!r}, 'a').write('call ')\n    return [1.0]\n"
+    )
+
+    def reward(completions: list[str], **columns: Any) -> list[float]:
+        assert not (failing and len(completions) == 1)
+        return [float(len(text)) for text in completions]
+
+    settings = {"evaluate.judge": f"{judge}:noted", "eval_every": 3, "reward_functions.retries": 0}
+    found: dict[str, Any] = {"prompts": PROMPTS, "eval_prompts": ["The crew"], "reward": reward}
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **found, **SIZES, **settings) as trainer:
+        batch = trainer.sample()
+        with pytest.raises(RewardError, match="AssertionError"):
+            trainer.update(batch)
+        failing.clear()
+        trainer.update(batch)
+    [start] = [json.loads(line) for line in (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()]
+    assert start["eval/win_rate"] == 0.5
+    assert (tmp_path / "calls").read_text() == "call "
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -203,7 +203,7 @@ class Measurements:
         prompts = self._held_out
         rollout = trainer.sample(prompts, "evaluation", groups=range(len(prompts)), policy_version=update)
         judge = trainer.roles.prompts.judge
-        metrics: dict[str, Any] = {} if judge is None else self._win_rate(judge, rollout)
+        metrics: dict[str, Any] = {} if judge is None else self._win_rate(update, judge, rollout)
         try:
             scored = trainer.score(rollout, prompts, "evaluation reward")
         except (UnscoredError, NonfiniteScoreError) as error:  # not an error, because nothing is trained on it
@@ -239,7 +239,7 @@ class Measurements:
             start, end = (score_interval(each) for each in (self._start_scores, scores))
             self._log.progress.say(f"held-out prompts: {name} {start} at the start, {end} at the end")
 
-    def _win_rate(self, judge: Judge, rollout: Rollout) -> dict[str, float]:
+    def _win_rate(self, update: int, judge: Judge, rollout: Rollout) -> dict[str, float]:
         """Compute the share of prompts with a better response than the initial policy's; ties count half."""
         settings = self._trainer.run_settings
         responses: Responses = describe_responses(
@@ -250,6 +250,8 @@ class Measurements:
             seed=stream_seed(settings.seed, "evaluation reward"),
             stop_tokens=self._trainer.roles.stop_tokens.ids,
         )
+        if update == 0 and self._start is not None:
+            return {"eval/win_rate": 0.5}  # this evaluation is repeated, because the reward failed after the judge
         ours = judge.score(responses)
         if self._start is None:
             names = ("completions", "response_ids", "stopped", "turns", "preceding")
