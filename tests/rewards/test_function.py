@@ -529,7 +529,14 @@ def test_a_column_of_an_argument_by_turns_is_passed_as_given(name):
 
 @pytest.mark.parametrize(
     ("told", "pace"),
-    [([3, 2.5, 4, None], (4.0, 1)), (["10"], (0.0, 1)), ([None], (0.0, 1)), ([[9]], (0.0, 1)), ([(9, 4)], (9.0, 4))],
+    [
+        ([3, 2.5, 4, None], (4.0, 1)),
+        (["10"], (0.0, 1)),
+        ([None], (0.0, 1)),
+        ([[9]], (0.0, 1)),
+        ([(9, 4)], (9.0, 4)),
+        ([(9, 0), (9, 4.0), (1, 2, 3), ("9", 4), ()], (0.0, 1)),
+    ],
 )
 def test_a_check_of_rows_may_tell_how_long_a_response_takes(told, pace):
     def rated(completions, level):

@@ -53,6 +53,7 @@ class _TotalsAdvantage:
         return Advantages(keep_counted(compared.expand_as(to_go), mask), to_go)
 
     def _compare(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Compare the values of a group, of which `mask` counts some."""
         return _less_mean(values, mask)
 
 

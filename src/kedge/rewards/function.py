@@ -147,14 +147,14 @@ class FunctionReward:
             try:
                 with _one_line_errors(self.name):
                     told = check_rows(**given)
-                    seconds, at_a_time = told if isinstance(told, tuple) else (told, 1)
             except RewardError as error:
                 if rows is None:
                     raise
                 text = PROMPT_NUMBER.sub(lambda found: f"prompt {rows[int(found[1]) - 1] + 1}", str(error), count=1)
                 raise RewardError(text) from error
-            if isinstance(seconds, (int, float)):
-                self.pace = max(self.pace, (seconds, at_a_time))
+            match told if isinstance(told, tuple) else (told, 1):
+                case (int() | float() as seconds, int() as at_a_time) if at_a_time > 0:
+                    self.pace = max(self.pace, (seconds, at_a_time))
 
     def _rows_with_all(self, columns: Mapping[str, Sequence[Any]]) -> list[int] | None:
         """The rows with an entry in every column that the function needs; None if the function gets all rows."""
