@@ -18,8 +18,9 @@ def fitted(loss: Callable[[Tensor], Tensor], start: Tensor) -> tuple[np.ndarray,
         start: The parameters to start from.
 
     Returns:
-        The parameters at the minimum, and the inverse `[parameter, parameter]` of the second derivatives there: the
-        covariance of the posterior whose negative logarithm is the loss, by Laplace's approximation.
+        The parameters at the minimum, or at a saddle if the loss is symmetric around the start, and the inverse
+        `[parameter, parameter]` of the second derivatives there: at a minimum the covariance of the posterior whose
+        negative logarithm is the loss, by Laplace's approximation.
     """
     found = start.double().clone().requires_grad_()
     optimizer = torch.optim.LBFGS(

@@ -104,7 +104,8 @@ def fit_raters(ratings: Ratings, prior: np.ndarray) -> tuple[np.ndarray, np.ndar
         return (((parameters - means) / deviations) ** 2).sum() / 2 - ratings.log_likelihood(parameters)
 
     found, covariance = fitted(loss, means.repeat(1 + int(ratings.people.max()), 1))
-    return found, np.sqrt(np.diag(covariance)).reshape(found.shape)
+    with np.errstate(invalid="ignore"):  # two people who mirror each other may leave the fit at a saddle
+        return found, np.sqrt(np.diag(covariance)).reshape(found.shape)
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,8 @@ def _sentences(quality: Quality) -> Iterator[str]:
     )
     known = quality.alpha or "unknown, as all answers are equal"
     yield f"Krippendorff's α, 0 for chance and 1 for full agreement: {known}."
-    yield f"Of {len(quality.disagreements):,} items, two people prefer opposite responses; {REPORT_FILE} shows them."
+    if count := len(quality.disagreements):
+        yield f"Of {count:,} items, two people prefer opposite responses; {REPORT_FILE} shows them."
 
 
 def _tables(quality: Quality) -> Iterator[Table]:
@@ -172,9 +173,12 @@ def _habits(person: Person) -> list[Cell]:
 
 def _choices(person: Person) -> list[Cell]:
     reliability = person.model.accuracy if person.others else None
-    shares = map(share_of, (person.others, person.first, person.longer))
-    return [_percent(each) for each in (next(shares), reliability, *shares)]
+    others, first, longer = map(share_of, (person.others, person.first, person.longer))
+    return [_percent(each) for each in (others, reliability, first, longer)]
 
 
 def _percent(interval: Interval | None) -> str | None:
-    return None if interval is None else f"{interval.value:.0%} ({100 * interval.low:.0f}–{100 * interval.high:.0f})"
+    if interval is None:
+        return None
+    limits = f" ({100 * interval.low:.0f}–{100 * interval.high:.0f})" if interval.is_known else ""
+    return f"{interval.value:.0%}{limits}"

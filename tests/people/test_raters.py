@@ -20,6 +20,7 @@ from kedge_people.raters import (
     fit_raters,
     fit_severities,
 )
+from kedge_people.report import _percent
 
 
 def compare(person, unit, quality, rng, *, reliability=1.5, position=0.0, length=0.0, words=0, tie=-1.5):
@@ -167,3 +168,16 @@ def test_severity_is_in_grades_and_nobody_is_severe_alone():
 def test_nothing_is_fitted_without_answers():
     assert fit_comparers([]) == {}
     assert fit_severities([]) == {}
+
+
+def test_people_who_mirror_each_other_have_no_limits_and_no_warning():
+    """The fit starts where it cannot tell which of the two is reversed."""
+    mirrored = [
+        Comparison(person, (str(unit), 0, 1), side * (1 if unit % 2 else -1), 1, 0)
+        for unit in range(100)
+        for person, side in (("a", 1), ("b", -1))
+    ]
+    for each in fit_comparers(mirrored).values():
+        assert each.accuracy.value == pytest.approx(0.5, abs=0.2)
+        assert not each.accuracy.is_known
+        assert _percent(each.accuracy) == f"{each.accuracy.value:.0%}"
