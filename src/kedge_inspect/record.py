@@ -249,7 +249,8 @@ def readable(*folders: Path) -> Iterator[None]:
     except KedgeError:
         raise
     except OSError as error:
-        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+        name = error.filename or ", ".join(map(str, folders))  # reading an open file fails without its name
+        raise DataError(f"{name} cannot be read: {error.strerror or error}") from error
     except UNLIKE_ANY_RUN as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise DataError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 import time
 from dataclasses import replace
@@ -22,6 +23,7 @@ from kedge_base.errors import DataError, OutputError
 from kedge_inspect import report as reporting
 from kedge_inspect.diagnosis import examine_run
 from kedge_inspect.page.document import MARKER
+from kedge_inspect.record import readable
 from kedge_inspect.report import collect_page, leave_report, write_report
 from tests.inspect.page.records import CONFIG, ppo_record, reward_record, write_run
 from tests.tiny import save_tiny_policy
@@ -198,3 +200,13 @@ def test_the_page_says_what_the_doctor_checked_and_praises_no_unchecked_run(tmp_
     unknown = replace(ppo_record(), facts={"stage": "generate"}, metrics=[], samples=[], details=[])
     [run] = collect_page([write_run(tmp_path / "generate", unknown, finished=False)])["runs"]
     assert not run["doctor"]["clean"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OSError(errno.EIO, "Input/output error"), "Input/output error"), (TimeoutError("late"), "late")],
+)
+def test_a_file_that_fails_while_it_is_read_is_one_line(error: OSError, reason: str, tmp_path: Path) -> None:
+    """Such an error has no file name."""
+    with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path))} cannot be read: {reason}$"), readable(tmp_path):
+        raise error

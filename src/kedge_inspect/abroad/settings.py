@@ -35,6 +35,9 @@ SWITCHES = {
 }
 """Arguments that have an effect only if another one is true; verl's configuration always has both."""
 
+LARGEST = 1e300
+"""Numbers from here on, and NaN, are not read."""
+
 NAMES_OF_ESTIMATORS = ("algorithm.adv_estimator", "algo.advantage.estimator", "advantage_estimator")
 ESTIMATORS = {
     "reinforce_plus_plus": "reinforce++",
@@ -110,7 +113,7 @@ def translate_settings(
     for each in counterparts(trainer):
         value = settings.get(each.argument)
         section, _, name = each.field.partition(".")
-        if each.is_carried and is_number(value) and not each.is_off(settings):
+        if each.is_carried and is_number(value) and abs(value) < LARGEST and not each.is_off(settings):
             # A file may have a temperature of 1 instead of 1.0, which can be raised by less than a whole number.
             number = value if name.startswith(("num_", "max_", "total_")) else float(value)
             config.setdefault(section, {}).setdefault(name, number)
@@ -149,8 +152,9 @@ def _of_algorithm(trainer: Trainer, settings: Mapping[str, Any]) -> Iterator[tup
         in_loss = any(map(settings.get, ("actor_rollout_ref.actor.use_kl_loss", "algo.kl.use_loss", "use_kl_loss")))
         yield "kl_in", "loss" if in_loss else None
         yield "kl_coef", 0.0 if all(settings.get(name) is False for name in SWITCHES.values()) else None
-        batch = settings.get("data.train_batch_size")
-        yield "num_minibatches", batch and batch // settings.get("actor_rollout_ref.actor.ppo_mini_batch_size", batch)
+        batch, mini = map(settings.get, ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"))
+        if is_number(batch) and is_number(mini) and 0 < mini <= batch < LARGEST:
+            yield "num_minibatches", int(batch // mini)
 
 
 def _of_sampling(trainer: Trainer, settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -25,7 +25,7 @@ LARGEST_FILE = 1 << 30
 PATTERNS = ("progress.csv", "progress.json", "*.wandb", "events.out.tfevents*", "*.jsonl", "*.csv")
 """Logs that a folder may hold besides TRL's, the most specific first."""
 
-EXPONENT = re.compile(r"[-+]?[0-9.]*[0-9]e[-+]?[0-9]+", re.IGNORECASE)
+EXPONENT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)e[-+]?[0-9]{1,3}", re.IGNORECASE)
 """Numbers such as 1e-5, as JSON has them too, which YAML reads as text without a decimal point."""
 
 DEPTHS = ("", "*/", "*/*/")

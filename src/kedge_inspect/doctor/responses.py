@@ -50,7 +50,7 @@ def eos_is_scored(run: RunRecord) -> bool:
     """True if a response without a stop token gets a separate score, as `RolloutConfig.eos_score` decides."""
     score = run.setting("rollout.missing_eos_score")
     if score != "auto":
-        return score not in (None, "mask")
+        return score not in (None, "mask") and run.setting("rollout.missing_eos_score.subtract") != 0
     terms = run.config.get("reward")
     sources = [str(term.get("source")) for term in terms if term.get("weight") != 0] if isinstance(terms, list) else []
     return not all(map(names_function, sources))
@@ -59,7 +59,7 @@ def eos_is_scored(run: RunRecord) -> bool:
 def move_missing_eos_score(run: RunRecord, direction: Direction) -> Remedy:
     """Lower the score of responses without a stop token, or raise it; introduce one if they have none."""
     name = "rollout.missing_eos_score"
-    if is_number(subtracted := run.setting(f"{name}.subtract")):
+    if (subtracted := run.setting(f"{name}.subtract")) and is_number(subtracted):
         return set_to(name, {"subtract": subtracted * (2.0 if direction == "too_high" else 0.5)}, direction)
     if eos_is_scored(run):
         return adjust(name, direction)

@@ -168,8 +168,11 @@ def _usual(norms: Sequence[float], index: int) -> float:
 
 
 def section_of(run: RunRecord) -> str:
-    """The section of the configuration with a run's learning rate."""
-    return {"reward": "reward_model"}.get(run.stage, run.stage or "ppo")
+    """The section of the configuration with a run's learning rate; by its metrics if its stage is not known."""
+    if run.stage:
+        return {"reward": "reward_model"}.get(run.stage, run.stage)
+    marks = {"accuracy": "reward_model", "explained_variance": "critic", "loss": "sft"}
+    return next((section for mark, section in marks.items() if mark in run.metrics[-1]), "ppo")
 
 
 def _tame(run: RunRecord, norms: Collection[str], *, lowers_rate: bool) -> Iterator[Remedy]:

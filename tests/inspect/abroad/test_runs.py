@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kedge_base.errors import DataError
 from kedge_inspect.abroad.runs import Origin, read_any_run
@@ -461,3 +462,28 @@ def test_advice_on_openrlhfs_reward_model(settings: str, advised: str, tmp_path:
     [found] = [each for each in examine(run).findings if each.rule == "reward_model_at_chance"]
     assert advised in found.try_
     assert found.seen.endswith("; on held-out pairs accuracy is 52.0%")
+
+
+@pytest.mark.parametrize(
+    ("batch", "mini", "minibatches"),
+    [
+        (256, 64, 4),
+        (256, None, None),
+        (256, 0, None),
+        (256, "${data.train_batch_size}", None),
+        ("${batch}", 64, None),
+        (128, 256, None),
+        (10**400, 64, None),
+    ],
+)
+def test_settings_of_verl_that_are_no_usable_numbers_are_left_out(
+    batch: Any, mini: Any, minibatches: int | None, tmp_path: Path
+) -> None:
+    actor = {"ppo_mini_batch_size": mini, "optim": {"lr": float("nan")}, "clip_ratio": "2e-1"}
+    settings = {"data": {"train_batch_size": batch}, "actor_rollout_ref": {"actor": actor}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**settings, "hash": "12e45678", "version": "1.2.3e5"}))
+    run = read_any_run(lines(tmp_path, over(16, VERL)), origin=Origin(settings=tmp_path / "config.yaml"))
+    assert run.setting("ppo.num_minibatches") == minibatches
+    assert run.setting("ppo.learning_rate") is None
+    assert run.setting("ppo.clip_range") == 0.2
+    assert [run.arguments[name] for name in ("hash", "version")] == ["12e45678", "1.2.3e5"]

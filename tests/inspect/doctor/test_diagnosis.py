@@ -7,6 +7,7 @@ import math
 import random
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -816,6 +817,7 @@ def test_the_first_update_after_the_critics_warm_up_is_told_as_early_as_any(step
     ("rates", "score", "advised"),
     [
         ({"subtract": 1.0}, [0.9] * 4 + [0.3] * 12, {"subtract": 2.0}),
+        ({"subtract": 0.0}, [0.9] * 4 + [0.3] * 12, -1),
         ("mask", [0.9] * 4 + [0.3] * 12, -1),
         ({"subtract": 1.0}, [0.5] + [1.0] * 15, {"subtract": 0.5}),
     ],
@@ -888,3 +890,14 @@ def test_the_loss_of_small_batches_does_not_diverge(spread: float) -> None:
             losses[step] = 10.0
         diverged = run_with(300, {"loss": losses}, facts={"stage": "sft"})
         assert "loss_rising" in [each.rule for each in diagnose(diverged)]
+
+
+@pytest.mark.parametrize(
+    ("marks", "section"),
+    [({"accuracy": 0.5}, "reward_model"), ({"explained_variance": 0.1}, "critic"), ({}, "sft")],
+)
+def test_a_run_whose_stage_is_not_known_is_advised_by_its_metrics(marks: dict[str, float], section: str) -> None:
+    rows = [{"update": update, "loss": 1 + 0.2 * update, "grad_norm": 1.0, **marks} for update in range(1, 40)]
+    run = RunRecord(Path("run"), {}, {section: {"learning_rate": 1e-5}}, rows)
+    [found] = [each for each in examine(run).findings if each.rule == "loss_rising"]
+    assert f"lower {section}.learning_rate from 1e-05" in found.try_
