@@ -71,7 +71,7 @@ RESULTS = {"evaluate": JUDGMENTS_FILE, "generate": RESPONSES_FILE}
 """The stages without updates, and the file with their results."""
 
 PROGRESS_FILES = (METRICS_FILE, PROGRESS_FILE, *RESULTS.values())
-"""The files that a run writes as it proceeds; a chain of stages has none of its own."""
+"""The files that a stage writes as it proceeds; a chain of stages does not write any."""
 
 
 @dataclass(frozen=True)

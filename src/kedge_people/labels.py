@@ -87,7 +87,7 @@ class Answer:
     replaces: str | None = None
 
     def count_in(self, answers: dict[str, Answer]) -> None:
-        """Add this answer to those that count, by id, in place of the one that it replaces."""
+        """Add this answer to those that count, by id, instead of the one that it replaces."""
         answers.pop(self.replaces or "", None)
         if self.replaces is None or self.verdict != "skipped" or any(self.edits) or any(self.thumbs):
             answers[self.id] = self

@@ -299,7 +299,7 @@ def _saved_formats(source: str) -> dict[str, Any]:
     formats: dict[str, str] = {}
     for path in folder.glob("model*.safetensors") if folder is not None else []:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
+            for name in file.keys():  # noqa: SIM118 - not a mapping
                 weight = file.get_slice(name)
                 formats[name] = weight.get_dtype()
                 sizes[formats[name]] += math.prod(weight.get_shape())

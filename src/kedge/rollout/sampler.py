@@ -391,7 +391,7 @@ class Sampler:
                 decoder = self._decoder_of(rows, table, dialogue)
 
     def _speak(self, table: _Rows, rows: list[int], ends: list[int], decoder: Decoder) -> tuple[list[int], list[bool]]:
-        """Sample until enough rows have ended their turns; return each row's last token, and whether its turn goes on.
+        """Sample until enough rows have ended their turns; return their last tokens, and whether their turns continue.
 
         Args:
             table: The rows.

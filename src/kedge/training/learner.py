@@ -229,7 +229,7 @@ class LanguageLearner:
         """See `Learner` and `within_memory`."""
         waits, tokens = self._pending is not None, tokens_of(self.micro_batch_tokens)
         found = self._within_memory(batch.rollout, attempt)
-        if waits and tokens != tokens_of(self.micro_batch_tokens):  # repeated, with passes of its own
+        if waits and tokens != tokens_of(self.micro_batch_tokens):  # repeated in smaller passes
             self.reused_first_pass = False
         return found
 

@@ -170,7 +170,7 @@ def divisors(total, settings) -> Any:
 
 
 def experience(**given) -> Any:
-    """What the objective reads of a batch."""
+    """Make a batch with the attributes that the objective reads."""
     return SimpleNamespace(importance_weights=None, positive=None, rollout=None, **given)
 
 

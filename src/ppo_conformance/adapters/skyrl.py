@@ -85,7 +85,7 @@ class Adapter(TorchAdapter):
         return ppo_utils.compute_approx_kl(log_probs, reference, kl_estimator_type=settings["kl"])
 
     def gae(self, rewards, values, mask, last_values, settings):
-        """What the trainer passes as mask counts tools' tokens."""
+        """The trainer passes a mask that counts tools' tokens."""
         if _has_holes(mask):
             raise NotOffered("GAE runs over tools' tokens, which have values")
         width = mask.shape[1]

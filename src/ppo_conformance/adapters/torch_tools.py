@@ -20,11 +20,11 @@ class TorchAdapter(protocol.Adapter):
     """An adapter whose methods get and return tensors, without gradients, which autograd finds.
 
     A loss gets the rows of one micro-batch at a time, and the losses of all are added. Its settings also have `rows`,
-    those of the micro-batch, `whole`, the arguments for all rows, and `micro_batches` also where there is one.
+    those of the micro-batch, `whole`, the arguments for all rows, and `micro_batches`, which is 1 for a single one.
     """
 
     def call(self, name: str, inputs: Sequence[NDArray[Any]], settings: Settings) -> Any:
-        """Call the method of a name; a gradient is 0 where there is none, as where everything is clipped."""
+        """Call the method with this name; a gradient that autograd leaves out, as when everything is clipped, is 0."""
         function, described = getattr(self, name), METHODS[name]
         whole = list(map(torch.tensor, inputs))
         if "gradient" not in described.outputs:

@@ -158,8 +158,8 @@ class Formulas(Adapter):
     def policy_loss(self, log_probs: Table, old: Table, advantages: Table, mask: Table, settings: Settings) -> Any:
         """−min(ρA, clip(ρ, 1−ε, 1+ε)A) per token: PPO eq. 7; for A < 0 at most c·|A|: Ye et al. 2019, eq. 5.
 
-        With the ratio of sequences: GSPO eq. 7, and eq. 13 where a token's ratio has the value of the sequence's and
-        the gradient of its own.
+        With the ratio of sequences: GSPO eq. 7, or eq. 13, in which a token has the sequence's ratio as its value and
+        its own log probability as its gradient.
         """
 
         def of_token(log_ratio: Any, gain: float) -> Any:
@@ -237,7 +237,7 @@ class Formulas(Adapter):
         return found, spread(returns, mask)
 
     def std(self, numbers: Any, bessel: str) -> float:
-        """Standard deviation, with Bessel's correction if it says "yes"; 1 for equal numbers, which have none."""
+        """Standard deviation, with Bessel's correction if it says "yes"; 1 if all numbers are equal."""
         if max(numbers) == min(numbers):
             return 1.0
         center = mean(numbers)

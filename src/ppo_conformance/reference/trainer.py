@@ -88,7 +88,7 @@ class Trainer(Formulas):
     # --- reading
 
     def read(self, weights: Weights, case: Case, batch: Batch, rows: Sequence[int]) -> Reading:
-        """Read the responses of some rows, whatever the layout: a text per line, with padding that it never reads."""
+        """Read the responses of some rows, one text per line, padded on the right; padding is never read."""
         texts = [(batch["prompts"][row], batch["responses"][row]) for row in rows]
         width = max(len(prompt) + len(response) for prompt, response in texts)
         ids = np.array([[*prompt, *response, *[0] * (width - len(prompt + response))] for prompt, response in texts])

@@ -358,7 +358,7 @@ class _Response:
         self.parents = episode.parents
         stops = trainer.roles.stop_tokens.ids
         ends = any(self.own[-1:]) and self.ids[-1] in stops
-        last, is_own = parts[-1] if parts else (given, True)  # an empty list is no text
+        last, is_own = parts[-1] if parts else (given, True)  # an empty list is not a text
         is_text = isinstance(last, str) and is_own
         if stopped is None:
             stopped = ends or is_text

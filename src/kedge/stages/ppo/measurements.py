@@ -100,7 +100,7 @@ class Measurements:
         if not self._left:
             return
         with clock.paused():
-            while self._left:  # if a reward or the judge fails, the next call begins there
+            while self._left:  # if a reward or the judge fails, the next call continues there
                 self._measured |= self._left[0](0)
                 del self._left[0]
             self._loop.observe(0, self._measured)
