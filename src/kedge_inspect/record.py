@@ -134,6 +134,11 @@ class RunRecord:
         """The reason why the run ended before its last update (patience, a bound on the KL, a callback); else empty."""
         return str(self.summary.get("ended") or "")
 
+    def number(self, name: str) -> float:
+        """Return a setting as `setting` does; 0 if it is not a number."""
+        value = self.setting(name)
+        return value if is_number(value) else 0.0
+
     def setting(self, name: str) -> Any:
         """Return a setting by its dotted name, or its latest value if it is scheduled; None if the configuration lacks
         it.

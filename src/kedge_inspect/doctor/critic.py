@@ -221,7 +221,7 @@ def train_critic_less(run: RunRecord) -> Iterator[Remedy]:
         yield _TRAINED
     elif run.setting("ppo.critic_learning_rate"):
         yield scale("ppo.critic_learning_rate", 1 / 3)
-    elif critic_of(run) == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1:
+    elif critic_of(run) == "shared" and run.number("ppo.value_head_rate") > 1:
         yield scale("ppo.value_head_rate", 1 / 3)
     else:
         yield SMALLER_STEPS

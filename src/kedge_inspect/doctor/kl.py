@@ -425,15 +425,14 @@ def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:
     yield from _raise_bonus(run)
     loss = run.setting("ppo.policy_loss")
     clips_tokens = (loss in (None, "clipped") or "dual_clip" in loss) and not clips_sequences(run)
-    clip_range = run.setting("ppo.clip_range") or 0.0
-    if clips_tokens and run.setting("ppo.clip_range_high") is None and clip_range < CLIP_HIGHER:
+    if clips_tokens and run.setting("ppo.clip_range_high") is None and run.number("ppo.clip_range") < CLIP_HIGHER:
         yield set_to("ppo.clip_range_high", CLIP_HIGHER, "too_low")
 
 
 def _has_bonus(run: RunRecord) -> bool:
     """True if the run rewards entropy, in any update of a schedule."""
     coefficient = read(run, "objective/entropy_coef", at_least=1)
-    largest = max(coefficient.values) if coefficient else run.setting("ppo.entropy_coef") or 0
+    largest = max(coefficient.values) if coefficient else run.number("ppo.entropy_coef")
     return largest > 0 or run.setting("ppo.entropy_target") is not None
 
 
@@ -444,10 +443,10 @@ def _raise_bonus(run: RunRecord) -> Iterator[Remedy]:
 
 def _lower_bonus(run: RunRecord, start: float) -> Remedy:
     """Lower the entropy bonus, or the target of its controller if the entropy rises to that."""
-    target = run.setting("ppo.entropy_target")
-    if target is None:
+    if run.setting("ppo.entropy_target") is None:
         return scale("ppo.entropy_coef", 0.1)
-    return set_to("ppo.entropy_target", float(f"{start:.2g}"), "too_high") if target > start else SMALLER_STEPS
+    lower = set_to("ppo.entropy_target", float(f"{start:.2g}"), "too_high")
+    return lower if run.number("ppo.entropy_target") > start else SMALLER_STEPS
 
 
 @rule(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,3 +50,11 @@ def test_no_metrics_and_no_settings_make_a_rule_raise(run: RunRecord) -> None:
     for finding in diagnose(run):
         assert finding.seen
         assert finding.rule
+
+
+@pytest.mark.parametrize("name", ["entropy_coef", "entropy_target", "clip_range", "value_head_rate"])
+def test_a_setting_that_is_text_does_not_make_a_rule_raise(name: str) -> None:
+    for case in CASES:
+        config = {**case.faulty.config, "ppo": {**case.faulty.config.get("ppo", {}), name: "0"}}
+        assert replace(case.faulty, config=config).number(f"ppo.{name}") == 0
+        diagnose(replace(case.faulty, config=config))
