@@ -53,7 +53,7 @@ def preview_data(
     Raises:
         KedgeError: The source cannot be read or is empty, a named column is missing, or there is no such stage.
     """
-    if stage is not None and stage not in ROLES:
+    if stage is not None and stage not in list(ROLES):
         raise ConfigError(f"stage {stage!r} reads no data of its own; choose one of {', '.join(ROLES)}")
     if not isinstance(source, (str, Sources)) and isinstance(source, Iterable):
         source = list(table_rows(source, "the data"))  # an iterator would be read once only
