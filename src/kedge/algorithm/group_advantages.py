@@ -54,7 +54,7 @@ class _TotalsAdvantage:
 
     def _compare(self, values: Tensor, mask: Tensor) -> Tensor:
         """Compare the values of a group, of which `mask` counts some."""
-        return _less_mean(values, mask)
+        raise NotImplementedError
 
 
 class LeaveOneOutAdvantage(_TotalsAdvantage):
@@ -98,6 +98,9 @@ class OptimalBaselineAdvantage(_TotalsAdvantage):
     """
 
     repeats_by_length = True
+
+    def _compare(self, values: Tensor, mask: Tensor) -> Tensor:
+        return _less_mean(values, mask)
 
 
 @dataclass(frozen=True)
