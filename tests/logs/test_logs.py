@@ -98,7 +98,7 @@ def test_a_last_line_cut_short_is_left_out(tmp_path):
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path):
     (tmp_path / METRICS_FILE).write_text('{"update": 1}\n{"upd\n{"update": 3}\n')
-    with pytest.raises(DataError, match=r"metrics.jsonl', line 2: not JSON"):
+    with pytest.raises(DataError, match=r"metrics.jsonl', line 2: not a JSON object$"):
         read_metrics(tmp_path)
     with pytest.raises(DataError, match=r"samples.jsonl' does not exist; expected a run's folder"):
         read_samples(tmp_path)

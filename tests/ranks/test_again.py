@@ -8,7 +8,7 @@ import pytest
 
 from kedge_base.errors import DataError
 from kedge_base.run_folder.output import kept_checkpoints
-from kedge_lab.again import _single, make_again
+from kedge_lab.again import _obstacle, make_again
 from tests.ranks.processes import torchrun
 from tests.stages.ppo.test_ppo import PROMPTS, REWARD
 from tests.tiny import save_tiny_policy
@@ -49,7 +49,6 @@ def test_updates_of_two_ranks_are_made_again_to_the_bit(tmp_path, monkeypatch, p
 
 def test_what_stays_with_a_single_process_is_said():
     machine = {"device": "cpu", "ranks": "2", "threads": "1"}
-    assert _single({**machine, "ranks": "1"}, {"reward": vowels}) == ""
-    assert _single(machine, {}) is None
-    assert _single(machine, {"reward": vowels}) == "Python objects stay in this process"
-    assert _single({**machine, "device": "H200", "ranks": "1000"}, {}).endswith(" GPUs here")
+    assert _obstacle(machine, {}) == ""
+    assert _obstacle(machine, {"reward": vowels}) == "Python objects stay in this process"
+    assert _obstacle({**machine, "device": "H200", "ranks": "1000"}, {}).endswith(" GPUs here")
