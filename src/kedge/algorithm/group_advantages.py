@@ -28,36 +28,7 @@ Comparison = Callable[[Float[Tensor, "responses steps"], Bool[Tensor, "responses
 
 
 @dataclass(frozen=True)
-class _TotalsAdvantage:
-    """Compares one total per response with those of the other responses to the prompt.
-
-    Attributes:
-        gamma: γ.
-        repeats_by_length: Each total counts once per token.
-    """
-
-    gamma: float = 1.0
-    needs: ClassVar[Need | None] = "group"
-    repeats_by_length: ClassVar[bool] = False
-
-    @torch.no_grad()
-    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
-        """See `Advantage`."""
-        to_go = reward_to_go(rewards, mask, self.gamma)
-        totals = total_reward(to_go, mask)
-        counted = mask.any(-1, keepdim=True)
-        if self.repeats_by_length:
-            totals = totals.expand_as(mask)
-            counted = tokens_of(mask, inputs)
-        compared = _by_group(totals, counted, required(inputs, "group"), self._compare).to(rewards)
-        return Advantages(keep_counted(compared.expand_as(to_go), mask), to_go)
-
-    def _compare(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Compare the values of a group, of which `mask` counts some."""
-        raise NotImplementedError
-
-
-class LeaveOneOutAdvantage(_TotalsAdvantage):
+class LeaveOneOutAdvantage:
     """A_i = S_i − mean of the other responses' S = G/(G−1)·(S_i − mean of all G).
 
     The baseline does not contain the response itself, so the gradient is unbiased.
@@ -65,12 +36,16 @@ class LeaveOneOutAdvantage(_TotalsAdvantage):
     Source: RLOO (arXiv 2402.14740) §2.3; spec §9.
     """
 
-    def _compare(self, values: Tensor, mask: Tensor) -> Tensor:
-        return _less_others(values, mask)
+    gamma: float = 1.0
+    needs: ClassVar[Need | None] = "group"
+
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
+        """See `Advantage`."""
+        return _compared(rewards, mask, inputs, self.gamma, _less_others)
 
 
 @dataclass(frozen=True)
-class GroupMeanAdvantage(_TotalsAdvantage):
+class GroupMeanAdvantage:
     """A_i = S_i − mean of the group, divided by the group's standard deviation if `scale_by_std`.
 
     The standard deviation has Bessel's correction, as in every common implementation.
@@ -83,13 +58,17 @@ class GroupMeanAdvantage(_TotalsAdvantage):
         and 7; spec §9.
     """
 
+    gamma: float = 1.0
     scale_by_std: bool = False
+    needs: ClassVar[Need | None] = "group"
 
-    def _compare(self, values: Tensor, mask: Tensor) -> Tensor:
-        return (_standardized if self.scale_by_std else _less_mean)(values, mask)
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
+        """See `Advantage`."""
+        return _compared(rewards, mask, inputs, self.gamma, _standardized if self.scale_by_std else _less_mean)
 
 
-class OptimalBaselineAdvantage(_TotalsAdvantage):
+@dataclass(frozen=True)
+class OptimalBaselineAdvantage:
     """A_i = S_i − Σ_j l_j·S_j / Σ_j l_j over the group, with l the response's length in tokens, stop token included.
 
     The baseline with the least variance if every token's gradient has the same norm and they are orthogonal.
@@ -97,10 +76,12 @@ class OptimalBaselineAdvantage(_TotalsAdvantage):
     Source: OPO (arXiv 2505.23585); spec §9.
     """
 
-    repeats_by_length = True
+    gamma: float = 1.0
+    needs: ClassVar[Need | None] = "group"
 
-    def _compare(self, values: Tensor, mask: Tensor) -> Tensor:
-        return _less_mean(values, mask)
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
+        """See `Advantage`."""
+        return _compared(rewards, mask, inputs, self.gamma, _less_mean, repeat_by_length=True)
 
 
 @dataclass(frozen=True)
@@ -191,6 +172,27 @@ class ProcessAdvantage:
         comparison = _standardized if self.scale_by_std else _less_others if self.leave_one_out else _less_mean
         compared = _by_group(keep_counted(rewards, mask), mask, required(inputs, "group"), comparison).to(rewards)
         return Advantages(reward_to_go(compared, mask, 1.0), reward_to_go(rewards, mask, 1.0))
+
+
+@torch.no_grad()
+def _compared(
+    rewards: Float[Tensor, "batch time"],
+    mask: Bool[Tensor, "batch time"],
+    inputs: AdvantageInputs,
+    gamma: float,
+    comparison: Comparison,
+    *,
+    repeat_by_length: bool = False,
+) -> Advantages:
+    """Compute advantages from one total per response; with `repeat_by_length`, each total counts once per token."""
+    to_go = reward_to_go(rewards, mask, gamma)
+    totals = total_reward(to_go, mask)
+    counted = mask.any(-1, keepdim=True)
+    if repeat_by_length:
+        totals = totals.expand_as(mask)
+        counted = tokens_of(mask, inputs)
+    compared = _by_group(totals, counted, required(inputs, "group"), comparison).to(rewards)
+    return Advantages(keep_counted(compared.expand_as(to_go), mask), to_go)
 
 
 def _by_group(
