@@ -21,8 +21,8 @@ from torch.optim.adamw import adamw
 
 from kedge.training.guard import StepCheck, refuse_nonfinite
 from kedge.training.objective import Divisors, Objective
-from kedge.training.optimizer import CRITIC
-from kedge.training.optimizer_kinds import Optimizer, all_parameters
+from kedge.training.optimizer import CRITIC, all_parameters
+from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.update import UpdateResult, minibatches_of, ppo_update
 from kedge_base.machine.progress import say
 from kedge_control.experience import ControlExperience, ControlLearner

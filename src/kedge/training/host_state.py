@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.training.optimizer_kinds import CODES, Optimizer, all_parameters
+from kedge.training.optimizer_kinds import CODES, Optimizer
 
 AT_A_TIME = 2**28
 """Bytes of trained weights whose state is on the device at a time; a larger parameter is handled alone."""
@@ -31,7 +31,7 @@ class HostState:
     ) -> None:
         self.inner = inner
         self._to_host = to_host or _to_host
-        self._parts = list(_parts(all_parameters(inner), at_a_time))
+        self._parts = list(_parts(self._parameters, at_a_time))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ class HostState:
 
     def step(self) -> None:
         """Take a step along the gradients."""
-        gradients = {parameter: parameter.grad for parameter in all_parameters(self)}
+        gradients = {parameter: parameter.grad for parameter in self._parameters}
         self.zero_grad()
         try:
             for part in self._parts:
@@ -79,12 +79,16 @@ class HostState:
             for number, state in states.items()
         }
         self.inner.load_state_dict({**state_dict, "state": small})
-        parameters = all_parameters(self)
+        parameters = self._parameters
         kept = self.inner.state
         for number, state in states.items():
             for key, value in state.items():
                 if _rests(key, value):
                     kept[parameters[number]][key] = self._to_host(value)
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.inner.param_groups for parameter in group["params"]]
 
     def _move(self, parameter: nn.Parameter, move: Callable[[Tensor], Tensor]) -> None:
         state = self.state.get(parameter, {})

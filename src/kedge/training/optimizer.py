@@ -271,6 +271,11 @@ def scale_output_gradients(optimizer: Optimizer) -> None:
                     parameter.grad.mul_(unit)
 
 
+def all_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    """The parameters of all groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def parameters_of(optimizer: Optimizer, *, critic: bool) -> list[nn.Parameter]:
     """The parameters of the critic's groups, or all others."""
     return [each for group in optimizer.param_groups if group[CRITIC] == critic for each in group["params"]]

@@ -63,11 +63,6 @@ class Optimizer(Protocol):
         ...
 
 
-def all_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    """The parameters of all groups."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 class OptimizersAsOne:
     """Several optimizers of different parameters, used as one; parameters are numbered across them.
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from kedge.models.live_bytes import LiveBytes
 from kedge.ranks import AdaptiveTokens, PassTokens, Prompts, Ranks, tokens_in
 from kedge.training.host_state import HostState
-from kedge.training.optimizer_kinds import Optimizer, all_parameters
+from kedge.training.optimizer import all_parameters
+from kedge.training.optimizer_kinds import Optimizer
 from kedge_base.machine.memory import free_memory, in_phase, with_unit
 
 MOST_ON_GPU = 65_536

@@ -18,8 +18,8 @@ from kedge.ranks import ALONE, Ranks
 from kedge.training.guard import BadValue, StepCheck, first_nonfinite, largest_ratio, refuse_nonfinite
 from kedge.training.learner import B, Batch, Learner
 from kedge.training.objective import Divisors, Metric, Objective, Reduction, Terms
-from kedge.training.optimizer import clip_by_owner, clip_gradients, scale_output_gradients
-from kedge.training.optimizer_kinds import Optimizer, all_parameters
+from kedge.training.optimizer import all_parameters, clip_by_owner, clip_gradients, scale_output_gradients
+from kedge.training.optimizer_kinds import Optimizer
 from kedge_base.errors import ConfigError
 
 ExtraLoss = Iterator[Callable[[], Iterable[Tensor]]]

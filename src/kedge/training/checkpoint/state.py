@@ -18,7 +18,8 @@ from kedge.ranks.sharding import StoredTensors, gather, part_for, whole
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, save_checkpoint
 from kedge.training.host_state import unwrapped
-from kedge.training.optimizer_kinds import CODES, Optimizer, OptimizersAsOne, all_parameters, share_codes, state_shape
+from kedge.training.optimizer import all_parameters
+from kedge.training.optimizer_kinds import CODES, Optimizer, OptimizersAsOne, share_codes, state_shape
 from kedge_base.errors import DataError, ModelError, NumericsError
 from kedge_base.generators import random_state, restore_random_state
 from kedge_base.run_folder.output import BEST_FILE, replace_file

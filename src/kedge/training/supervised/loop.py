@@ -27,13 +27,14 @@ from kedge.training.checkpoint.state import Stateful, TrainingState
 from kedge.training.optimizer import (
     AdamEpsMode,
     Schedule,
+    all_parameters,
     build_optimizer,
     clip_gradients,
     learning_rate_at,
     scale_output_gradients,
     set_learning_rate,
 )
-from kedge.training.optimizer_kinds import Optimizer, OptimizerKind, all_parameters
+from kedge.training.optimizer_kinds import Optimizer, OptimizerKind
 from kedge.training.pass_trial import find_tokens
 from kedge.training.runtime import Terminated, stream
 from kedge_base.errors import ConfigError, DataError, NumericsError
