@@ -291,7 +291,6 @@ class Stopping:
         self._signal: int | None = None
         self._is_saving = False
         self._program: Any = None
-        self._on_timer: Any = None
         self.was_agreed = False
         self.was_raised = False
         self.at_once = False
@@ -344,15 +343,15 @@ class Stopping:
         if sys.platform == "win32":  # it has no such timer: updates are never interrupted there
             return
 
-        def on_timer(_signum: int, _frame: FrameType | None) -> None:
-            if self._is_saving:
-                self.start_grace(seconds)
-            else:
-                self._raise_for(self._signal or 0)
-
-        self._on_timer = on_timer
-        before = signal.signal(signal.SIGALRM, on_timer), signal.setitimer(signal.ITIMER_REAL, seconds)
+        self._grace = seconds
+        before = signal.signal(signal.SIGALRM, self._on_timer), signal.setitimer(signal.ITIMER_REAL, seconds)
         self._program = self._program or before
+
+    def _on_timer(self, _signum: int, _frame: FrameType | None) -> None:
+        if self._is_saving:
+            self.start_grace(self._grace)
+        else:
+            self._raise_for(self._signal or 0)
 
     def end_grace(self) -> None:
         """Let the program's own timer continue."""
@@ -360,7 +359,7 @@ class Stopping:
             return
         handler, timer = self._program
         self._program = None
-        if signal.getsignal(signal.SIGALRM) is not self._on_timer:
+        if signal.getsignal(signal.SIGALRM) != self._on_timer:
             return  # the call that the program's timer limited has ended, and put another handler back
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
