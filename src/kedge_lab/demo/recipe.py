@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-DURATION: Final = "about two minutes on two cores"
+DURATION: Final = "two to four minutes on two cores"
 """Measured in `handbook/demo.json`; a test compares it with the documentation."""
 
 NUM_TOKENIZER_TEXTS: Final = 1500
