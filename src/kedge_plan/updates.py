@@ -299,7 +299,8 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
         experience = trainer.estimate(scored)
         phases.start("train", "policy", times=epochs * passes)
         result = trainer.improve(experience)
-        # Later epochs need the forward pass that the first one had from the experience; the distance is measured once.
+        # Later epochs need the forward pass that the first one had from the experience. The distance is measured once,
+        # but was counted in every epoch, so the number of passes may be negative.
         more = max(epochs - 1, 0) * result.reused_first_pass - (epochs - 1) * trainer.settings.measures_distance
         if more:
             phases.start("train", "policy", times=more * passes)

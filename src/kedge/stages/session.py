@@ -151,7 +151,7 @@ class Session:
     def _close_forgotten(self) -> None:
         try:
             self.close()
-        except KedgeError as error:  # nobody called it who could catch the error
+        except KedgeError as error:  # no caller could catch the error
             say(f"error: {error}")
         if self.process != os.getpid():
             _keep_forever(self.contexts)

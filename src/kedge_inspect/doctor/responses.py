@@ -57,7 +57,7 @@ def eos_is_scored(run: RunRecord) -> bool:
 
 
 def move_missing_eos_score(run: RunRecord, direction: Direction) -> Remedy:
-    """Lower the score of responses without a stop token, or raise it; introduce one if they have none."""
+    """Lower or raise the score of responses without a stop token; set one if the run does not."""
     name = "rollout.missing_eos_score"
     if (subtracted := run.setting(f"{name}.subtract")) and is_number(subtracted):
         return set_to(name, {"subtract": subtracted * (2.0 if direction == "too_high" else 0.5)}, direction)

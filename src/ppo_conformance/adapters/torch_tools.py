@@ -19,8 +19,8 @@ UNBOUNDED = 1e9
 class TorchAdapter(protocol.Adapter):
     """An adapter whose methods get and return tensors, without gradients, which autograd finds.
 
-    A loss gets the rows of one micro-batch at a time, and the losses of all are added. Its settings also have `rows`,
-    those of the micro-batch, `whole`, the arguments for all rows, and `micro_batches`, which is 1 for a single one.
+    A loss gets the rows of one micro-batch at a time, and the losses of all are added. Its settings also say which rows
+    these are (`rows`), what the arguments are for all rows (`whole`), and how many micro-batches there are.
     """
 
     def call(self, name: str, inputs: Sequence[NDArray[Any]], settings: Settings) -> Any:

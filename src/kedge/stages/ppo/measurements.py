@@ -250,7 +250,7 @@ class Measurements:
             seed=stream_seed(settings.seed, "evaluation reward"),
             stop_tokens=self._trainer.roles.stop_tokens.ids,
         )
-        if update == 0 and self._start is not None:
+        if update == 0 and self._start:
             return {"eval/win_rate": 0.5}  # this evaluation is repeated, because the reward failed after the judge
         ours = judge.score(responses)
         if self._start is None:
