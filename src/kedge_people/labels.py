@@ -12,9 +12,11 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from kedge_base.errors import DataError
 from kedge_base.machine.durable import sync, sync_folder
@@ -79,7 +81,7 @@ class Answer:
     seconds: float
     order: tuple[int, ...]
     verdict: Verdict
-    ranks: tuple[float, ...] = ()
+    ranks: tuple[int | float, ...] = ()
     axes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict[str, "tuple[int | None, ...]"])
     thumbs: tuple[int, ...] = ()
     edits: tuple[str | None, ...] = ()
@@ -251,12 +253,10 @@ def _lines(path: Path, kind: type[_Line]) -> Iterator[_Line]:
 
 def _parsed(row: Mapping[str, Any], kind: type[_Line], path: Path, number: int) -> _Line:
     try:
-        known = {each.name: _frozen(row[each.name]) for each in fields(kind) if each.name in row}
-        return kind(**known)
-    except TypeError as error:
-        raise DataError(
-            f"{path}, line {number}: not usable ({error}); expected the fields of {kind.__name__}"
-        ) from error
+        return TypeAdapter(kind).validate_python(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DataError(f"{path}, line {number}: {first['loc'][0]}: {first['msg'].replace('tuple', 'list')}") from error
 
 
 def _misfit(answer: Answer, size: int) -> str | None:
@@ -268,14 +268,6 @@ def _misfit(answer: Answer, size: int) -> str | None:
     lists = [("ranks", answer.ranks), ("thumbs", answer.thumbs), ("edits", answer.edits), *answer.axes.items()]
     wrong = (name for name, values in lists if values and len(values) != size)
     return next((f"{name} needs an entry for each of the {size} responses" for name in wrong), None)
-
-
-def _frozen(value: Any) -> Any:
-    """Convert lists to tuples, but those of messages."""
-    if isinstance(value, dict):
-        return {name: _frozen(each) for name, each in value.items()}
-    is_list = isinstance(value, list) and not any(isinstance(each, dict) for each in value)
-    return tuple(map(_frozen, value)) if is_list else value
 
 
 def _drop_torn_line(file: int, path: Path) -> None:

@@ -12,6 +12,7 @@ from kedge_people.labels import (
     ANSWERS_FILE,
     COMPARISONS_FILE,
     DEMONSTRATIONS_FILE,
+    ITEMS_FILE,
     Answer,
     AnswerFile,
     Item,
@@ -168,7 +169,13 @@ def test_file_systems_without_locks_do_not_check(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"id": "a"}', r"line 1: not usable \(.*missing.*; expected the fields of Answer"),
+        ('{"id": "a"}', "line 1: item: Field required"),
+        ("[1]", "line 1: not a JSON object"),
+        (json.dumps({**vars(answer("a")), "ranks": 5}), "line 1: ranks: Input should be a valid list"),
+        (json.dumps({**vars(answer("a")), "ranks": [1, "b"]}), "line 1: ranks: Input should be a valid integer"),
+        (json.dumps({**vars(answer("a")), "order": None}), "line 1: order: Input should be a valid list"),
+        (json.dumps({**vars(answer("a")), "verdict": "good"}), "line 1: verdict: Input should be 'ranked', 'bad' or"),
+        (json.dumps({**vars(answer("a")), "axes": [1]}), "line 1: axes: Input should be a valid dictionary"),
         (json.dumps({**vars(answer("a")), "item": "9"}), "line 1: no item has the id '9'"),
         *(
             (json.dumps({**vars(answer("a")), "order": order}), "line 1: order needs the numbers from 0 to 1")
@@ -184,8 +191,14 @@ def test_file_systems_without_locks_do_not_check(folder, monkeypatch):
     ],
 )
 def test_damaged_lines_are_named(folder, line, message):
-    (folder / ANSWERS_FILE).write_text(f"{line}\n")
+    (folder / ANSWERS_FILE).write_text(f"{line}\n{json.dumps({'withdrawn': 'ana'})}\n")
     with pytest.raises(DataError, match=message):
+        read_labels(folder)
+
+
+def test_damaged_items_are_named(folder):
+    (folder / ITEMS_FILE).write_text('{"id": "1", "prompt": "p", "responses": 5, "models": ["m"]}\n')
+    with pytest.raises(DataError, match=r"items\.jsonl, line 1: responses: Input should be a valid list"):
         read_labels(folder)
 
 
