@@ -180,10 +180,8 @@ class Environments:
             record.terminated[step] &= ~self._over
             record.truncated[step] &= ~self._over
         ended = record.terminated[step] | record.truncated[step]
-        any_ended = ended.any()
-        if any_ended:
-            for number in np.flatnonzero(ended & ~record.terminated[step]).tolist():
-                record.final[step, number] = self._final(infos, number)
+        for number in np.flatnonzero(ended & ~record.terminated[step]).tolist():
+            record.final[step, number] = self._final(infos, number)
         if self._mode == AutoresetMode.NEXT_STEP:
             self.starts = self._over
             self._over = ended
@@ -193,7 +191,7 @@ class Environments:
             for log, action in zip(self._actions, actions, strict=True):
                 if len(log) <= MOST_ACTIONS:  # one more shows that some are missing
                     log.append(action)
-            if any_ended:
+            if ended.any():
                 self._start_where(ended)
 
     def _final(self, infos: Mapping[str, Any], number: int) -> Array:
@@ -274,34 +272,33 @@ class Environments:
         self._actions = [_saved_actions(each) for each in states]
         whole = self._replay()
         self.starts = np.array([not log for log in self._actions])
-        lost = [
-            not (ran and state["is_whole"] and self._fingerprint(number) == state["observation"])
-            for number, (ran, state) in enumerate(zip(whole, states, strict=True))
+        same = [
+            state["is_whole"] and self._fingerprint(number) == state["observation"]
+            for number, state in enumerate(states)
         ]
+        lost = ~(whole & same)
         self.lost = np.flatnonzero(lost).tolist()
         if self.lost:
-            self.starts |= np.array(lost)
-            self._start_where(np.array(lost))
+            self.starts |= lost
+            self._start_where(lost)
 
-    def _replay(self) -> list[bool]:
+    def _replay(self) -> Array:
         """Repeat all logged actions, so that all episodes arrive together; return which of them did not end early.
 
         All environments step at once. Shorter episodes start later: until then, the environment takes arbitrary
         actions, which the reset with its seed undoes.
         """
-        lengths = [len(log) for log in self._actions]
-        longest = max(lengths)
+        lengths = np.array([len(log) for log in self._actions])
         some = next((log[0] for log in self._actions if log), None)
-        whole = [True] * self.num_envs
-        self._reset(np.ones(self.num_envs, np.bool_))
-        begins = np.array([longest - length for length in lengths])
-        for step in range(longest):
+        whole = np.ones(self.num_envs, np.bool_)
+        self._reset(whole)
+        begins = lengths.max() - lengths
+        for step in range(lengths.max()):
             pairs = zip(self._actions, begins, strict=True)
             actions = [log[step - begin] if step >= begin else some for log, begin in pairs]
             _, terminated, truncated, _ = self._call("step", self._batched(actions))
             ended = np.asarray(terminated) | np.asarray(truncated)
-            for number in np.flatnonzero(ended).tolist():
-                whole[number] &= step < begins[number]
+            whole &= ~ended | (step < begins)
             again = ended | (begins == step + 1)
             if again.any():
                 self._reset(again)
@@ -332,8 +329,7 @@ class Environments:
     def _failure(self, call: str, error: BaseException) -> EnvError:
         """The message for an error in an environment, or in reading its result, which happens in this package."""
         if Path(traceback.extract_tb(error.__traceback__)[-1].filename).parent != Path(__file__).parent:
-            reason = f"{typed_error_text(error)} ({shown_place(error)})"
-            return EnvError(f"environment {self.name!r}: {call}() raised {reason}")
+            return EnvError(f"environment {self.name!r}: {call}() raised {reason_of(error)}")
         return EnvError(
             f"environment {self.name!r}: {call}() cannot be used: {error_text(error)}; "
             f"expected {EXPECTED[call]}, with an observation of shape {self.spaces.observation_shape}"
@@ -361,14 +357,15 @@ def close_quietly(environment: Any, name: str) -> None:
     except Terminated:
         raise
     except (Exception, SystemExit) as error:  # of the user's code
-        say(f"environment {name!r}: close() raised {typed_error_text(error)} ({shown_place(error)})")
+        say(f"environment {name!r}: close() raised {reason_of(error)}")
 
 
-def shown_place(error: BaseException) -> str:
-    """Return the file and line that raised an error, or the place where they are shown."""
+def reason_of(error: BaseException) -> str:
+    """Return an error's type and text, with the file and line that raised it."""
     place = place_of(error)
     # Gymnasium raises a worker process's error again, and prints its traceback.
-    return "see above" if place.startswith("async_vector_env.py:") else place
+    shown = "see above" if place.startswith("async_vector_env.py:") else place
+    return f"{typed_error_text(error)} ({shown})"
 
 
 def _episode_seed(seed: int, environment: int, episode: int) -> int:

@@ -23,8 +23,8 @@ from gymnasium.wrappers.vector import FlattenObservation as FlattenVectorObserva
 from kedge.training.runtime import Terminated
 from kedge_base.errors import ConfigError, KedgeError, install_line
 from kedge_base.importing import find_named
-from kedge_base.texts import error_text, names_function, typed_error_text
-from kedge_control.environments import Checked, Environments, InProcess, close_quietly, shown_place
+from kedge_base.texts import error_text, names_function
+from kedge_control.environments import Checked, Environments, InProcess, close_quietly, reason_of
 from kedge_control.spaces import Spaces, spaces_of
 
 Vectorization = Literal["sync", "async"]
@@ -169,8 +169,7 @@ def _made(
         raise ConfigError(f"environment {spec.name!r}: {_unavailable(error)}") from error
     except (Exception, SystemExit) as error:  # of the user's code
         with_what = f" with {settings}" if settings else ""
-        reason = f"{typed_error_text(error)} ({shown_place(error)})"
-        raise ConfigError(f"environment {spec.name!r} cannot be made{with_what}: {reason}") from error
+        raise ConfigError(f"environment {spec.name!r} cannot be made{with_what}: {reason_of(error)}") from error
     if isinstance(made, VectorEnv):
         return made
     if not isinstance(made, gymnasium.Env):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kedge_base.errors import ConfigError
 from kedge_base.texts import typed_error_text
 from kedge_control.actions import ActionBounds, ActionDistribution, ActionHead
-from kedge_control.environments import shown_place
+from kedge_control.environments import reason_of
 from kedge_control.spaces import Array, Spaces
 
 Activation = Literal["tanh", "relu"]
@@ -242,7 +242,7 @@ def _custom(network: FeatureNetwork, spaces: Spaces) -> nn.Module:
     try:
         made = network(spaces)
     except Exception as error:  # of the user's code
-        reason = f"{typed_error_text(error)} ({shown_place(error)})"
+        reason = reason_of(error)
         raise ConfigError(f"control.network cannot be made from the environment's spaces: {reason}") from error
     if not isinstance(made, nn.Module):
         raise ConfigError(f"the network's function returned {made!r}; expected a torch module")

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kedge_base.errors import EnvError
+from kedge.training.runtime import Terminated
+from kedge_base.errors import EnvError, KedgeError
 from kedge_base.run_folder.output import writing
 from kedge_base.texts import error_text
-from kedge_control.environments import close_quietly
+from kedge_control.environments import close_quietly, reason_of
 from kedge_control.making import EnvironmentSpec, make_environment
 from kedge_control.saving import ControlPolicy
 from kedge_control.spaces import Array
@@ -41,7 +42,8 @@ def record_episode(
 
     Raises:
         ConfigError: The environment cannot be made.
-        EnvError: The environment cannot be rendered: it has no rendering, or OpenGL is not available without a screen.
+        EnvError: The environment raises an error, or cannot be rendered: it has no rendering, or OpenGL is not
+            available without a screen.
         OutputError: The file cannot be written.
     """
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
@@ -60,6 +62,10 @@ def record_episode(
             total += float(reward)
             if terminated or truncated:
                 break
+    except (KedgeError, Terminated):
+        raise
+    except (Exception, SystemExit) as error:  # of the user's code
+        raise EnvError(f"environment {spec.name!r}, while its episode was recorded: {reason_of(error)}") from error
     finally:
         close_quietly(environment, spec.name)
     if path is not None:

@@ -256,3 +256,21 @@ def test_an_episode_is_recorded_and_saved(tmp_path: Path) -> None:
     line = make_environments(blind)
     with pytest.raises(EnvError, match="cannot be drawn"):
         record_episode(blind, ControlPolicy(ControlActorCritic(line.spaces), Normalization(2)), None)
+
+
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_an_error_while_an_episode_is_recorded_names_the_environment(call: str) -> None:
+    class Failing(Sampled):
+        def __init__(self, render_mode: str | None = None) -> None:
+            super().__init__(GRAY, CHOICE, render_mode)
+            setattr(self, call, self.fail)
+
+        def fail(self, *_: object, **__: object) -> None:
+            raise OSError("no licence")
+
+    environments = make_environments(EnvironmentSpec(lambda render_mode=None: Sampled(GRAY, CHOICE, render_mode)))
+    policy, _ = rolled(environments)
+    with pytest.raises(EnvError, match=r"recorded: OSError: no licence \(test_environments.py:\d+\)"):
+        record_episode(
+            EnvironmentSpec(Failing), ControlPolicy(policy, Normalization(policy.spaces.observation_size)), None
+        )
