@@ -151,9 +151,9 @@ def _doubt(compared: Sequence[Row]) -> str:
     best, *others = [row.interval for row in compared if row.interval]
     overlapping = sum(other.low <= best.high and best.low <= other.high for other in others)
     if not overlapping:
-        return "Its interval does not overlap with any other." if others else ""
-    named = "that of 1 other setting" if overlapping == 1 else f"those of {overlapping} other settings"
-    return f"Its interval overlaps with {named}: more seeds may change the order."
+        return "Its interval overlaps no other." if others else ""
+    named = "that of another setting" if overlapping == 1 else f"those of {overlapping} other settings"
+    return f"Its interval overlaps {named}: more seeds may change the order."
 
 
 def _short(setting: Setting) -> str:
