@@ -7,10 +7,9 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-from weakref import WeakKeyDictionary
 
 from kedge.data.fields import Messages
 from kedge.data.records import RowError
@@ -22,9 +21,6 @@ from kedge_base.workers.process import Request, WorkerEnded, WorkerError, Worker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_CLOSINGS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, str, str]] = WeakKeyDictionary()
-"""For each tokenizer, its chat template, and how the template closes the last answer and earlier ones."""
 
 _SHOWN = 40
 """Maximum characters of a text quoted in an error."""
@@ -166,11 +162,8 @@ def closing_of(tokenizer: PreTrainedTokenizerBase, *, is_last: bool = True) -> s
         tokenizer: The model's.
         is_last: For the last message of a conversation, or for an earlier one, which may be closed differently.
     """
-    known = _CLOSINGS.get(tokenizer)
-    if known is None or known[0] != tokenizer.chat_template:
-        known = (tokenizer.chat_template, *_closings(tokenizer))
-        _CLOSINGS[tokenizer] = known
-    return known[1] if is_last else known[2]
+    last, earlier = _closings(tokenizer, str(tokenizer.chat_template))
+    return last if is_last else earlier
 
 
 def bare(tokenizer: PreTrainedTokenizerBase, turn: str | Messages) -> Any:
@@ -207,8 +200,9 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     return {**added, **{token: index for token, index in roles if token}}
 
 
-def _closings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """Find out how the template closes a conversation's last answer, and an earlier one."""
+@lru_cache(maxsize=8)
+def _closings(tokenizer: PreTrainedTokenizerBase, _template: str) -> tuple[str, str]:
+    """Find out how the tokenizer's template closes a conversation's last answer, and an earlier one."""
     question = "How deep is it?"
     answer = "Nine fathoms."
     reply = "How cold?"

@@ -124,12 +124,11 @@ def truncate_conversation(
     num_system = next((index for index, message in enumerate(messages) if message["role"] != "system"), len(messages))
     later = range(num_system + 1, len(messages)) if truncate == "keep_end" else ()
     starts = [start for start in later if messages[start]["role"] == "user"]
-    kept = messages
-    for start in [None, *starts]:
-        kept = messages if start is None else [*messages[:num_system], *messages[start:]]
-        if num_tokens(tokenizer, render_prompt(tokenizer, kept), max_tokens) <= max_tokens:
-            break
-    return kept
+    *longer, shortest = [messages, *([*messages[:num_system], *messages[start:]] for start in starts)]
+    fitting = (
+        kept for kept in longer if num_tokens(tokenizer, render_prompt(tokenizer, kept), max_tokens) <= max_tokens
+    )
+    return next(fitting, shortest)
 
 
 def render_tldr(

@@ -18,7 +18,14 @@ from kedge.config.schema.section import Section, parameters_of
 from kedge_base.stage import registered_stages
 from kedge_base.texts import printable, shortened
 
-_PLAIN = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "null"}
+_PLAIN = {
+    float: "a number",
+    int: "a whole number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+    Any: "any value",
+}
 _SOURCES = "a source or a list of sources"
 _SCHEDULES = "a mapping of fields to {update: value}"
 _MAX_LENGTH = 60
@@ -117,6 +124,23 @@ def fields_named(name: str) -> list[str]:
     owners = [dotted for dotted, _ in all_fields() if dotted.partition(".")[2] == name]
     added = tuple(f"{section}." for stage in registered_stages() for section in stage.adds_sections)
     return [dotted for dotted in owners if not dotted.startswith(added)] or owners
+
+
+def choices_of(field: FieldInfo | None) -> list[str]:
+    """The texts that a field accepts by name: its choices, true and false, null."""
+    return [] if field is None else list(dict.fromkeys(_texts(field.annotation)))
+
+
+def _texts(annotation: Any) -> Iterator[str]:
+    if get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+    elif annotation is bool:
+        yield from ("true", "false")
+    elif annotation is type(None):
+        yield "null"
+    else:
+        for part in get_args(annotation):
+            yield from _texts(part)
 
 
 def field_advice(dotted: str, direction: str) -> str:

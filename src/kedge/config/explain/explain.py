@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -11,6 +10,7 @@ from kedge.config.explain.describe import (
     CHANGED_FIRST,
     accepts,
     all_fields,
+    choices_of,
     fields_named,
     fields_of,
     find_field,
@@ -166,7 +166,8 @@ def completions(incomplete: str, stage: str | None = None) -> list[tuple[str, st
     """
     name, sign, value = incomplete.partition("=")
     if sign:
-        return [(f"{name}={choice}", "") for choice in _choices(name, stage) if choice.startswith(value)]
+        choices = choices_of(_field_of(name, stage))
+        return [(f"{name}={choice}", "") for choice in choices if choice.startswith(value)]
     named: dict[str, str] = {}
     if name or stage is None:  # all dotted names are too many to choose from
         named = {dotted: field_doc(field).meaning for dotted, field in all_fields() if dotted.startswith(name)}
@@ -199,21 +200,3 @@ def _resolved(name: str, stage: str | None) -> str | None:
 
 def _field_of(name: str, stage: str | None) -> FieldInfo | None:
     return find_field(_resolved(name, stage) or name)
-
-
-def _choices(name: str, stage: str | None) -> list[str]:
-    field = _field_of(name, stage)
-    return [] if field is None else list(dict.fromkeys(_texts(field.annotation)))
-
-
-def _texts(annotation: Any) -> Iterator[str]:
-    """The texts that a type allows: the choices of a Literal, true and false, null."""
-    if get_origin(annotation) is Literal:
-        yield from (str(choice) for choice in get_args(annotation))
-    elif annotation is bool:
-        yield from ("true", "false")
-    elif annotation is type(None):
-        yield "null"
-    else:
-        for part in get_args(annotation):
-            yield from _texts(part)

@@ -1,13 +1,18 @@
 """Resolves names of fields as users write them: dotted, or bare if only one section has the field."""
 
 import os
-import types
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Mapping, Sequence
 
-from kedge.config.explain.describe import USUAL, all_fields, fields_named, find_field, section_type, unknown
+from kedge.config.explain.describe import (
+    USUAL,
+    all_fields,
+    choices_of,
+    fields_named,
+    find_field,
+    section_type,
+    unknown,
+)
 from kedge.config.libraries import foreign_answer
-from kedge.config.schema.field import Choice
 from kedge.config.schema.root import Config
 from kedge.config.schema.update.former import ANSWERS, PARTS
 from kedge_base.errors import ConfigError
@@ -21,25 +26,10 @@ def initial_critic(critic: str | None) -> dict[str, str | None]:
     Raises:
         ConfigError: The text is the name of a choice, and a folder has the same name.
     """
-    kinds, starts = _words("ppo.critic"), _words("ppo.critic_init")
+    kinds, starts = (choices_of(find_field(name)) for name in ("ppo.critic", "ppo.critic_init"))
     if critic in (*kinds, *starts) and os.path.isdir(critic):
         raise ConfigError(f"{critic} is the name of a folder and of a kind of critic; write ./{critic} for the folder")
     return {"ppo.critic" if critic in kinds and critic not in starts else "ppo.critic_init": critic}
-
-
-def _words(dotted: str) -> list[str]:
-    """The texts that a field accepts by name."""
-    field = find_field(dotted)
-    return [] if field is None else [*_literals(field.annotation)]
-
-
-def _literals(annotation: Any) -> Iterator[str]:
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        yield from map(str, parts)
-    elif origin in (Choice, Union, types.UnionType):
-        for part in parts[:1] if origin is Choice else parts:
-            yield from _literals(part)
 
 
 def full_name(name: str, stage: str | None = None, *, value: object = None) -> str:
@@ -88,7 +78,7 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
 
 
 def _is_section(name: str, value: object, groups: Sequence[Sequence[str]]) -> bool:
-    names = {word for owner in _owners(name, groups) for word in _words(owner)}
+    names = {word for owner in _owners(name, groups) for word in choices_of(find_field(owner))}
     return isinstance(value, Mapping) and not (value and value.keys() <= names)
 
 
