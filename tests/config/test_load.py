@@ -185,6 +185,28 @@ def test_a_name_that_looks_like_a_date_is_a_name(tmp_path: Path) -> None:
     assert load_config(path).out == load_config(overrides=["out=2024-01-01"]).out == "2024-01-01"
 
 
+@pytest.mark.parametrize("name", ["007", "12:30", "1:30.5", "0o17"])
+def test_a_name_that_older_yaml_reads_as_another_number_is_a_name(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"out: {name}\n")
+    assert load_config(path).out == load_config(overrides=[f"out={name}"]).out == name
+
+
+def test_a_leading_zero_does_not_change_a_number() -> None:
+    config = load_config(overrides=["ppo.num_updates=010", "schedules.ppo.kl_coef={010: 0.1}", "data.mix=[03, 1_0]"])
+    assert (config.ppo.num_updates, config.schedules["ppo.kl_coef"], config.data.mix) == (10, {10: 0.1}, [3, 10])
+
+
+def test_the_class_of_an_environment_may_stand_for_its_section(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("environment: a.py:A\n")
+    given = load_config(path, ["environment.max_turns=3"]).environment
+    assert (given.source, given.max_turns) == ("a.py:A", 3)
+    path.write_text("environment: {source: a.py:A, max_turns: 3}\n")
+    given = load_config(path, ["environment=b.py:B"]).environment
+    assert (given.source, given.max_turns) == ("b.py:B", 3)
+
+
 def test_a_commented_out_section_is_an_empty_one(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(b"\xef\xbb\xbfppo:\r\n  # clip_range: 0.1\r\n")

@@ -163,7 +163,8 @@ def _parse_override(override: str, stage: str | None) -> dict[str, Any]:
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten settings to dotted names; a dotted name overrides the value in its section.
 
-    A section whose lines are all commented out has no value and adds no settings.
+    A section whose lines are all commented out has no value and adds no settings. A text in the place of a section is
+    its `source`, such as the class of an environment.
     """
     flat: dict[str, Any] = {}
     for name, value in sorted(settings.items(), key=lambda item: "." in str(item[0])):
@@ -172,6 +173,8 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
             flat[dotted] = value
         elif isinstance(value, Mapping):
             flat |= flat_settings(cast("Mapping[str, Any]", value), f"{dotted}.")
+        elif isinstance(value, str) and find_field(f"{dotted}.source"):
+            flat[f"{dotted}.source"] = value
         elif value is not None or section_type(dotted) is None:
             flat[dotted] = value
     return flat

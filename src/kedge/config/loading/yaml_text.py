@@ -20,14 +20,14 @@ _BAD_TAGS = (AttributeError, LookupError, OverflowError, TypeError)
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without aliases and dates.
+    """SafeLoader without aliases, dates, octal numbers and numbers to base 60.
 
-    A few aliases can expand to billions of values, or to a value that contains itself; no field is a date, but a folder
-    may have a date as its name.
+    A few aliases can expand to billions of values, or to a value that contains itself. No field is a date, but a folder
+    may have a date, 007 or 12:30 as its name. A field for numbers reads the text 010 as ten.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012  as in SafeLoader
-        first: [each for each in found if each[0] != "tag:yaml.org,2002:timestamp"]
+        first: [each for each in found if each[0].rpartition(":")[2] not in ("timestamp", "int", "float")]
         for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -43,11 +43,16 @@ class _Dumper(yaml.SafeDumper):
     """SafeDumper that quotes texts which `_Loader` would read as numbers."""
 
 
-# YAML 1.1 reads `3e-6`, which has no dot, as text.
+_NUMBERS = {
+    "int": r"[-+]?(0|[1-9][\d_]*|0x[\da-fA-F_]+|0b[01_]+)$",
+    # YAML 1.1 reads `3e-6`, which has no dot, as text.
+    "float": r"[-+]?((\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+|\d[\d_]*\.[\d_]*|\.\d[\d_]*|\.(?i:inf))$|\.(?i:nan)$",
+}
 for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-    )
+    for _name, _form in _NUMBERS.items():
+        _kind.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
+            f"tag:yaml.org,2002:{_name}", re.compile(_form), list("-+.0123456789")
+        )
 
 
 @dataclass(frozen=True)

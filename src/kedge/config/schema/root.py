@@ -1,11 +1,9 @@
 """The whole configuration of a run."""
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import BeforeValidator, create_model
-from pydantic_core import PydanticCustomError
 
 from kedge.config.schema.adapter import AdapterConfig
 from kedge.config.schema.checkpoint import CheckpointConfig, PushConfig
@@ -40,33 +38,21 @@ def _as_terms(value: object) -> object:
     return value
 
 
-def _as_environment(value: object) -> object:
-    """Convert a bare environment class to a section with this class."""
-    return {"source": value} if isinstance(value, str) else value
-
-
 def _as_names(value: object) -> object:
     """Convert a name or null to a list."""
     return [] if value is None else as_list(value)
 
 
 def _as_schedules(value: object) -> object:
-    """Flatten `{ppo: {kl_coef: …}}`, which a file may have, to `{ppo.kl_coef: …}`; reject true and false as numbers."""
+    """Flatten `{ppo: {kl_coef: …}}`, which a file may have, to `{ppo.kl_coef: …}`."""
     if not isinstance(value, Mapping):
         return value
     flat: dict[str, Any] = {}
     for name, entry in cast("Mapping[str, Any]", value).items():
-        fields = _entries(entry)
+        fields = cast("Mapping[str, Any]", entry if isinstance(entry, Mapping) else {})
         nested = fields and all(isinstance(points, Mapping) for points in fields.values())
         flat |= {f"{name}.{field}": points for field, points in fields.items()} if nested else {name: entry}
-    if any(isinstance(number, bool) for points in flat.values() for number in _entries(points).values()):
-        raise PydanticCustomError("unexpected_bool", "true and false are not numbers")
     return {PARTS.get(name, name): points for name, points in flat.items()}
-
-
-def _entries(value: object) -> Mapping[str, Any]:
-    """A mapping's entries; empty for other values."""
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 class Config(Section):
@@ -114,7 +100,7 @@ class Config(Section):
     reward_model: RewardModelConfig = field(RewardModelConfig(), meaning="Reward-model training.", source="N+")
     critic: CriticConfig = field(CriticConfig(), meaning="Training of the critic before PPO.", source="VC-PPO, VAPO")
     rollout: RolloutConfig = field(RolloutConfig(), meaning="Sampling of responses in PPO.", source="kedge")
-    environment: Annotated[EnvironmentConfig, BeforeValidator(_as_environment)] = field(
+    environment: EnvironmentConfig = field(
         EnvironmentConfig(), meaning="Episodes of several turns.", source="kedge: a single turn"
     )
     ppo: PpoConfig = field(PpoConfig(), meaning="The PPO update.", source="PPO")
@@ -283,8 +269,7 @@ if not TYPE_CHECKING:  # a type checker knows kedge's own sections
 
 def _nearest_divisors(total: int, wanted: int) -> str:
     """Describe the divisors of `total` below and above `wanted`: `divisors are 4 and 8`."""
-    small = [divisor for divisor in range(1, math.isqrt(total) + 1) if total % divisor == 0]
-    divisors = [*small, *(total // divisor for divisor in small)]
+    divisors = [divisor for divisor in range(1, total + 1) if total % divisor == 0]
     below = max((divisor for divisor in divisors if divisor < wanted), default=1)
     above = min((divisor for divisor in divisors if divisor > wanted), default=total)
     nearest = [str(divisor) for divisor in dict.fromkeys((below, above))]

@@ -60,8 +60,8 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_bools(cls, value: object, info: ValidationInfo) -> object:
-        """Reject true and false for a number: Python treats them as 1 and 0."""
-        if isinstance(value, bool) and not _takes_bools(cls.model_fields[info.field_name or ""].annotation):
+        """Reject true and false for a number, also inside a list or mapping: Python treats them as 1 and 0."""
+        if _has_bool(value) and not _takes_bools(cls.model_fields[info.field_name or ""].annotation):
             raise PydanticCustomError("unexpected_bool", "true and false are not numbers")
         return value
 
@@ -128,7 +128,17 @@ def check(refuse: Callable[[S], None]) -> Any:
 
 
 def _takes_bools(annotation: Any) -> bool:
-    return annotation is bool or bool in get_args(annotation)
+    """True if a type allows true and false, or contains a section, which checks its own fields."""
+    is_section = isinstance(annotation, type) and issubclass(annotation, Section)
+    return is_section or annotation in (bool, Any) or any(map(_takes_bools, get_args(annotation)))
+
+
+def _has_bool(value: Any, depth: int = 3) -> bool:
+    """True for true and false, and for a value that contains one, as deep as the fields nest."""
+    if not depth or not isinstance(value, (list, tuple, Mapping)):
+        return isinstance(value, bool)
+    entries: list[object] = [*value, *value.values()] if isinstance(value, Mapping) else [*value]
+    return any(_has_bool(entry, depth - 1) for entry in entries)
 
 
 def _exceeds_a_word(value: Any) -> bool:
