@@ -27,6 +27,8 @@ def test_columns_on_the_command_line_in_a_file_and_from_python(tmp_path: Path) -
     ]
     for given in settings:
         assert config_from_settings("sft", given).data.columns == NAMED
+    path.write_text("data: {columns: {prompt: dialogue, comparisons: {prompt: other}}}\n")
+    assert load_config(path, ["data.columns.comparisons={prompt: question}"]).data.columns == NAMED
     path.write_text("data.columns.prompt: dialogue\ndata.columns.comparisons.prompt: question\n")
     assert load_config(path).data.columns == NAMED
 
@@ -68,6 +70,7 @@ def test_shares_of_a_mix() -> None:
         ("{a: 1, b: 1, x: 1}", "data.mix names x, which is not a source; they are a, b"),
         ("[-1, 1]", "the shares of data.mix must be at least 0"),
         ("[0, 0]", "one of them above 0"),
+        ("[1, yes]", "data.mix must be a list of numbers, a mapping of names to a number, or null; it is [1, true]"),
         ("high", "data.mix must be a list of numbers, a mapping of names to a number, or null; it is high"),
     ],
 )

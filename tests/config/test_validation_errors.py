@@ -62,6 +62,24 @@ def error_line(*overrides: str) -> str:
             "it is ledger",
         ),
         ("reward={f.py:g: heavy}", "reward: the weight must be a number; it is heavy"),
+        ("reward=[{source: f.py:g, wieght: 2}]", "reward: wieght is not one of source, weight, settings, name"),
+        (
+            "reward=[{source: f.py:g, settings: [1]}]",
+            "reward: the settings must be a mapping of names to any value; it is [1]",
+        ),
+        (
+            "reward=[{source: f.py:g, settings: {on: 1}}]",
+            "reward: the settings must be a mapping of names to any value; it is true",
+        ),
+        ("judge.max_cost={cost: 3, price_in: 1}", "judge.max_cost.price_out must be a number ≥ 0; it is missing"),
+        (
+            "data.draw={evenly: true}",
+            'data.draw must be evenly, by_spread, or {evenly or by_spread: a whole number ≥ 1}; it is {"evenly": true}',
+        ),
+        (
+            "schedules.ppo.kl_coef={yes: 0.1}",
+            'schedules must be a mapping of fields to {update: value}; it is {"ppo.kl_coef": {"true": 0.1}}',
+        ),
     ],
 )
 def test_wrong_values(override: str, said: str) -> None:

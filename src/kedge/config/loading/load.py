@@ -326,14 +326,17 @@ def _message(error: ErrorDetails, name: str) -> str:
         inner = (f"{dotted}.{part}" for dotted, field in all_fields() for part in parameters_of(field.annotation))
         return unknown(name, [*dict(all_fields()), *inner, *sections])
     expected = accepts(field) if field else "a section of fields"
-    return f"{name} must be {expected}; it is {written(error['input'])}"
+    is_missing = error["type"] == "missing" and name.endswith(f".{error['loc'][-1]}")
+    return f"{name} must be {expected}; it is {'missing' if is_missing else written(error['input'])}"
 
 
 def _reward_message(error: ErrorDetails) -> str:
-    part = str(error["loc"][-1])
+    part = str([*error["loc"], "", ""][2])
     field = RewardTermConfig.model_fields.get(part)
     if field and error["type"] != "missing":
         return f"reward: the {part} must be {accepts(field)}; it is {written(error['input'])}"
+    if error["type"] == "extra_forbidden":
+        return f"reward: {part} is not one of {', '.join(RewardTermConfig.model_fields)}"
     return (
         "reward must be a source, a list of sources, a mapping source: weight, or a list of {source, weight}; "
         f"it has {written(error['input'])}"

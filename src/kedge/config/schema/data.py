@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 from pydantic import field_validator
@@ -30,13 +30,12 @@ class DataConfig(Section):
     def _collect_columns(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Gather `columns.prompt: dialogue` and `columns: {demonstrations: {prompt: dialogue}}` in `columns`."""
         given = without_rest(values)
-        dotted = {name: value for name, value in given.items() if str(name).startswith("columns.")}
-        columns = given.get("columns")
-        if not dotted and not isinstance(columns, Mapping):
+        columns: Any = {} if given.get("columns") is None else given["columns"]
+        if not isinstance(columns, Mapping):
             return given
-        named = flat_names(cast("Mapping[str, Any]", columns or {}))
-        named |= {str(name).removeprefix("columns."): value for name, value in dotted.items()}
-        return {**{name: value for name, value in given.items() if name not in dotted}, "columns": named}
+        dotted = [name for name in given if str(name).startswith("columns.")]
+        named = flat_names({**columns, **{name.removeprefix("columns."): given.pop(name) for name in dotted}})
+        return {**given, "columns": named}
 
     @field_validator("columns")
     @classmethod
