@@ -341,6 +341,13 @@ def test_files_that_look_like_copies_of_others_are_named(tmp_path, first, second
     assert second in str(found.value)
 
 
+def test_a_copy_is_found_beside_other_files_of_its_size(tmp_path):
+    for name, text in (("a", "x"), ("b", "y"), ("c", "x")):
+        written(tmp_path / f"{name}.jsonl", [{"prompt": text}])
+    with pytest.raises(DataError, match=r": c\.jsonl looks like a copy of a\.jsonl;"):
+        values(tmp_path)
+
+
 def test_files_of_one_size_are_no_copies(tmp_path):
     for name in ("a.jsonl", "b.jsonl", "old/a.jsonl"):
         written(tmp_path / name, [{"prompt": name[:1] + name[-7:-6]}])

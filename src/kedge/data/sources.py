@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, combinations, islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -219,8 +219,10 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
 
 def _check_copies(folder: Path, paths: Sequence[Path]) -> None:
     """Reject files that are copies of others, by content or by the names that file managers and Jupyter give copies."""
-    by_size = sorted((os.path.getsize(folder / path), path) for path in paths)
-    twins = [(first, second) for (size, first), (_, second) in pairwise(by_size) if size]
+    by_size: dict[int, list[Path]] = {}
+    for path in paths:
+        by_size.setdefault(os.path.getsize(folder / path), []).append(path)
+    twins = (twin for size, same in by_size.items() if size for twin in combinations(same, 2))
     pairs = [twin for twin in twins if filecmp.cmp(*map(folder.joinpath, twin), shallow=False)]
     pairs += [
         (first, path)
