@@ -106,6 +106,7 @@ NULLS = {"prompt": None, "completion": None, "chosen": None, "rejected": None, "
         ({"prompt": "Why?", "chosen": " So.", "rejected": " No."}, "Why?", " So.", " No."),
         ({"chosen": [USER, ASSISTANT], "rejected": [USER, OTHER]}, RENDERED, "So.", "No."),
         ({"prompt": "Why?", "chosen": [USER, ASSISTANT], "rejected": [USER, OTHER]}, RENDERED, "So.", "No."),
+        ({"prompt": [USER], "chosen": [USER, ASSISTANT], "rejected": [USER, OTHER]}, RENDERED, "So.", "No."),
         ({"prompt": "Why?", "chosen": [ASSISTANT], "rejected": [OTHER]}, RENDERED, "So.", "No."),
         ({"prompt": "Why?", "chosen": ASSISTANT, "rejected": OTHER}, RENDERED, "So.", "No."),
         (
@@ -136,6 +137,17 @@ def test_a_comparison_has_the_same_prompt_in_every_role(row, prompt, better, wor
     found = only(read_rows([row], "prompts", tokenizer=CHAT))
     assert found.text == prompt
     assert read_references([found], template="none") == [better]
+
+
+@pytest.mark.parametrize("prompt", ["Why?", USER, [USER]])
+def test_a_completion_that_repeats_its_prompt_is_the_whole_conversation(prompt):
+    row = {"prompt": prompt, "completion": [USER, ASSISTANT]}
+    assert only(read_rows([row], "demonstrations", tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
+    system = {"role": "system", "content": "Be brief."}
+    if prompt == "Why?":
+        row = {"prompt": prompt, "completion": [system, USER, ASSISTANT]}
+        expected = Demonstration(f"<|system|>\nBe brief.\n{RENDERED}", "So.")
+        assert only(read_rows([row], "demonstrations", tokenizer=CHAT)) == expected
 
 
 def test_rankings_demonstrate_their_best_answer():
@@ -499,6 +511,7 @@ def test_a_named_column_that_is_missing_names_those_that_exist():
     assert str(raised.value).startswith(
         "data.columns.prompt=dialog: list has no column 'dialog'; its columns are 'dialogue', 'summary'"
     )
+    assert read_rows([{"text": "a"}], "pretraining", tokenizer=PLAIN, columns={"chosen": "better"}).records
     # References are optional in prompts, and columns of other kinds of data are not looked for.
     columns = {"prompt": "dialogue", "completion": "nowhere", "demonstrations.text": "x", "margin": "y"}
     assert only(read_rows(rows, "prompts", tokenizer=PLAIN, columns=columns)).text == "Why?"

@@ -141,6 +141,8 @@ def test_a_system_message_that_is_left_out_moves_no_flag(blank):
 def test_the_flags_of_a_comparison_hold_where_it_is_a_demonstration():
     row = {"chosen": [USER, answer("So.", weight=0)], "rejected": [USER, answer("No.")]}
     assert reason(row).startswith("nothing to learn")
+    earlier = {name: [USER, answer("Wrong.", weight=0), USER, answer(name)] for name in row}
+    assert learned(earlier) == ["chosen"]
     [record] = read_rows([row], "comparisons", tokenizer=CHAT).records
     assert isinstance(record, Comparison)
 

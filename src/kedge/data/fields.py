@@ -58,13 +58,13 @@ def field_of(fields: Fields, name: str) -> Any:
     """Return a required field.
 
     Raises:
-        RowError: The field is missing or null.
+        RowError: The field is missing, or its value is.
     """
     if name not in fields:
         present = ", ".join(repr(key[:20]) for key in list(fields)[:6])
         alone = ": a single message; a conversation is a list of messages" if is_conversation([fields]) else ""
         raise RowError(f"field {name!r} is missing (the row has {present or 'no fields'}{alone})")
-    if fields[name] is None:
+    if is_missing(fields[name]):
         raise RowError(f"field {name!r} is null")
     return fields[name]
 
@@ -229,18 +229,22 @@ Role: TypeAlias = Literal["demonstrations", "comparisons", "prompts", "pretraini
 POST = ("subreddit", "title", "post")
 _INSTRUCTION = ("instruction", "input", "system")
 _IDS = ("input_ids", "attention_mask")
-_READ: Mapping[str, tuple[str, ...]] = {
-    "demonstrations": (
-        *("prompt", "completion", "messages", "text", "output", "summary", "labels", "completion_mask"),
-        *(*_INSTRUCTION, *_IDS, *POST),
-    ),
+_LEARNED = (
+    *("prompt", "completion", "messages", "text", "output", "summary", "labels", "completion_mask"),
+    *(*_INSTRUCTION, *_IDS, *POST),
+)
+_READ: Mapping[Role, tuple[str, ...]] = {
+    "demonstrations": _LEARNED,
+    "pretraining": _LEARNED,
     "comparisons": ("prompt", "chosen", "rejected", "margin", "responses", "ranks", *_INSTRUCTION, *POST),
     "prompts": ("prompt", "messages", "text", *_INSTRUCTION, *_IDS, *POST),
 }
 _COMPARED = ("chosen", "rejected", "responses", "ranks")
-_OPTIONAL: Mapping[str, tuple[str, ...]] = {
+_OPTIONAL: Mapping[Role, tuple[str, ...]] = {
     "prompts": ("completion", "summary", "output", *_COMPARED),
     "demonstrations": _COMPARED,
+    "pretraining": _COMPARED,
+    "comparisons": (),
 }
 """Columns that may be missing: references of prompts, and columns of comparisons, which other roles can also read."""
 
@@ -258,8 +262,7 @@ def columns_of(columns: Mapping[str, str], role: Role) -> dict[str, str]:
         columns: `prompt` names the column for every role, `demonstrations.prompt` for one.
         role: the role.
     """
-    read = "demonstrations" if role == "pretraining" else role
-    names = (*_READ[read], *_OPTIONAL.get(read, ()))
+    names = (*_READ[role], *_OPTIONAL[role])
     general = {ours: theirs for ours, theirs in columns.items() if ours in names}
     if role == "prompts":  # other columns may be meant for reward functions
         data = {name for known in (*_READ.values(), *_OPTIONAL.values()) for name in known}
@@ -304,7 +307,7 @@ def name_missing_columns(fields: Fields, columns: Mapping[str, str], role: Role,
         DataError: A column is missing; the message lists those that exist.
     """
     for ours, theirs in columns.items():
-        if not has_column(fields, theirs) and ours not in _OPTIONAL.get(role, ()):
+        if not has_column(fields, theirs) and ours not in _OPTIONAL[role]:
             present = ", ".join(repr(str(name)[:40]) for name in list(fields)[:12]) or "none"
             raise DataError(
                 f"data.columns.{ours}={theirs}: {source} has no column {theirs!r}; its columns are {present} "

@@ -188,10 +188,9 @@ def _better(fields: Fields) -> Any:
 def _with_prompt(fields: Fields, tokenizer: PreTrainedTokenizerBase, role: Role) -> Fields:
     """Give a comparison its prompt, from a column of another name or from the start of both answers."""
     if "prompt" in fields:
-        # Some public data sets repeat the prompt as text next to the full conversations.
-        is_repeated = isinstance(fields["prompt"], str) and _starts_with_question(fields.get("chosen"))
         is_needed = role != "prompts" or tokenizer.chat_template
-        return _split(fields) if is_repeated and is_needed and "rejected" in fields else fields
+        is_repeated = is_needed and "rejected" in fields and _repeats(fields.get("chosen"), fields["prompt"])
+        return _split(fields) if is_repeated else fields
     if "messages" in fields:
         return {**fields, "prompt": fields["messages"]}
     if "instruction" in fields:
@@ -205,8 +204,15 @@ def _with_prompt(fields: Fields, tokenizer: PreTrainedTokenizerBase, role: Role)
     return _split(fields) if fields.keys() >= {"chosen", "rejected"} else fields
 
 
-def _starts_with_question(answer: object) -> bool:
-    return isinstance(answer, list) and messages_of(answer, "chosen")[0]["role"] != "assistant"
+def _repeats(answer: object, prompt: object) -> bool:
+    """True for a full conversation as the answer to its first messages, or to a text, usually its first question."""
+    if not isinstance(answer, (list, tuple)):
+        return False
+    messages = messages_of(answer, "chosen")
+    if isinstance(prompt, str):
+        return messages[0]["role"] != "assistant"
+    asked = messages_of(prompt, "prompt")
+    return messages[: len(asked)] == asked
 
 
 def _split(fields: Fields) -> Fields:

@@ -114,13 +114,16 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
     if isinstance(answer, (list, tuple)) and len(answer) > 1:
         start = _as_messages(field_of(fields, "prompt"), "prompt", "user")
         answers = messages_of(answer, "completion")
+        asked = _up_to_question(answers, fields["prompt"]) or start
+        if answers[: len(asked)] == asked:  # the completion is the whole conversation
+            return _conversation_to_learn(answers, len(asked), "completion", excluded, options)
         if start[-1]["role"] == answers[0]["role"] == "assistant":
             raise RowError(
                 "field 'prompt' ends with an assistant message, and 'completion' starts with one and has several: make "
                 "one message of the two, and write it into one of the fields"
             )
         return _conversation_to_learn([*start, *answers], len(start), "completion", excluded, options)
-    if excluded:
+    if -1 in excluded:
         raise RowError(_NOTHING_LEFT)
     prompt, completion = _prompt_and_answers(fields, {name: answer}, options)
     return Demonstration(prompt, completion)
