@@ -1,4 +1,5 @@
 import json
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -168,6 +169,7 @@ def test_a_curriculum_needs_a_number_in_every_prompt(value, found):
     pool = [Prompt("easy", {"steps": 1}), Prompt("The tide", {"steps": value})]
     with pytest.raises(DataError, match=rf"data\.curriculum=steps: .*'The tide': field 'steps' is {found}"):
         PromptStream(pool, seed=0, curriculum="steps")
+    assert PromptStream([Prompt("a", {"steps": Decimal("1.5")})], seed=0, curriculum="steps").next(1)  # from Parquet
     with pytest.raises(DataError, match="'easy': field 'level' is missing"):
         PromptStream(pool, seed=0, curriculum="level")
 

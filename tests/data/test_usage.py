@@ -1,4 +1,4 @@
-from kedge.data import DataUsage
+from kedge.data import DataUsage, Preview
 
 
 def test_the_line_says_what_is_used_held_out_and_dropped():
@@ -20,3 +20,9 @@ def test_a_model_card_names_no_folder_of_the_machine():
     )
     mixed = DataUsage(("/secret/a.jsonl", "/secret/b.jsonl"), 3, 3, shares=(0.7, 0.3))
     assert mixed.public_line == "all 3 rows of a.jsonl, b.jsonl used; drawn as 70% a.jsonl, 30% b.jsonl"
+
+
+def test_a_preview_without_usable_rows_says_what_may_help() -> None:
+    usage = DataUsage(rows=1, dropped={"prompt longer than data.max_prompt_tokens=3": 1})
+    lines = Preview("sft", usage, {}, {}, (), "tokens").lines(80)
+    assert lines[2].startswith("no usable row; the limit is data.max_prompt_tokens, or the model's context; data.trunc")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from numbers import Real
 from typing import Any, Literal, TypeAlias
 
@@ -58,13 +59,13 @@ def field_of(fields: Fields, name: str) -> Any:
     """Return a required field.
 
     Raises:
-        RowError: The field is missing, or its value is.
+        RowError: The field is missing or null.
     """
     if name not in fields:
         present = ", ".join(repr(key[:20]) for key in list(fields)[:6])
         alone = ": a single message; a conversation is a list of messages" if is_conversation([fields]) else ""
         raise RowError(f"field {name!r} is missing (the row has {present or 'no fields'}{alone})")
-    if is_missing(fields[name]):
+    if fields[name] is None:
         raise RowError(f"field {name!r} is null")
     return fields[name]
 
@@ -98,7 +99,7 @@ def number_of(value: object, name: str) -> float:
         RowError: The value is not a number, not finite, or beyond a float's range.
     """
     value = decoded(value)
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
         raise RowError(f"field {name!r} is {_kind(value)}, expected a number")
     try:
         number = float(value)

@@ -361,7 +361,7 @@ def hint_of(kind: str) -> str:
     """Suggest a setting that may make rows rejected for this reason usable."""
     if missing := re.fullmatch(r"field '(?!role'|content'|from'|value')(\w+)' is missing", kind):
         return f"; data.columns.{missing[1]}=… names a column that holds it"
-    if limit := re.search(r"(.*) longer than (max_\w+)=\d+$", kind):
+    if limit := re.search(r"(.*) longer than (?:data\.)?(max_\w+)=\d+$", kind):
         cut = {"answer alone": "; data.truncate cuts answers of comparisons", "text": ""}.get(
             limit[1], "; data.truncate cuts prompts"
         )
