@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from kedge.data import (
     encode_prompt,
     read_rows,
 )
-from kedge.data.chat import closing_of, end_of_turn
+from kedge.data.chat import apply_template, closing_of, end_of_turn
 from kedge.data.fields import Role
 from kedge.models import LanguageModel
 from kedge.training.supervised.losses import CompletionLoss
@@ -178,6 +179,16 @@ def test_the_answers_of_a_comparison_end_where_their_turn_ends(family: Family) -
         assert encode_prompt(tokenizer, record.prompt) == tokenizer.apply_chat_template(
             TURNS[:3], tokenize=True, return_dict=False, add_generation_prompt=True
         )
+
+
+def test_a_prompt_is_rendered_once_for_all_answers() -> None:
+    tokenizer = FAMILIES["chatml"].tokenizer()
+    closing_of(tokenizer)  # is found once
+    row = {"prompt": [FIRST], "chosen": [ANSWER], "rejected": [LAST]}
+    for role, count in (("comparisons", 3), ("demonstrations", 2), ("prompts", 1)):
+        with mock.patch("kedge.data.chat.apply_template", wraps=apply_template) as render:
+            read_rows([row], role, tokenizer=tokenizer)
+        assert render.call_count == count
 
 
 @families

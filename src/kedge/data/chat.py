@@ -46,7 +46,7 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, in_
 
 
 def render_answer(
-    tokenizer: PreTrainedTokenizerBase, prompt: Messages, answer: Messages, *, in_full: bool = True
+    tokenizer: PreTrainedTokenizerBase, prompt: Messages, answer: Messages, start: str, *, in_full: bool = True
 ) -> str:
     """Render the text that an answer adds to its rendered prompt, without the end-of-sequence token.
 
@@ -58,6 +58,7 @@ def render_answer(
         tokenizer: The model's.
         prompt: The conversation up to the answer. A final assistant message is the start of the answer.
         answer: The assistant's message, or several messages.
+        start: The prompt as `render_prompt` renders it.
         in_full: Refuse a template that leaves out a part of a message.
 
     Raises:
@@ -65,7 +66,6 @@ def render_answer(
         RowError: The template rejects the messages, leaves out a part of one, or renders the prompt differently once
             an answer follows.
     """
-    start = render_prompt(tokenizer, prompt, in_full=in_full)
     if prompt[-1]["role"] == answer[0]["role"] == "assistant":
         begun = {**answer[0], "content": prompt[-1]["content"] + answer[0]["content"]}
         prompt = prompt[:-1]
@@ -73,7 +73,7 @@ def render_answer(
     whole = _render(tokenizer, [*prompt, *answer])
     if in_full:
         _check_all_shown(whole, enumerate(answer[:-1], start=len(prompt)))
-    before: str = start
+    before = start
     if len(answer) > 1 and whole.startswith(start):
         # An earlier message of the answer may contain the same text as its last one.
         is_answer = answer[-1]["role"] == "assistant"

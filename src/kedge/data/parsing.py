@@ -172,7 +172,7 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
         del columns[name]
     prompt = bare(options.tokenizer, prompt) if isinstance(prompt, list) else prompt
     kept = _cut(prompt, {}, options)
-    [text] = _checked_lengths(_rendered_prompt(kept, options), {}, options)
+    [text] = _checked_lengths(*_rendered(kept, {}, options), options)
     if not isinstance(kept, str):
         columns["messages"] = kept
     elif is_given(fields, "messages"):
@@ -198,17 +198,16 @@ def _read(value: object, name: str, role: Role, options: ReadingOptions) -> tupl
     standard = standard_form(
         {key: value for key, value in fields.items() if is_given(fields, key)}, role, options.tokenizer
     )
-    if "system" in columns and "system" in standard:
-        standard = _with_system(standard, options)
-    elif isinstance(standard.get("system"), str):
-        standard = _with_system(standard, options, is_named=False)
+    is_named = "system" in columns
+    if "system" in standard and (is_named or isinstance(standard["system"], str)):
+        standard = _with_system(standard, options, is_named=is_named)
     if any(is_conversation(standard.get(name)) for name in ("messages", "prompt")):
         check_rendered(standard)
     rest = {key: value for key, value in fields.items() if not is_given(fields, key) and key not in standard}
     return fields, {**rest, **standard}
 
 
-def _with_system(fields: Fields, options: ReadingOptions, *, is_named: bool = True) -> Fields:
+def _with_system(fields: Fields, options: ReadingOptions, *, is_named: bool) -> Fields:
     """Put a row's `system` at the start of its conversation, as the first message.
 
     Raises:
@@ -341,14 +340,14 @@ def _fitted(
     """Cut prompt and answers to the limits, and render them."""
     prompt = bare(options.tokenizer, prompt) if isinstance(prompt, list) else prompt
     answers = {name: bare(options.tokenizer, answer) for name, answer in answers.items()}
-    texts = _rendered(prompt, answers, options)
+    start, texts = _rendered(prompt, answers, options)
     if cuts_answers and options.truncate != "never" and options.max_length is not None:
-        answers = _without_ends(prompt, answers, texts, options.max_length, options)
-        texts = _rendered(prompt, answers, options)
+        answers = _without_ends(start, answers, texts, options.max_length, options)
+        start, texts = _rendered(prompt, answers, options)
     kept = _cut(prompt, texts, options)
     if kept != prompt:
-        texts = _rendered(kept, answers, options)
-    return _checked_lengths(_rendered_prompt(kept, options), texts, options)
+        start, texts = _rendered(kept, answers, options)
+    return _checked_lengths(start, texts, options)
 
 
 def _conversation_to_learn(
@@ -386,7 +385,7 @@ def _conversation_to_learn(
     if options.truncate != "never":
         # The length of all turns determines how many fit; the prompt, before the first answer, has a separate limit.
         limits = options if len(learned) == 1 else replace(options, max_prompt_tokens=None)
-        left = _cut(messages[:-1], _rendered(messages[:-1], last, options), limits)
+        left = _cut(messages[:-1], _rendered(messages[:-1], last, options)[1], limits)
         dropped = len(messages) - 1 - len(left)
         rest = [*cast("Messages", left), messages[-1]]
         # In the place of an answer that was dropped is another message, or none.
@@ -412,18 +411,19 @@ def _whole(record: Demonstration, name: str, kind: str, options: ReadingOptions)
     return record
 
 
-def _rendered_prompt(prompt: Turn, options: ReadingOptions) -> str:
+def _rendered(
+    prompt: Turn, answers: Mapping[str, str | Messages], options: ReadingOptions
+) -> tuple[str, dict[str, str]]:
+    """Render a prompt, and what each answer adds to it; beside a conversation, all answers are messages."""
+    tokenizer = options.tokenizer
     if isinstance(prompt, Post):
-        return render_tldr(*prompt, options.tokenizer, options.max_prompt_tokens)
-    return prompt if isinstance(prompt, str) else render_prompt(options.tokenizer, prompt)
-
-
-def _rendered(prompt: Turn, answers: Mapping[str, str | Messages], options: ReadingOptions) -> dict[str, str]:
-    return {
-        name: answer
-        if isinstance(answer, str)
-        else text_of(render_answer(options.tokenizer, cast("Messages", prompt), answer), name)
-        for name, answer in answers.items()
+        return render_tldr(*prompt, tokenizer, options.max_prompt_tokens), dict(cast("Mapping[str, str]", answers))
+    if isinstance(prompt, str):
+        return prompt, dict(cast("Mapping[str, str]", answers))
+    start = render_prompt(tokenizer, prompt)
+    turns = cast("Mapping[str, Messages]", answers)
+    return start, {
+        name: text_of(render_answer(tokenizer, prompt, answer, start), name) for name, answer in turns.items()
     }
 
 
@@ -448,7 +448,7 @@ def _cut(prompt: Turn, answers: Mapping[str, str], options: ReadingOptions) -> s
 
 
 def _without_ends(
-    prompt: Turn,
+    start: str,
     answers: Mapping[str, str | Messages],
     texts: Mapping[str, str],
     max_length: int,
@@ -464,7 +464,7 @@ def _without_ends(
         return answer if isinstance(answer, str) else answer[-1]["content"]
 
     half = max_length // 2
-    needed = num_tokens(options.tokenizer, _rendered_prompt(prompt, options), half)
+    needed = num_tokens(options.tokenizer, start, half)
     room = max_length - min(needed, half, options.max_prompt_tokens or half)
     kept = dict(answers)
     for name, answer in answers.items():

@@ -238,8 +238,8 @@ class Reader:
     def _rendered(self, messages: Messages, answer: str, *, stopped: bool) -> tuple[str, str]:
         """Render prompt and answer as in training; an answer that did not stop is not closed."""
         turn = {"role": "assistant", "content": answer}
-        closed = render_answer(self._tokenizer, messages, [turn], in_full=False) if stopped else answer
-        return render_prompt(self._tokenizer, messages, in_full=False), closed
+        start = render_prompt(self._tokenizer, messages, in_full=False)
+        return start, render_answer(self._tokenizer, messages, [turn], start, in_full=False) if stopped else answer
 
     def _spells(self, sampled: list[int], completion: str, read: str) -> bool:
         """True if the sampled ids spell exactly the text to read: the completion and the template's closing."""
