@@ -175,6 +175,9 @@ def test_a_pair_with_another_label_is_a_bad_row():
         assert reasons("comparisons", good, {**bad, "label": label})[0] == f"field 'label' is {label!r}, {form}"
     tie = {"conversation_a": [USER, ASSISTANT], "conversation_b": [USER, OTHER], "winner": "tie (bothbad)"}
     assert reasons("comparisons", good, tie)[0].startswith("field 'winner' is 'tie (bothbad)', expected model_a (")
+    prompt = only(read_rows([tie], "prompts", tokenizer=CHAT))
+    assert prompt.text == RENDERED
+    assert not prompt.columns.keys() & {"chosen", "rejected", "completion"}
 
 
 def test_margins_that_are_not_read_are_refused():

@@ -201,6 +201,9 @@ def _with_prompt(fields: Fields, tokenizer: PreTrainedTokenizerBase, role: Role)
             return {**fields, "prompt": _asked(fields, fields[name], tokenizer)}
     if fields.keys() & {"chosen_input_ids", "input_ids_chosen", "chosen_ids"} and "chosen" not in fields:
         raise RowError("comparisons cannot be given as token ids; give the texts 'prompt', 'chosen' and 'rejected'")
+    tied = {"chosen": fields.get("conversation_a"), "rejected": fields.get("conversation_b")}
+    if "chosen" not in fields and None not in tied.values():  # read as a prompt, although no answer is better
+        return {**fields, "prompt": _split(tied)["prompt"]}
     return _split(fields) if fields.keys() >= {"chosen", "rejected"} else fields
 
 
