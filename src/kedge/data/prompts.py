@@ -248,7 +248,7 @@ class Mixture:
 
     Attributes:
         origins: index of the source of each record.
-        shares: weight of each source, at least 0; only their proportions count.
+        shares: weight of each source, at least 0, and 0 for one without records; only their proportions count.
         seed: seed of the shuffles.
     """
 
@@ -271,9 +271,7 @@ class Mixture:
         """Return the number of rows of each source in a pass: its share of all records, rounded so that they add up
         (largest remainder).
         """
-        present = set(self.origins)
-        weights = [weight if source in present else 0.0 for source, weight in enumerate(self.shares)]
-        exact = [weight / sum(weights) * len(self.origins) for weight in weights]
+        exact = [share / sum(self.shares) * len(self.origins) for share in self.shares]
         counts = [int(count) for count in exact]
         for source in sorted(range(len(exact)), key=lambda source: counts[source] - exact[source])[
             : len(self.origins) - sum(counts)

@@ -280,16 +280,13 @@ END = 0x110000
 class _Characters:
     """The part of a tokenizer's interface that reading data needs."""
 
-    bos_token = bos_token_id = pad_token_id = pad_token = None
+    bos_token = pad_token_id = pad_token = None
     eos_token_id = END
     eos_token = "<end>"
     chat_template = "{{ messages }}"
     all_special_tokens = ("<end>",)
     all_special_ids = (END,)
     added_tokens_decoder: dict[int, Any] = {}  # noqa: RUF012
-
-    def __len__(self) -> int:
-        return END + 1
 
     def encode(self, text: str, **_: object) -> list[int]:
         return [ord(character) for character in text]

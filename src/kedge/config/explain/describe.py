@@ -204,8 +204,6 @@ def _kinds(annotation: Any) -> Iterator[str]:
         named = [(name, accepts(field).replace(", or ", " or ")) for name, field in inner.items()]
         yield named[0][1]
         yield f"{{{', '.join(f'{name}: {values}' for name, values in named)}}}"
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield "a section of fields"
     else:
         yield _PLAIN[annotation]
 
