@@ -279,26 +279,23 @@ def rename_columns(fields: Fields, columns: Mapping[str, str]) -> dict[str, Any]
         fields: the row.
         columns: ours → theirs; one column of theirs may serve as several of ours.
     """
-    found = {ours: value_in(fields, theirs) for ours, theirs in columns.items() if has_column(fields, theirs)}
+    found = {ours: value for ours, theirs in columns.items() for value in column_in(fields, theirs)}
     hidden = {name for ours in columns for name in _WHOLE.get(ours, ()) if name not in columns}
     gone = {*columns, *columns.values(), *hidden}
     kept = {name: value for name, value in fields.items() if name not in gone}
     return {**kept, **found}
 
 
-def has_column(fields: Fields, name: str) -> bool:
-    """True if `value_in` finds the column."""
-    outer, dot, inner = name.partition(".")
-    held = fields.get(outer)
-    return name in fields or (bool(dot) and isinstance(held, Mapping) and has_column(held, inner))
+def column_in(fields: Fields, name: str) -> tuple[Any, ...]:
+    """Return a column's value alone, or nothing if the row lacks it.
 
-
-def value_in(fields: Fields, name: str) -> Any:
-    """A column's value; a dotted name that is not a column, `reward_model.ground_truth`, reaches into a mapping."""
+    A dotted name that is not a column, such as `reward_model.ground_truth`, reaches into a mapping.
+    """
     if name in fields:
-        return fields[name]
+        return (fields[name],)
     outer, _, inner = name.partition(".")
-    return value_in(fields[outer], inner)
+    held = fields.get(outer)
+    return column_in(held, inner) if isinstance(held, Mapping) else ()
 
 
 def name_missing_columns(fields: Fields, columns: Mapping[str, str], role: Role, source: str) -> None:
@@ -308,7 +305,7 @@ def name_missing_columns(fields: Fields, columns: Mapping[str, str], role: Role,
         DataError: A column is missing; the message lists those that exist.
     """
     for ours, theirs in columns.items():
-        if not has_column(fields, theirs) and ours not in _OPTIONAL[role]:
+        if not column_in(fields, theirs) and ours not in _OPTIONAL[role]:
             present = ", ".join(repr(str(name)[:40]) for name in list(fields)[:12]) or "none"
             raise DataError(
                 f"data.columns.{ours}={theirs}: {source} has no column {theirs!r}; its columns are {present} "

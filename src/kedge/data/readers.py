@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kedge.data.fields import MAY_BE_EMPTY, Role, columns_of, has_column, name_missing_columns
+from kedge.data.fields import MAY_BE_EMPTY, Role, column_in, columns_of, name_missing_columns
 from kedge.data.parsing import ReadingOptions, parse_comparison, parse_demonstration, parse_prompt
 from kedge.data.records import Prompt, Rejection, RowError, Table, hint_of, write_rejections
 from kedge.data.sources import Source, Sources, numbered_rows
@@ -102,7 +102,7 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
                 name_missing_columns(row.value, always, role, row.source)
             if absent := unseen[row.source]:
                 unseen[row.source] = {
-                    ours: theirs for ours, theirs in absent.items() if not has_column(row.value, theirs)
+                    ours: theirs for ours, theirs in absent.items() if not column_in(row.value, theirs)
                 }
         options.cuts.clear()
         try:
