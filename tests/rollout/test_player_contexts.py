@@ -284,6 +284,26 @@ def test_a_context_that_the_template_rejects_is_a_failure():
     assert "cannot be written as a message: the chat template rejects the conversation" in script.failure
 
 
+@pytest.mark.parametrize("prompt", [Prompt("Play. ", {}), Prompt(Rendered("Go."), ROW)])
+def test_an_empty_context_is_a_failure(prompt):
+    """The policy's next token would depend on nothing, or on what was to be forgotten."""
+    tokenizer = CHATML.tokenizer()
+    script = Script(Turn([]), Turn(context=[]))
+    played = play(script, ["Yes"], tokenizer, stop=stop_of(CHATML, tokenizer), prompt=prompt)
+    assert played.ending == "failed"
+    assert script.failure == "an answer of script cannot be written as a message: the new context is empty"
+
+
+def test_tools_of_a_first_request_that_the_template_rejects_are_a_failure_of_the_episode():
+    shows = Family("{% for tool in tools or [] %}{{ tool.function.parameters.required }}{% endfor %}" + CHATML.template,
+                   CHATML.closing, CHATML.tokens)  # fmt: skip
+    tokenizer = shows.tokenizer()
+    script = Script(Turn(context=[user("1?")], tools=[{"type": "function", "function": {"name": "add"}}]))
+    played = play(script, ["Yes"], tokenizer, stop=stop_of(CHATML, tokenizer))
+    assert played.ending == "failed"
+    assert script.failure.startswith("script cannot open an episode: the chat template rejects the conversation: ")
+
+
 @pytest.mark.parametrize(
     ("first", "line"),
     [

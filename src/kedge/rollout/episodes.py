@@ -306,16 +306,13 @@ class Episodes:
     def _opening(self, row: int, opened: EnvironmentTurn | None) -> list[int]:
         """Return the tokens that an episode opens with; one that failed is left after the policy's turn."""
         episode = self._played[row]
-        turns = self.turns[row]
         if opened is None:
             self._fail(row)
-        elif opened.context is not None:
-            turns = self.turns_of(None, opened.tools)
         try:
-            conversation, tokens = self._opening_tokens(row, turns, opened)
-        except DataError as error:
+            conversation, tokens = self._opening_tokens(row, opened)
+        except RowError as error:
             if opened is None or opened.context is None:
-                raise
+                raise DataError(str(error)) from error
             # An agent writes its first request as it plays, so a bad one is a failure of its episode.
             self._finish([row])
             self.environment.failure = str(error)
@@ -328,25 +325,27 @@ class Episodes:
         self._begins(row, tokens, len(tokens), conversation)
         return tokens
 
-    def _opening_tokens(self, row: int, turns: Turns, opened: EnvironmentTurn | None) -> tuple[Messages, list[int]]:
+    def _opening_tokens(self, row: int, opened: EnvironmentTurn | None) -> tuple[Messages, list[int]]:
         """Return an opening as messages and as tokens.
 
         Raises:
-            DataError: It cannot be rendered, or there is no room for it.
+            RowError: It cannot be rendered, or there is no room for it.
         """
         name = self.environment.name
+        turns = self.turns[row]
         try:
             if opened is None or opened.context is None:
                 follows: Messages = [{"role": "user", "content": "…"}] if opened is None else opened.messages
                 conversation = turns.opening(self.prompts[row], follows)
             else:
+                turns = self.turns_of(None, opened.tools)
                 conversation = opened.context
             tokens = turns.context(_shown(conversation))
         except RowError as error:
-            raise DataError(f"{name} cannot open an episode: {error}") from error
+            raise RowError(f"{name} cannot open an episode: {error}") from error
         most = self.limits.prompt_tokens
         if not tokens or (most is not None and len(tokens) > most):
-            raise DataError(
+            raise RowError(
                 f"an episode of {name} opens with {len(tokens)} tokens (prompt, tools and what reset says); expected 1 "
                 f"to {most}: the model's context less rollout.max_new_tokens, or, where it is shorter, less "
                 "environment.max_turn_tokens"
@@ -450,7 +449,9 @@ class Episodes:
                 tokens = turns.after([episode.tokens[before.end]], read[place + 1 :])
                 parent = None if before.end == episode.length - 1 else before.end
                 return tokens, before.num_read + before.num_said + len(tokens), Reply(tokens, parent)
-        ids = turns.context(_shown(read))
+        ids = turns.context(_shown(read)) if read else []
+        if not ids:
+            raise RowError("the new context is empty")
         count, slot = episode.known(ids)
         return ids, len(ids), Reply(ids[count:], None if slot == episode.length - 1 else slot)
 
