@@ -20,6 +20,8 @@ from kedge.rollout.privileged import PrivilegedText
 from kedge_base.errors import DataError, EnvError
 
 FAILED = ENDINGS.index("failed")
+MOST_FORMATS = 1024
+"""Formats of turns to keep: an agent may show other tools for each row."""
 
 
 class Player:
@@ -42,6 +44,7 @@ class Player:
         self._stop_ids: frozenset[int] = frozenset()
         self._privileged: PrivilegedText | None = None
         self._turns: dict[tuple[int, bool, str | None], Turns] = {}
+        self._told: set[str] = set()
         self._waited = WaitingTime()
         self._waited_before = 0.0
 
@@ -172,16 +175,24 @@ class Player:
             )
         key = (id(tokenizer), is_chat, None if tools is None else json.dumps(tools))
         if key not in self._turns:
+            if len(self._turns) == MOST_FORMATS:
+                self._turns.clear()
             self._turns[key] = self._chat_turns(tokenizer, used) if is_chat else PlainTurns(tokenizer)
         return self._turns[key]
 
     def _chat_turns(self, tokenizer: PreTrainedTokenizerBase, tools: ToolUse | None) -> TemplateTurns:
         turns = TemplateTurns(tokenizer, self._stop_ids, tools=tools)
-        if tools and turns.incompatibility and self._say:
-            self._say(
-                f"{self.environment.name}: the chat template {turns.incompatibility}; they are described before the "
-                f"first question, and called as {tools.sample_text}"
+        if tools and turns.incompatibility:
+            self._tell(
+                f"the chat template {turns.incompatibility}",
+                f"they are described before the first question, and called as {tools.sample_text}",
             )
-        if turns.rewrites and self._say:
-            self._say(f"{self.environment.name}: {turns.rewriting}; so each turn reads the whole conversation again")
+        if turns.rewrites:
+            self._tell(turns.rewriting, "so each turn reads the whole conversation again")
         return turns
+
+    def _tell(self, reason: str, effect: str) -> None:
+        """Print a line about the chat template, the first time."""
+        if self._say and reason not in self._told:
+            self._told.add(reason)
+            self._say(f"{self.environment.name}: {reason}; {effect}")
