@@ -213,6 +213,29 @@ def test_tools_of_a_request_are_described_or_shown():
         play(script, ["a"], tokenizer, stop=2, prompt=Prompt("Play. ", {}))
 
 
+def test_a_line_about_the_template_is_said_once_for_the_tools_of_all_requests():
+    lines = []
+    tokenizer = CHATML.tokenizer()
+    others = [[{**ADD, "function": {**ADD["function"], "name": f"add_{number}"}}] for number in range(3)]
+    script = Script(*(Turn(context=[user("1?")], tools=tools) for tools in others))
+    player = Player(script, Limits(9, 300), by_turn=True, say=lines.append)
+    player.begin([stop_of(CHATML, tokenizer)], 200, None, tokenizer, [])
+    player.episodes(tokenizer, [Prompt(Rendered("Go."), ROW)] * 3, [0] * 3).open(range(3))
+    assert lines == [
+        "script: the chat template has no place for tools; they are described before the first question, and called as "
+        "<add_0>{}</add_0>"
+    ]
+
+
+def test_an_end_token_that_looks_like_a_closing_tag_is_no_part_of_a_turn_with_tools():
+    """`</s>`, as Mistral's and Llama 2's."""
+    tokenizer = CHATML.tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "</s>"})
+    script = Script(Turn(context=[user("1?")], tools=[ADD]), Turn(ending="completed"))
+    play(script, ["Nine."], tokenizer, stop=tokenizer.eos_token_id)
+    assert [heard["text"] for heard in script.heard] == ["Nine."]
+
+
 def test_tools_that_a_later_request_changes_are_shown_instead():
     """Agents offer other tools as they go, and none where they want an answer; the conversation stays the same."""
     shows = Family("{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}" + CHATML.template,

@@ -357,8 +357,10 @@ class Episodes:
         episode = self._played[row]
         ids = list(tokens)
         stops = bool(ids) and ids[-1] in self.stop_ids
-        closes = self._has_tools(episode) and str(self.tokenizer.decode(ids[-1:])).startswith("</")
-        text = str(self.tokenizer.decode(ids[:-1] if stops and not closes else ids))
+        text = str(self.tokenizer.decode(ids[:-1] if stops else ids))
+        closing = str(self.tokenizer.decode(ids[-1:])) if stops and self._has_tools(episode) else ""
+        if closing.startswith("</") and f"<{closing[2:]}" in text:  # unlike `</s>`, the end token of some models
+            text += closing
         ends = [place for stop in episode.stops if (place := text.find(stop)) >= 0]
         return {
             "text": episode.opening + text[: min(ends, default=None)],

@@ -26,7 +26,7 @@ ARGUMENT = re.compile(
 )
 PYTHON = {"True": True, "False": False, "None": None}
 MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(?=\[)")
-LLAMA = re.compile(r"\A\s*(?:<\|python_tag\|>\s*)?(\{.*\})\s*(?:</s>)?\Z", re.DOTALL)
+LLAMA = re.compile(r"\A\s*(?:<\|python_tag\|>\s*)?(\{.*\})\s*\Z", re.DOTALL)
 LLAMA_ARGUMENTS = re.compile(r"\"(?:parameters|arguments)\"")
 """In Llama 3, the whole turn is a call."""
 
