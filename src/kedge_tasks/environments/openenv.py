@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -105,7 +106,7 @@ class OpenEnv:
         from websockets.exceptions import WebSocketException
 
         try:
-            return await connect(
+            connection = await connect(
                 f"ws{self._url.removeprefix('http')}/ws",
                 proxy=None if _is_local(self._url) else True,
                 compression=None,
@@ -115,6 +116,9 @@ class OpenEnv:
             )
         except (OSError, WebSocketException) as error:
             raise self._fault(f"accepts no session ({error_text(error)})") from error
+        # Instances are dropped after a failure, but the event loop keeps their connections, and a server its sessions.
+        weakref.finalize(self, connection.transport.abort).atexit = False
+        return connection
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request; return the reply, a mapping whose `data` is a mapping."""

@@ -155,6 +155,7 @@ class Session:
                 return task.result()
             finally:
                 task.cancel()
+                del task  # a cycle with its error's traceback, which would keep a failed environment
         except _TimeLimit:
             if what == "step" or (what == "finish" and self._endpoint is not None):
                 return EnvironmentTurn(ending="timeout")

@@ -148,6 +148,16 @@ def test_a_fault_of_the_server_is_one_line(served, said):
     assert len(game.failure) < 400
 
 
+@pytest.mark.parametrize("said", ["raised", "no text", "reward nan"])
+def test_a_failed_episode_ends_its_session(served, said):
+    with running(Server(most_sessions=2)) as (url, server):
+        game = served(url)
+        for number in range(4):
+            assert game.open({number: ({}, 0)})[number] is not None, game.failure
+            assert game.step({number: said})[number].ending == "failed"
+            until(lambda: server.open == 0)
+
+
 @pytest.mark.parametrize(
     ("said", "line"),
     [
