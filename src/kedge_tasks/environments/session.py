@@ -219,7 +219,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
         raise
     except _TimeLimit as error:
         raise EnvError(f"{name} took longer than its limit to open or end an episode (environment.timeout)") from error
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
         raise EnvError(f"{name} raised {typed_error_text(error)} ({place_of(error)})") from error
 
 

@@ -37,8 +37,10 @@ information: a critic may read it, the policy does not.
 from __future__ import annotations
 
 import inspect
+import json
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -95,10 +97,8 @@ class Game:
     async def open(self, row: Mapping[str, Any], seed: int) -> EnvironmentTurn:
         """Start an episode; return the messages that follow the row's prompt."""
         reset = self._environment.reset
-        opening = await _result(reset(**accepted(reset, {"row": row, "seed": seed})))
-        return EnvironmentTurn(
-            _messages(opening, self._name), privileged=await _privileged(self._environment, self._name)
-        )
+        opening = reset(**accepted(reset, {"row": row, "seed": seed}))
+        return await _opened(opening, self._environment, self._name)
 
     async def step(self, text: str, **_: Any) -> EnvironmentTurn:
         """Pass on the policy's text; return the environment's reply."""
@@ -155,10 +155,8 @@ class ToolUser:
             reset = self._environment.reset
             given = accepted(reset, {"seed": seed, **row})
             _check_call(reset, f"{self._name}.reset", f"arguments named seed, {', '.join(map(str, row))}", **given)
-            opening = await _result(reset(**given))
-        return EnvironmentTurn(
-            _messages(opening, self._name), privileged=await _privileged(self._environment, self._name)
-        )
+            opening = reset(**given)
+        return await _opened(opening, self._environment, self._name)
 
     async def step(self, text: str, **_: Any) -> EnvironmentTurn:
         """Make the tool calls in the policy's text; return their results."""
@@ -194,7 +192,7 @@ def adapter_of(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUs
         name: Its name in errors.
 
     Raises:
-        EnvError: It has neither `step` nor a tool, or needs arguments.
+        EnvError: It has neither `step` nor a tool, needs arguments, or has methods that accept others than kedge's.
     """
     if not callable(kind):
         raise EnvError(f"{name} is an object; expected its class, or a function that makes one for each episode")
@@ -210,7 +208,10 @@ def adapter_of(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUs
     if callable(getattr(environment, "step", None)):
         if not callable(getattr(environment, "reset", None)):
             raise EnvError(f"{name} has step, and no reset; expected reset(row, seed) and step(text)")
-        _check_signatures(environment, name)
+        expected = "reset(row, seed) and step(text)"
+        with suppress(ValueError):  # implemented in C, without a signature
+            _check_call(environment.step, name, expected, "")
+            _check_call(environment.reset, name, expected, **accepted(environment.reset, {"row": {}, "seed": 0}))
         return lambda: Game(made(), name)
     tools = Tools.of(environment, name)
     return lambda: ToolUser(made(), name, tools)
@@ -218,20 +219,6 @@ def adapter_of(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUs
 
 def _is_async(environment: Any, names: Sequence[str]) -> bool:
     return any(inspect.iscoroutinefunction(getattr(environment, name, None)) for name in names)
-
-
-def _check_signatures(environment: Any, name: str) -> None:
-    """Check that a game's methods accept the arguments of kedge's calls.
-
-    Raises:
-        EnvError: One does not.
-    """
-    expected = "reset(row, seed) and step(text)"
-    try:
-        _check_call(environment.step, name, expected, "")
-        _check_call(environment.reset, name, expected, **accepted(environment.reset, {"row": {}, "seed": 0}))
-    except ValueError:
-        return  # implemented in C
 
 
 def _check_call(function: Callable[..., Any], name: str, expected: str, *values: Any, **named: Any) -> None:
@@ -242,19 +229,27 @@ def _check_call(function: Callable[..., Any], name: str, expected: str, *values:
         raise EnvError(f"{name}: {error}; expected {expected}") from None
 
 
-async def _privileged(environment: Any, name: str) -> dict[str, Any]:
-    """An environment's privileged information for a critic; empty without a method `privileged`."""
-    get_privileged = getattr(environment, "privileged", None)
-    if get_privileged is None:
-        return {}
-    found = await _result(get_privileged())
+async def _opened(opening: Any, environment: Any, name: str) -> EnvironmentTurn:
+    """The messages that `reset` returned, and the privileged information for a critic, if any."""
+    messages = _messages(await _result(opening), name)
+    if not hasattr(environment, "privileged"):
+        return EnvironmentTurn(messages)
+    found = await _result(environment.privileged())
     if not isinstance(found, Mapping):
         raise EnvError(f'{name}.privileged gave {found!r:.60}; expected a mapping, such as {{"secret": 7}}')
-    return {str(key): value for key, value in cast("Mapping[Any, Any]", found).items()}
+    privileged = {str(key): _plain(value) for key, value in cast("Mapping[Any, Any]", found).items()}
+    return EnvironmentTurn(messages, privileged=privileged)
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value to JSON types, which can be sent to another process: arrays to lists, other types to texts."""
+    return json.loads(
+        json.dumps(value, default=lambda entry: entry.tolist() if hasattr(entry, "tolist") else str(entry))
+    )
 
 
 async def _result(value: Any) -> Any:
-    return await cast("Awaitable[Any]", value) if inspect.isawaitable(value) else value
+    return await value if inspect.isawaitable(value) else value
 
 
 def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,7 +286,7 @@ def _as_step(value: Any, name: str) -> Step:
 
 def _messages(value: Any, name: str, roles: Sequence[str] = ("user", "tool", "system")) -> list[dict[str, str]]:
     """Convert an environment's reply to messages: None, a text, or one or several messages with some roles."""
-    if value is None or value == () or value == "":
+    if value is None or (isinstance(value, str) and not value):
         return []
     entries = [{"role": "user", "content": value}] if isinstance(value, str) else value
     entries = [entries] if isinstance(entries, Mapping) else entries
@@ -339,8 +334,6 @@ def as_text(value: Any) -> str:
     """Convert a tool's result to text: JSON, unless it is already text."""
     if isinstance(value, str):
         return value
-    import json
-
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):

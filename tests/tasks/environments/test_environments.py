@@ -72,6 +72,12 @@ def test_the_global_generator_gives_an_episode_the_same_numbers_whatever_runs_be
     assert drawn.step({2: "x", 3: "x"})[3].messages == after
 
 
+@pytest.mark.parametrize("local", [False, True])
+def test_privileged_information_may_be_of_numpys_types(world, local):
+    [opened] = world("Knows", local=local).open({1: ({}, 0)}).values()
+    assert opened.privileged == {"number": 7, "board": [[1.0, 1.0]], "moves": [3], "words": "{'a'}"}
+
+
 def test_a_step_may_be_a_tuple_as_in_gymnasium(world):
     environment = world("Tuple")
     assert environment.open({1: ({}, 0)}) == {1: EnvironmentTurn()}
@@ -240,7 +246,9 @@ def test_a_late_answer_ends_the_episode_and_the_next_one_is_played(world, name, 
         ("Nonsense", "number", r"^Nonsense.step returned 3 \(of type int\); expected a kedge.Step"),
         ("Nonsense", "nan", "^Nonsense.step gave the reward nan; expected a finite number$"),
         ("Nonsense", "role", "^Nonsense gave the message {'role': 'me'}; expected one with role and content$"),
+        ("Nonsense", "array", r"^Nonsense said array\(\[1., 1.\]\) \(of type ndarray\); expected a text, or messages$"),
         ("Nonsense", "else", "^Nonsense raised KeyError: 'else'"),
+        ("Cancels", "x", r"^Cancels raised CancelledError \(worlds.py:\d+\)$"),
     ],
 )
 @pytest.mark.parametrize("local", [False, True])

@@ -8,6 +8,8 @@ import random
 import time
 from typing import ClassVar
 
+import numpy
+
 from kedge_tasks.environments import Step
 
 
@@ -193,6 +195,30 @@ class Raises:
         raise KeyError("no such move\nat all")
 
 
+class Cancels:
+    """Async: waits for what it has canceled, as a client does whose connection was closed."""
+
+    async def reset(self, row, seed):
+        return None
+
+    async def step(self, text):
+        reading = asyncio.ensure_future(asyncio.sleep(60))
+        reading.cancel()
+        await reading
+
+
+class Knows:
+    """Its secrets are of NumPy's types."""
+
+    def reset(self, row, seed):
+        self.secrets = {"number": numpy.int64(7), "board": numpy.ones((1, 2)), "moves": [numpy.int8(3)], "words": {"a"}}
+
+    def step(self, text): ...
+
+    def privileged(self):
+        return self.secrets
+
+
 class Exits:
     def reset(self, row, seed):
         return None
@@ -216,7 +242,13 @@ class Nonsense:
         return row.get("says")
 
     def step(self, text):
-        return {"none": None, "number": 3, "nan": Step("", reward=float("nan")), "role": Step([{"role": "me"}])}[text]
+        return {
+            "none": None,
+            "number": 3,
+            "nan": Step("", reward=float("nan")),
+            "role": Step([{"role": "me"}]),
+            "array": (numpy.ones(2), 0.0, False, False, {}),
+        }[text]
 
 
 class Needs:
