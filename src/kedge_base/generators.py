@@ -133,10 +133,10 @@ def _read() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {"python": [version, list(words), gauss]}
     tensors: dict[str, Tensor] = {}
-    if (numpy := sys.modules.get("numpy")) is not None:
+    if numpy := sys.modules.get("numpy"):
         name, keys, *rest = numpy.random.get_state()
         state["numpy"] = [name, keys.tolist(), *rest]
-    if (torch := sys.modules.get("torch")) is not None:
+    if torch := sys.modules.get("torch"):
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         tensors = {"cpu": torch.get_rng_state(), **{f"cuda:{index}": each for index, each in enumerate(cuda)}}
     return tensors, state

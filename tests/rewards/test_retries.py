@@ -184,7 +184,9 @@ def test_a_response_that_one_function_failed_on_has_no_score_at_all():
     assert set(scored.failures) == {f"reward/scripted_{what}" for what in ("failures", "timeouts", "given_up")}
 
 
-def test_named_functions_run_concurrently(tmp_path):
+@pytest.mark.parametrize("size", [1, 4_000_000])
+def test_named_functions_run_concurrently(tmp_path, size):
+    """Also with more responses than fit into the buffer of a worker's connection."""
     (tmp_path / "together.py").write_text(
         "import os, time\nfrom pathlib import Path\n\ndef f(completions):\n"
         "    (Path(__file__).parent / f'begun-{os.getpid()}').touch()\n"
@@ -195,7 +197,7 @@ def test_named_functions_run_concurrently(tmp_path):
         "    return [1.0]\n"
     )
     reward = load_reward([f"{tmp_path}/together.py:f"] * 3)
-    assert reward.score(batch("a")) == [3.0]
+    assert reward.score(batch("a" * size)) == [3.0]
 
 
 def test_functions_are_loaded_before_models(tmp_path):

@@ -28,6 +28,8 @@ _BOOT = (
     "import sys; _, n, tie, *sys.path = sys.argv; del sys.argv[1:]; from {module} import main; main(int(n), int(tie))"
 )
 _POLL_INTERVAL = 0.2
+LONGEST_SEND = 10.0
+"""Seconds to wait for a process to read requests; a batch of responses is more than fits into the socket's buffer."""
 _CHUNK = 1 << 16
 
 
@@ -93,7 +95,6 @@ class WorkerProcess:
         self._outgoing = bytearray()
         self._incoming = bytearray()
         self._connection, theirs = socket.socketpair()
-        boot = _BOOT.format(module=module)
         tied, tie = os.pipe()  # nothing is sent: it closes when kedge ends, however that happens
         with theirs, os.fdopen(tied, "rb", 0):
             self._process = subprocess.Popen(
@@ -101,7 +102,7 @@ class WorkerProcess:
                     sys.executable,
                     "-u",
                     "-c",
-                    boot,
+                    _BOOT.format(module=module),
                     str(theirs.fileno()),
                     str(tied),
                     *map(str, sys.path),
@@ -128,9 +129,15 @@ class WorkerProcess:
         return self._finalizer.alive and self._process.poll() is None
 
     def send(self, *requests: Request) -> None:
-        """Send as much of some requests as the socket accepts without blocking; `reply` sends the rest."""
+        """Send requests, which the process reads in a thread while it answers others.
+
+        `reply` sends the rest to a process that has not read them after some seconds.
+        """
         self._outgoing += b"".join(request.line for request in requests)
-        self._send()
+        until = time.monotonic() + LONGEST_SEND
+        with suppress(WorkerEnded):  # `reply` raises it
+            while self._outgoing and time.monotonic() < until:
+                self._exchange(_POLL_INTERVAL)
 
     def reply(
         self,
@@ -160,8 +167,8 @@ class WorkerProcess:
                 reply = decode(self._line(deadline))
             match reply:
                 case {"error": str(message), "traceback": str(traceback), "row": int() | None as row}:
-                    is_lasting = reply.get("lasting") is True
-                    raise self._failed(WorkerError(message, row, is_lasting=is_lasting), traceback)
+                    error = WorkerError(message, row, is_lasting=reply.get("lasting") is True)
+                    raise self._failed(error, traceback)
                 case {"result": result} if is_valid(result):
                     self._log.end()
                     return result

@@ -52,14 +52,14 @@ def serve(
     # Registered first, so that it runs last. While kedge is running, it reads this process's exit status instead.
     atexit.register(lambda: _end_group(process) if closed.is_set() else None)
     _prefer_for_oom_kill()
-    for stream in (cast("TextIOWrapper", sys.stdout), cast("TextIOWrapper", sys.stderr)):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    for stream in (sys.stdout, sys.stderr):
+        cast("TextIOWrapper", stream).reconfigure(encoding="utf-8", errors="backslashreplace")
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests, process, closed), daemon=True).start()
     with suppress(Empty):
-        while (line := requests.get(timeout=idle)) is not None:
+        while line := requests.get(timeout=idle):
             answer = _answer(decode(line), functions, error)
             if os.getpid() != process:
                 os._exit(0)  # a fork made by user code; only the original answers
