@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from kedge.algorithm.experience import Rollout
-from kedge.data import Prompt
+from kedge.data import Prompt, encode_text
 from kedge.rewards import CallLimits, Responses, RewardTerm, load_reward, penalties
 from kedge.rewards.function import FunctionReward
-from kedge.rewards.score import MissingEos, describe_responses, score_rollout
+from kedge.rewards.score import MissingEos, continuation, describe_responses, score_rollout
 from kedge_base.errors import UnscoredError
 from kedge_tasks import verify
 from tests.models.test_actor_critic import RESPONSES, make_rollout
-from tests.tiny import tiny_tokenizer
+from tests.tiny import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 PROCESS = "tests.rewards.worker.misbehaving:token_scores"
 TOKENIZER = tiny_tokenizer()
@@ -236,6 +236,22 @@ def test_each_turn_is_decoded_with_few_tokens_before_it(monkeypatch):
     responses = told(played)
     assert [each["content"] for each in responses.episodes[0]] == [text for text, _ in parts]
     assert sum(decoded) < 61 * 60 + 4 * played.num_tokens
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, tiny_sentencepiece_tokenizer()])
+def test_a_response_is_decoded_with_the_end_of_its_prompt(tokenizer, monkeypatch):
+    """Of which more is needed where bytes spell a word that the response goes on with."""
+    decode, decoded = tokenizer.decode, []
+    monkeypatch.setattr(tokenizer, "decode", lambda ids: decoded.append(len(ids)) or decode(ids))
+    asked = encode_text(tokenizer, "The tide went out. " * 99)
+    assert continuation(tokenizer, asked, encode_text(tokenizer, " So did we.", continues=True)) == " So did we."
+    assert sum(decoded) < len(asked) / 4
+    ids = encode_text(tokenizer, "ทะเลสาบสงบนิ่งในยามเช้า")
+    for cut in range(1, len(ids)):
+        asked, said = ids[:cut], ids[cut:]
+        begins, whole = decode(asked), decode(ids)
+        expected = whole[len(begins) :] if whole.startswith(begins) else decode(said)
+        assert continuation(tokenizer, asked, said) == expected
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def describe_responses(
 
 
 _BEFORE = 16
-"""Tokens before a turn that are decoded with it: more than the parts of a character."""
+"""Tokens before a response or turn that are decoded with it: more than the parts of a character."""
 
 
 def _turns(
@@ -253,7 +253,7 @@ def _turns(
     for end in range(1, len(ids) + 1):
         has_stopped = own[end - 1] and ids[end - 1] in stops  # the policy's next turn may follow immediately
         if has_stopped or end == len(ids) or own[end] != own[end - 1] or starts[end]:
-            text = continuation(tokenizer, ids[max(0, start - _BEFORE) : start], ids[start : end - has_stopped])
+            text = continuation(tokenizer, ids[:start], ids[start : end - has_stopped])
             if own[start] or end not in contexts:
                 turns.append({"role": "assistant" if own[start] else "environment", "content": text})
             if end in contexts:
@@ -300,13 +300,18 @@ def _conversations(prompts: Sequence[Prompt], texts: Sequence[str], tokenizer: P
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], response_ids: list[int]) -> str:
-    """Decode a response together with its prompt, since on its own it would lose its leading space.
+    """Decode a response together with the end of its prompt, since on its own it would lose its leading space.
 
     Special tokens are part of the text, such as a `<think>` that a reward function looks for.
     """
-    prompt = str(tokenizer.decode(prompt_ids))
-    whole = str(tokenizer.decode([*prompt_ids, *response_ids]))
-    return whole[len(prompt) :] if whole.startswith(prompt) else str(tokenizer.decode(response_ids))
+    text = ""
+    for before in (prompt_ids[-_BEFORE:], prompt_ids):
+        prompt = str(tokenizer.decode(before))
+        whole = str(tokenizer.decode([*before, *response_ids]))
+        text = whole[len(prompt) :] if whole.startswith(prompt) else str(tokenizer.decode(response_ids))
+        if "\ufffd" not in text:  # characters in bytes may have been cut in front
+            break
+    return text
 
 
 def _at_actions(rows: Sequence[Sequence[float] | None], rollout: Rollout) -> Float[Tensor, "batch time"]:
