@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from kedge.data import Sources, encode_example, read_rows
+from kedge.data import Sources, encode_example, encode_prompt, read_rows
 from kedge.models import ScalarModel, load_tokenizer, save_scalar_model
 from kedge.rewards import MESSAGES_COLUMN, ModelReward, Responses, load_reward
 from kedge_base.errors import RewardError
@@ -62,6 +62,18 @@ def trained_here(seed=0):
     classifier = tiny_reward_model(seed=seed)
     classifier.config.kedge_score_shift = 0.0
     return classifier
+
+
+def test_a_prompt_that_responses_share_is_encoded_once(monkeypatch):
+    encoded = []
+    monkeypatch.setattr(
+        "kedge.rewards.model.encode_prompt",
+        lambda tokenizer, text: encoded.append(text) or encode_prompt(tokenizer, text),
+    )
+    classifier, tokenizer = tiny_reward_model(), tiny_tokenizer()
+    reward = ModelReward(ScalarModel(classifier, tokenizer), tokenizer)
+    assert len(set(reward.score(Responses.joined([response()] * 3)))) == 1
+    assert encoded == [PROMPT]
 
 
 @pytest.mark.parametrize("make", [tiny_reward_model, trained_here])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache, partial
 
 from transformers import PreTrainedTokenizerBase
 
@@ -181,6 +182,7 @@ class Reader:
         has_eos = tokenizer.eos_token_id is not None
         self._wraps = not self._as_trained and (not has_eos or (pooled and bool(end)))
         self._marks_ends = has_eos or bool(start or end)
+        self._encode_prompt = lru_cache(16, typed=True)(partial(encode_prompt, tokenizer))  # responses share prompts
 
     def check(self, *, conversations: bool) -> None:
         """Check that the reward model can distinguish a complete text from a truncated one.
@@ -224,8 +226,7 @@ class Reader:
             return [*self._start, *encode_text(self._tokenizer, prompt + completion), *self._end]
         sampled = responses.response_ids[index][:-1] if stopped else responses.response_ids[index]
         if answer == completion and self._spells(sampled, completion, read):
-            start = encode_prompt(self._tokenizer, prompt)
-            return [*start, *(end_with_eos(self._tokenizer, sampled) if stopped else sampled)]
+            return [*self._encode_prompt(prompt), *(end_with_eos(self._tokenizer, sampled) if stopped else sampled)]
         example = encode_example(self._tokenizer, prompt, read, eos=stopped)
         return [*example.prompt, *example.completion]
 
