@@ -307,8 +307,8 @@ MUTATIONS = (
     Mutation(
         "the-first-stop-token-alone",
         "Sampler._sample",
-        "running = running & ~torch.isin(tokens, self._stops)",
-        "running = running & (tokens != self._stops[0])",
+        "alive = alive[~torch.isin(tokens[alive], self._stops)]",
+        "alive = alive[tokens[alive] != self._stops[0]]",
         f"{SAMPLER}::test_finished_rows_cost_nothing",
     ),
     Mutation(

@@ -224,18 +224,8 @@ def _bubblewrap() -> Sandbox:
         except ImportError as error:
             raise RewardError("not installed") from error
         found = str(bwrap_path())
-    options = [
-        "--unshare-user",
-        "--unshare-all",
-        "--die-with-parent",
-        "--new-session",
-        "--cap-drop",
-        "ALL",
-        "--uid",
-        "65534",
-        "--gid",
-        "65534",
-    ]
+    alone = "--unshare-user --unshare-all --die-with-parent --new-session --cap-drop ALL --uid 65534 --gid 65534"
+    options = alone.split()
     for path in _readable():
         options += ["--ro-bind-try", path, path]
     return Sandbox("bubblewrap", (found, *options, "--remount-ro", "/", "--chdir", "/", "--"))

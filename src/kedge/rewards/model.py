@@ -121,12 +121,7 @@ class ModelReward:
 
 
 def share_tokens(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """True if two tokenizers have the same vocabulary and end a text with the same token."""
-    return share_vocabulary(tokenizer, other) and tokenizer.eos_token_id == other.eos_token_id
-
-
-def share_vocabulary(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """True if two tokenizers assign the same ids to the same tokens.
+    """True if two tokenizers assign the same ids to the same tokens, and end a text with the same token.
 
     Pad tokens are ignored: they never occur in a text.
     """
@@ -134,7 +129,7 @@ def share_vocabulary(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokeni
     ours, theirs = (
         {token: index for token, index in each.get_vocab().items() if token not in pads} for each in (tokenizer, other)
     )
-    return ours == theirs
+    return ours == theirs and tokenizer.eos_token_id == other.eos_token_id
 
 
 class Reader:
@@ -177,7 +172,8 @@ class Reader:
         self._as_trained = trained_here
         self._drops_eos = pads_with_eos and not self._as_trained
         self._has_template = bool(tokenizer.chat_template)
-        self._same = _same_ids(tokenizer, policy_tokenizer or tokenizer)
+        theirs = (policy_tokenizer or tokenizer).get_vocab()
+        self._same = {index for token, index in tokenizer.get_vocab().items() if theirs.get(token) == index}
         self._start, self._end = start, end = special_wrapping(tokenizer)
         has_eos = tokenizer.eos_token_id is not None
         self._wraps = not self._as_trained and (not has_eos or (pooled and bool(end)))
@@ -247,12 +243,6 @@ class Reader:
         if not read.startswith(completion) or not self._same.issuperset(sampled):
             return False
         return str(self._tokenizer.decode(sampled)).endswith(read[len(completion) :])
-
-
-def _same_ids(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The ids with the same token in both vocabularies."""
-    theirs = other.get_vocab()
-    return frozenset(index for token, index in tokenizer.get_vocab().items() if theirs.get(token) == index)
 
 
 def _assistant_turn(messages: Messages, completion: str) -> tuple[Messages, str]:

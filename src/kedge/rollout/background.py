@@ -78,8 +78,7 @@ class BackgroundEngine:
 
     def with_sampling(self, **limits: Any) -> BackgroundEngine:
         """See `Engine`."""
-        engine = self.engine.with_sampling(**limits)
-        return replace(self, engine=engine)
+        return replace(self, engine=self.engine.with_sampling(**limits))
 
     def start(self, work: Callable[[Engine, dict[str, float]], T]) -> Future[T]:
         """Run work in the background after all earlier work, with the last published weights.

@@ -35,8 +35,7 @@ class CentralEngine:
         """See `Engine`."""
         if self.engine is None:
             return self
-        engine = self.engine.with_sampling(**limits)
-        return replace(self, engine=engine)
+        return replace(self, engine=self.engine.with_sampling(**limits))
 
     def generate(self, prompts: Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> Rollout:
         """See `Engine`."""

@@ -248,10 +248,9 @@ class Episodes:
 
     def rows(self) -> list[Mapping[str, Any] | None]:
         """Each prompt's row, with the environment's privileged information; None for an episode that failed."""
-        episodes = [self._played[row] for row in range(len(self.prompts))]
         return [
             None if episode.ending == "failed" else {**prompt.row, **episode.privileged}
-            for prompt, episode in zip(self.prompts, episodes, strict=True)
+            for prompt, episode in zip(self.prompts, self._played.values(), strict=True)
         ]
 
     def end(self) -> None:
@@ -261,21 +260,20 @@ class Episodes:
     def finished(self, rollout: Rollout) -> Rollout:
         """See `Dialogue`."""
         rewards = torch.zeros_like(rollout.logprobs)
+        device = rewards.device
         for row, episode in self._played.items():
             for slot, reward in episode.rewards.items():
                 rewards[row, slot] = reward
             if episode.ending == "failed":
                 rewards[row] = math.nan
-        device = rewards.device
-        episodes = [self._played[row] for row in range(len(self.prompts))]
-        endings = [ENDINGS.index(episode.ending) for episode in episodes]
         if self.privileged is not None:
             rollout = self.privileged.added(rollout, self.rows(), self.tokenizer)
+        episodes = self._played.values()
         return replace(
             rollout,
             rewards=rewards,
-            ending=torch.tensor(endings, device=device),
-            cut_off=torch.tensor([ENDINGS[ending] in CUT_OFF for ending in endings], device=device),
+            ending=torch.tensor([ENDINGS.index(each.ending) for each in episodes], device=device),
+            cut_off=torch.tensor([each.ending in CUT_OFF for each in episodes], device=device),
             calls=torch.tensor([[each.calls, each.errors, each.changed] for each in episodes], device=device),
         )
 

@@ -50,10 +50,9 @@ class PrivilegedText:
             raise DataError(
                 f"{place} has no {missing[0]!r}, which the critic of ppo.critic=privileged reads; there are: {known}"
             )
-        texts = {name: row[name] for name in columns}
         texts = {
-            name: each if isinstance(each, str) else json.dumps(each, ensure_ascii=False, default=str)
-            for name, each in texts.items()
+            name: each if isinstance(each := row[name], str) else json.dumps(each, ensure_ascii=False, default=str)
+            for name in columns
         }
         return encode_text(tokenizer, self.template.format_map(texts), continues=True)
 

@@ -105,13 +105,10 @@ class Responses:
 
     def cut(self, row: int, length: int) -> None:
         """Discard the tokens of a row from a length on."""
-        fills: list[tuple[Tensor, float]] = [
-            (self.ids, self.pad_id), (self.logprobs, 0.0), (self.own, False), (self.turn_starts, False)
-        ]  # fmt: skip
-        if self.values is not None:
-            fills.append((self.values, 0.0))
-        for table, value in fills:
-            table[row, length:] = value
+        for table in (self.logprobs, self.own, self.turn_starts, self.values):
+            if table is not None:
+                table[row, length:] = 0
+        self.ids[row, length:] = self.pad_id
         self.parents[row, length:] = torch.arange(length - 1, self.parents.shape[1] - 1, device=self.parents.device)
         self.lengths[row] = length
 
@@ -425,20 +422,17 @@ class Sampler:
 
     def _sample(self, table: _Rows, rows: Int[Tensor, " rows"], decoder: Decoder) -> None:
         """Sample until a stop token; finished rows are computed, and ignored, until enough of them can be dropped."""
-        running = torch.ones_like(rows, dtype=torch.bool)
         alive = torch.arange(len(rows), device=rows.device)
         for place in range(self.max_new_tokens):
             tokens, logprobs = self._draw(decoder.hidden, table.draws[rows, place])
             self._note(table, rows[alive], place, tokens[alive], logprobs[alive], decoder.hidden[alive])
-            running = running & ~torch.isin(tokens, self._stops)
-            alive = running.nonzero().squeeze(1)  # the only wait for a GPU per token
+            alive = alive[~torch.isin(tokens[alive], self._stops)]  # the only wait for a GPU per token
             if len(alive) == 0 or place + 1 == self.max_new_tokens:
                 return
             if len(alive) <= (1 - COMPACTION_SHARE) * len(rows) and decoder.can_drop_rows:
                 decoder.keep(alive)
                 rows = rows[alive]
                 tokens = tokens[alive]
-                running = running[alive]
                 alive = torch.arange(len(rows), device=rows.device)
             decoder.step(tokens)
 
@@ -459,7 +453,7 @@ class Sampler:
         values = None if head is None else read_values(head, hidden).values
         table.responses.write(rows, places, tokens, logprobs, values)
 
-    def _draw(self, hidden: Float[Tensor, "rows dim"], draws: Float[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
+    def _draw(self, hidden: Float[Tensor, "rows dim"], draws: Float[Tensor, " rows"]) -> tuple[Tensor, ...]:
         """Draw one token per row; return tokens and log probabilities."""
 
         def measure(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -467,8 +461,7 @@ class Sampler:
             tokens = _inverse_cdf(logprobs, draws) if self.temperature > 0 else logits.argmax(dim=-1)
             return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(1)
 
-        tokens, logprobs = self.model.over_logits(measure, hidden, draws)
-        return tokens, logprobs
+        return self.model.over_logits(measure, hidden, draws)
 
 
 def _uniform_draws(seeds: Sequence[int], num_steps: int) -> Float[Tensor, "rows steps"]:

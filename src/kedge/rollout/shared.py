@@ -43,8 +43,7 @@ class SharedEngine:
 
     def with_sampling(self, **limits: Any) -> SharedEngine:
         """See `Engine`."""
-        engine = self.engine.with_sampling(**limits)
-        return replace(self, engine=engine)
+        return replace(self, engine=self.engine.with_sampling(**limits))
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
         """See `Engine`."""

@@ -89,7 +89,7 @@ class Environment:
         if failed := [number for number, turn in turns.items() if turn.ending == "failed"]:
             time.sleep(PAUSE)
             turns |= self._call("open", {number: arguments[number] for number in failed})
-        return {number: None if turn.ending == "failed" else turn for number, turn in turns.items()}
+        return _successful(turns)
 
     def tools_of(self, schemas: Sequence[Mapping[str, Any]]) -> Tools:
         """The tools with some JSON schemas."""
@@ -108,8 +108,7 @@ class Environment:
 
     def finish(self, episodes: Iterable[int]) -> dict[int, EnvironmentTurn | None]:
         """End episodes early; return the rewards of each beyond those of its turns, or None for a failure."""
-        turns = self._call("finish", {number: {} for number in episodes})
-        return {number: None if turn.ending == "failed" else turn for number, turn in turns.items()}
+        return _successful(self._call("finish", {number: {} for number in episodes}))
 
     def close(self) -> None:
         """End the worker process, or an agent's episodes in this process."""
@@ -169,3 +168,8 @@ class Environment:
             if isinstance(error, WorkerError):
                 raise EnvError(str(error)) from error
             raise
+
+
+def _successful(turns: Mapping[int, EnvironmentTurn]) -> dict[int, EnvironmentTurn | None]:
+    """Return the turns of some episodes, with None for those that failed."""
+    return {number: None if turn.ending == "failed" else turn for number, turn in turns.items()}

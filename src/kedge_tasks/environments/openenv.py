@@ -152,11 +152,7 @@ class OpenEnv:
         data = reply["data"]
         if reply["type"] == "error":
             is_full = data.get("code") == "CAPACITY_REACHED"
-            hint = (
-                "; the episodes of a batch have a session each: raise the server's max_concurrent_envs"
-                if is_full
-                else ""
-            )
+            hint = "; the episodes of a batch have a session each: raise the server's max_concurrent_envs" * is_full
             raise self._fault(f"answered: {data.get('message')!s:.300} ({data.get('code')!s:.40}){hint}")
         is_complete = isinstance(data.get("observation"), dict) and isinstance(data.get("done"), bool)
         if reply["type"] != "observation" or not is_complete or "reward" not in data:

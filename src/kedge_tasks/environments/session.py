@@ -50,14 +50,13 @@ class Session:
         temperature: float | None = 1.0,
     ) -> None:
         self._endpoint: Endpoint | None = None
-        with seeded(0):
+        with seeded(0), _one_line_errors(name):
             if is_agent(kind):
                 self._endpoint = endpoint = event_loop().run(Endpoint(temperature).start())
                 self._make = lambda: Agent(kind, name, endpoint)
             else:
                 self._make = _adapter(kind, name)
-            with _one_line_errors(name):
-                first = self._make()
+            first = self._make()
         self.name = name
         self._timeout = timeout
         self._has_reset = first.has_reset
@@ -201,13 +200,10 @@ def _adapter(kind: Callable[[], Any], name: str) -> Callable[[], _Adapter]:
     """See `adapter_of`. Instances are made in the event loop, to which an async class's clients belong."""
 
     async def in_loop() -> Callable[[], _Adapter]:
-        with _one_line_errors(name):
-            return adapter_of(kind, name)
-
-    if inspect.getmembers(kind, inspect.iscoroutinefunction):
-        return event_loop().run(in_loop())
-    with _one_line_errors(name):
         return adapter_of(kind, name)
+
+    is_async = bool(inspect.getmembers(kind, inspect.iscoroutinefunction))
+    return event_loop().run(in_loop()) if is_async else adapter_of(kind, name)
 
 
 @contextmanager

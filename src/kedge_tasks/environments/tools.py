@@ -67,11 +67,11 @@ class Tools:
             from transformers.utils.chat_template_utils import get_json_schema
         except ImportError as error:
             raise EnvError(f"{name} has tools, whose description needs the package transformers") from error
-        names = [each for each in dir(type(environment)) if not each.startswith("_") and each not in RESERVED]
         schemas: list[Mapping[str, Any]] = []
-        for each in names:
+        for each in dir(type(environment)):
             static = inspect.getattr_static(environment, each)  # properties may need `reset` first
-            if not inspect.isfunction(static) and not isinstance(static, (staticmethod, classmethod)):
+            is_method = inspect.isfunction(static) or isinstance(static, (staticmethod, classmethod))
+            if each.startswith("_") or each in RESERVED or not is_method:
                 continue
             try:
                 schemas.append(get_json_schema(getattr(environment, each)))
@@ -90,7 +90,12 @@ class Tools:
     @property
     def names(self) -> list[str]:
         """The names of the tools."""
-        return [str(schema["function"]["name"]) for schema in self.schemas]
+        return list(self._functions)
+
+    @property
+    def _functions(self) -> dict[str, Mapping[str, Any]]:
+        """The description of each tool, by its name."""
+        return {str(schema["function"]["name"]): schema["function"] for schema in self.schemas}
 
     @property
     def description(self) -> str:
@@ -197,9 +202,7 @@ class Tools:
 
     def _typed(self, name: str, key: str, text: str) -> Any:
         """Parse an argument that is written as text; one that is not JSON stays a text."""
-        functions = {schema["function"]["name"]: schema["function"] for schema in self.schemas}
-        about = functions.get(name, {}).get("parameters", {}).get("properties", {}).get(key, {})
-        if about.get("type") == "string":
+        if _parameters(self._functions.get(name, {})).get(key, {}).get("type") == "string":
             return text
         try:
             return json.loads(text)
@@ -208,18 +211,17 @@ class Tools:
 
     def _tagged(self, text: str) -> Iterator[Call]:
         for name, inner in _closed(text, self.names):
-            schema = next(each["function"] for each in self.schemas if each["function"]["name"] == name)
-            parameters = list(schema.get("parameters", {}).get("properties", {}))
+            parameters = _parameters(self._functions[name])
             try:
                 value = json.loads(inner) if inner else {}
             except (ValueError, RecursionError) as error:
-                value = None
+                value = inner
                 if len(parameters) != 1:
                     yield _unreadable(error)
                     continue
             if not isinstance(value, Mapping) and len(parameters) == 1:
-                kind = schema["parameters"]["properties"][parameters[0]].get("type")
-                value = {parameters[0]: inner if kind == "string" or value is None else value}
+                [(key, about)] = parameters.items()
+                value = {key: inner if about.get("type") == "string" else value}
             yield self._checked(name, value)
 
 
@@ -234,8 +236,12 @@ def _unreadable(error: Exception) -> Call:
     return Call("", {}, f"the call cannot be read as JSON ({error_text(error)[:80]})")
 
 
+def _parameters(function: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    return function.get("parameters", {}).get("properties", {})
+
+
 def _signature(function: Mapping[str, Any]) -> str:
-    properties: Mapping[str, Mapping[str, Any]] = function.get("parameters", {}).get("properties", {})
+    properties = _parameters(function)
     required = function.get("parameters", {}).get("required", [])
     arguments = ", ".join(
         f"{name}{'' if name in required else '?'}: {_kind(about)}" for name, about in properties.items()
@@ -257,9 +263,8 @@ def _kind(about: Mapping[str, Any]) -> str:
 
 
 def _example(function: Mapping[str, Any]) -> dict[str, Any]:
-    properties = function.get("parameters", {}).get("properties", {})
     values = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
     return {
         name: about["enum"][0] if about.get("enum") else values.get(str(about.get("type")), "...")
-        for name, about in properties.items()
+        for name, about in _parameters(function).items()
     }

@@ -71,16 +71,13 @@ class RemoteFunction:
         Raises:
             DataError: A column contains a value that cannot be sent to another process.
         """
-        sent: Any = list(columns)
-        entries: Mapping[str, Sequence[Any]] = {}
+        entries: dict[str, Sequence[Any]] = {}
         if self._checks_rows and isinstance(columns, Mapping):
             # Columns that the function does not take are sent without entries, which may not be serializable.
-            accepted = self._argument_names
             given = given_columns(columns)
-            entries = {name: column if accepted is None or name in accepted else [] for name, column in given.items()}
-            sent = entries
+            entries = {name: column if self._takes(name) else [] for name, column in given.items()}
         with self._sending(entries):
-            collect = self._request("check", self._limits.startup_timeout, columns=sent)
+            collect = self._request("check", self._limits.startup_timeout, columns=entries or list(columns))
         self._pace = max(self._pace, tuple(collect()))
 
     def score(self, responses: Responses) -> Sequence[Score]:
@@ -101,10 +98,8 @@ class RemoteFunction:
         longest, at_a_time = self._pace
         seconds = min(self._limits.timeout, timeout or self._limits.timeout)
         seconds += longest * -(-len(responses) // at_a_time)
-        accepted = self._argument_names
-        given = given_columns(responses.columns)
-        columns = {name: column for name, column in given.items() if accepted is None or name in accepted}
-        sent = vars(replace(responses, columns=columns))
+        columns = {name: column for name, column in given_columns(responses.columns).items() if self._takes(name)}
+        sent = vars(replace(responses, columns=columns, paid=[]))  # no function takes an environment's rewards
         with self._sending(columns):
             collect = self._request("score", seconds, responses=sent, timeout=seconds)
 
@@ -120,6 +115,10 @@ class RemoteFunction:
     def close(self) -> None:
         """Stop the worker; a further call starts another."""
         self._worker.close()
+
+    def _takes(self, name: str) -> bool:
+        """True if the function has an argument of this name, or `**columns`."""
+        return self._argument_names is None or name in self._argument_names
 
     def _new_worker(self) -> WorkerProcess:
         """Start a worker that loads the function."""
