@@ -178,8 +178,6 @@ class FunctionReward:
 
     def _rows_to_score(self, responses: Responses) -> list[int] | None:
         """The responses whose rows have all needed columns; None if all do, or if the function gets all rows."""
-        if not self._skips_missing:
-            return None
         rows = self._rows_with_all(self._columns_for(responses.columns))
         return None if rows is None or len(rows) == len(responses) else rows
 

@@ -52,8 +52,6 @@ class ScoredRollout:
 
     def renumbered(self, first_group: int) -> ScoredRollout:
         """Add `first_group` to the groups' numbers."""
-        if not first_group:
-            return self
         return replace(self, rollout=replace(self.rollout, group=self.rollout.group + first_group))
 
     def select(self, rows: Sequence[int]) -> ScoredRollout:

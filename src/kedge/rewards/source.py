@@ -229,7 +229,10 @@ def _checked_entry(entry: object, *, name: str, row: int, length: int, by_token:
 
 def _checked_verdict(entry: Mapping[Any, Any], giver: str, *, row: int) -> Verdict:
     if set(entry) - {"answer"} != {"score", "reason"}:
-        raise RewardError(f"{giver} {_shown(entry)}; expected a number, or a score with its reason: " + _EXAMPLE)
+        raise RewardError(
+            f"{giver} {_shown(entry)}; expected a number, or a score with its reason: "
+            "{'score': 0.0, 'reason': 'wrong value'}"
+        )
     reason = entry["reason"]
     if not isinstance(reason, str) or not reason.strip() or len(reason) > LONGEST_REASON:
         raise RewardError(
@@ -241,9 +244,6 @@ def _checked_verdict(entry: Mapping[Any, Any], giver: str, *, row: int) -> Verdi
         raise RewardError(f"{giver} the answer {_shown(answer)}; expected a text, or None")
     score = _checked_number(entry["score"], giver, "also with a reason", row=row)
     return Verdict(score, " ".join(reason.split()), None if answer is None else "".join(answer))
-
-
-_EXAMPLE = "{'score': 0.0, 'reason': 'wrong value'}"
 
 
 def _checked_number(entry: object, giver: str, expected: str, *, row: int) -> float:

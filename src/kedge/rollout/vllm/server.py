@@ -99,12 +99,15 @@ class ServerOptions:
             "--gpu-memory-utilization": f"{self.memory:g}",
             "--max-model-len": "auto",
         }
-        switches = ["--tokens-only", *(["--trust-remote-code"] if self.trust_remote_code else [])]
+        switches = {
+            "--tokens-only": True,
+            "--trust-remote-code": self.trust_remote_code,
+            "--enforce-eager": self.eager,
+        }
         return [
             *(self.python, "-m", "vllm.entrypoints.openai.api_server"),
             *(part for flag in flags.items() for part in flag),
-            *switches,
-            *(["--enforce-eager"] if self.eager else []),
+            *(name for name, is_on in switches.items() if is_on),
             *(part for text in self.arguments for part in shlex.split(text)),
         ]
 
