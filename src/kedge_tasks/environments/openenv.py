@@ -77,6 +77,7 @@ class OpenEnv:
         self._action = action if callable(action) else _field(self._url, "action", action)
         self._observation = observation if callable(observation) else _field(self._url, "observation", observation)
         self._socket: Any = None
+        self._end: Callable[[], object] = lambda: None
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
         """Start an episode. The server uses the seed, and the row's columns that are arguments of its reset."""
@@ -116,8 +117,10 @@ class OpenEnv:
             )
         except (OSError, WebSocketException) as error:
             raise self._fault(f"accepts no session ({error_text(error)})") from error
+        self._end()  # of an earlier connection, which was lost
         # Instances are dropped after a failure, but the event loop keeps their connections, and a server its sessions.
-        weakref.finalize(self, connection.transport.abort).atexit = False
+        self._end = end = weakref.finalize(self, connection.transport.abort)
+        end.atexit = False
         return connection
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
