@@ -64,6 +64,27 @@ def test_pools_and_semaphores_work_in_every_call(remote, name):
     assert [function.score(batch()) for _ in range(2)] == [[1.0, 2.0, 3.0]] * 2
 
 
+def test_prompts_are_sent_only_to_a_function_that_takes_them(tmp_path, monkeypatch):
+    """And what is left out is no entry less: the number of responses is checked in the process."""
+    (tmp_path / "f.py").write_text(
+        "def no(completions): return [float(len(completions))] * len(completions)\n"
+        "def one(prompts, completions): return [float(len(text)) for text in prompts]\n"
+        "def every(completions, **columns): return [float(len(ids)) for ids in columns['prompt_ids']]\n"
+    )
+    sent, of = [], process.Request.of
+    monkeypatch.setattr(process.Request, "of", lambda *names, **given: sent.append(given) or of(*names, **given))
+    for name, score in (("no", 2.0), ("one", 3.0), ("every", 4.0)):
+        function = RemoteFunction(f"{tmp_path}/f.py:{name}", limits=LONG)
+        try:
+            responses = replace(batch("a", "bb"), prompts=["ppp"] * 2, prompt_ids=[[5] * 4] * 2)
+            assert function.score(responses) == [score] * 2
+        finally:
+            function.close()
+        given = sent[-1]["responses"]
+        assert given["prompts"] == (["ppp"] * 2 if name != "no" else [""] * 2)
+        assert given["prompt_ids"] == ([[5] * 4] * 2 if name == "every" else [()] * 2)
+
+
 def test_a_script_that_trains_with_its_own_function_is_refused_once(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(

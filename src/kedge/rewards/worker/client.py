@@ -20,6 +20,7 @@ from kedge_base.workers.log import CallLog
 from kedge_base.workers.process import Request, WorkerError, WorkerProcess, WorkerTimeout
 
 ENCODE_ERRORS = (TypeError, ValueError, RecursionError)
+EMPTY_PROMPTS = {"prompts": "", "prompt_ids": ()}
 
 
 class RemoteFunction:
@@ -54,8 +55,12 @@ class RemoteFunction:
         self.name = name or source_name(spec)
         self._limits = limits or CallLimits()
         self._log = CallLog(log, self.name)
-        self._loading: dict[str, Any] = {"spec": spec, "name": name, "settings": dict(settings or {})}
-        self._loading["skips_missing"] = skips_missing
+        self._loading: dict[str, Any] = {
+            "spec": spec,
+            "name": name,
+            "settings": dict(settings or {}),
+            "skips_missing": skips_missing,
+        }
         self._source = _source_of(spec)
         self._argument_names: list[str] | None = None
         self._checks_rows = False
@@ -88,7 +93,7 @@ class RemoteFunction:
         """Start a call; the returned function waits for its scores, or raises its `RewardError`.
 
         Args:
-            responses: The responses to score. Only the columns that the function takes are sent.
+            responses: The responses to score. Only the columns and prompts that the function takes are sent.
             timeout: Seconds that the call may take, if less than the limit. To both is added what the responses take
                 according to the function's `check_rows`.
 
@@ -99,7 +104,9 @@ class RemoteFunction:
         seconds = min(self._limits.timeout, timeout or self._limits.timeout)
         seconds += longest * -(-len(responses) // at_a_time)
         columns = {name: column for name, column in given_columns(responses.columns).items() if self._takes(name)}
-        sent = vars(replace(responses, columns=columns, paid=[]))  # no function takes an environment's rewards
+        # Prompts may be longer than responses, and no function takes an environment's rewards.
+        prompts = {name: [empty] * len(responses) for name, empty in EMPTY_PROMPTS.items() if not self._takes(name)}
+        sent = vars(replace(responses, columns=columns, paid=[], **prompts))
         with self._sending(columns):
             collect = self._request("score", seconds, responses=sent, timeout=seconds)
 
