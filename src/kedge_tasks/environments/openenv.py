@@ -9,6 +9,7 @@ Source: meta-pytorch/OpenEnv, src/openenv/core/env_server/http_server.py and typ
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.request
 import weakref
@@ -119,7 +120,8 @@ class OpenEnv:
             raise self._fault(f"accepts no session ({error_text(error)})") from error
         self._end()  # of an earlier connection, which was lost
         # Instances are dropped after a failure, but the event loop keeps their connections, and a server its sessions.
-        self._end = end = weakref.finalize(self, connection.transport.abort)
+        loop = asyncio.get_running_loop()
+        self._end = end = weakref.finalize(self, loop.call_soon_threadsafe, connection.transport.abort)
         end.atexit = False
         return connection
 
