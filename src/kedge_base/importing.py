@@ -21,7 +21,6 @@ from kedge_base.machine.invocation import importing_user_code
 from kedge_base.packages import current_name, is_own_module
 from kedge_base.texts import DOTTED_NAME, place_of, typed_error_text
 
-_EXPECTED = "path/to/file.py:{0} or package.module:{0}"
 _MODULE_NUMBERS = itertools.count(1)
 _LOADED_HERE = "__kedge_loaded__"
 
@@ -41,7 +40,8 @@ class _Kind:
     @property
     def expected(self) -> str:
         """The form of its name."""
-        return _EXPECTED.format("Class" if self.named == "class" else "function")
+        name = "Class" if self.named == "class" else "function"
+        return f"path/to/file.py:{name} or package.module:{name}"
 
 
 def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[..., Any]:

@@ -30,10 +30,24 @@ says how to read them.
 """
 
 NUMBERS = (
-    *("ppo.learning_rate", "ppo.critic_learning_rate", "ppo.kl_coef", "ppo.entropy_coef", "ppo.clip_range"),
-    *("ppo.clip_range_high", "ppo.num_epochs", "ppo.num_minibatches", "ppo.gamma", "ppo.gae_lambda"),
-    *("rollout.temperature", "rollout.num_prompts", "rollout.num_responses", "rollout.max_new_tokens"),
-    *("sft.learning_rate", "sft.num_epochs", "reward_model.learning_rate", "reward_model.num_epochs"),
+    "ppo.learning_rate",
+    "ppo.critic_learning_rate",
+    "ppo.kl_coef",
+    "ppo.entropy_coef",
+    "ppo.clip_range",
+    "ppo.clip_range_high",
+    "ppo.num_epochs",
+    "ppo.num_minibatches",
+    "ppo.gamma",
+    "ppo.gae_lambda",
+    "rollout.temperature",
+    "rollout.num_prompts",
+    "rollout.num_responses",
+    "rollout.max_new_tokens",
+    "sft.learning_rate",
+    "sft.num_epochs",
+    "reward_model.learning_rate",
+    "reward_model.num_epochs",
 )
 """Fields with the same unit in every library, unless the table says otherwise."""
 

@@ -33,12 +33,12 @@ starts; settings and presets together with `kedge.config`. The module with setti
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from typing import Any
 
 from kedge_base.errors import ConfigError
@@ -199,8 +199,7 @@ class Stage:
 
 def imported(reference: str) -> Any:
     """Import the object that a text of the form `module:name` refers to."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return resolve_name(reference)
 
 
 def value_of(config: Config, dotted: str) -> Any:

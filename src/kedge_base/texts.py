@@ -108,7 +108,9 @@ def unwritable(value: object, *, deepest: int) -> str | None:
     """
     level = [value]
     for _ in range(deepest + 1):
-        if not all(map(_is_utf8, level)):
+        try:
+            "".join(entry for entry in level if isinstance(entry, str)).encode()
+        except UnicodeEncodeError:
             return "holds a lone surrogate, which UTF-8 cannot write"
         held = [part for entry in level for part in _parts(entry)]
         level = list({id(part): part for part in held}.values())
@@ -117,19 +119,10 @@ def unwritable(value: object, *, deepest: int) -> str | None:
     return f"nests deeper than {deepest} levels"
 
 
-def _is_utf8(value: object) -> bool:
-    if isinstance(value, str):
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError:
-            return False
-    return True
-
-
 def _parts(value: object) -> list[object]:
     if isinstance(value, Mapping):
         inside = cast("Mapping[Any, Any]", value)
-        return [*inside.keys(), *inside.values()]
+        return [*inside, *inside.values()]
     return list(cast("list[object]", value)) if isinstance(value, (list, tuple)) else []
 
 

@@ -38,9 +38,10 @@ from kedge.logs.table import print_table
 from kedge.runs.fingerprint import input_hashes_of_all
 from kedge.runs.names import check_names
 from kedge.runs.resuming import changed_since
-from kedge.training.runtime import Terminated, available_cores, resolve_device, stopping
+from kedge.training.runtime import Terminated, resolve_device, stopping
 from kedge_base.errors import ConfigError, KedgeError
 from kedge_base.intervals import Interval
+from kedge_base.machine.control_groups import available_cores
 from kedge_base.machine.invocation import as_argument, is_command_line, refuse_nested_run
 from kedge_base.machine.progress import Progress, format_figure, say
 from kedge_base.run_folder.output import (

@@ -8,7 +8,6 @@ import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -73,16 +72,6 @@ def test_threads_that_share_their_cores_are_named(monkeypatch, threads, busy, co
         assert line.startswith(f"other processes keep {others} cores busy, and the run's {threads} threads wait for")
         assert "runtime.num_threads=1 (OMP_NUM_THREADS=1)" in line
         assert "OMP_WAIT_POLICY=passive" in line
-
-
-@pytest.mark.parametrize(("content", "expected"), [("150000 100000", 1), ("20000 100000", 1), ("max 100000", None)])
-def test_a_containers_quota_counts(monkeypatch, tmp_path: Path, content, expected):
-    quota = tmp_path / "cpu.max"
-    quota.write_text(content + "\n")
-    monkeypatch.setattr(runtime, "CGROUP_CPU_QUOTA", tmp_path / "absent")
-    unlimited = runtime.available_cores()
-    monkeypatch.setattr(runtime, "CGROUP_CPU_QUOTA", quota)
-    assert runtime.available_cores() == (expected or unlimited)
 
 
 def test_a_stream_is_the_same_in_another_process():

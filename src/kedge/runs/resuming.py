@@ -19,8 +19,9 @@ from kedge.runs.fingerprint import changed_inputs, lost_inputs
 from kedge.runs.receipt import Receipt
 from kedge.training.checkpoint.files import FileRecord, record_file, record_files
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
-from kedge.training.runtime import available_cores, set_threads
+from kedge.training.runtime import set_threads
 from kedge_base.errors import ConfigError, DataError
+from kedge_base.machine.control_groups import available_cores
 from kedge_base.machine.invocation import as_argument, is_command_line
 from kedge_base.machine.progress import say
 from kedge_base.run_folder.output import (

@@ -13,7 +13,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 
 from kedge.ranks import ALONE, Ranks
 from kedge_base.errors import ConfigError, RunEnded
+from kedge_base.machine.control_groups import available_cores
 from kedge_base.machine.invocation import is_command_line
 from kedge_base.machine.memory import note_exhaustion
 
@@ -34,7 +34,6 @@ KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 KEPT_KERNELS = 32
 """Capacity of each cache in kernels, enough for the shapes of a training pass and of sampling with its few rows. A
 kernel takes a millisecond."""
-CGROUP_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 PHASES = {"rollout": "sampling", "reward": "scoring", "train": "the update"}
 """Display names of phases that are named differently in the code."""
 GRACE_SECONDS = 20.0
@@ -72,16 +71,6 @@ def resolve_device(name: str = "auto", local_rank: int | None = None) -> torch.d
             f"device: {name!r} is not available ({count} {device.type} devices found); try 'auto' or 'cpu'"
         )
     return device
-
-
-def available_cores() -> int:
-    """Number of cores this process may use: its CPU affinity, limited by a container's quota."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    if CGROUP_CPU_QUOTA.is_file():
-        quota, period = CGROUP_CPU_QUOTA.read_text(encoding="ascii").split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
 
 
 def set_threads(num_threads: int | None = None) -> int:

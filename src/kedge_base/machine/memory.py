@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from kedge_base.errors import KedgeError, OutOfMemoryError
+from kedge_base.machine.control_groups import group_folders
 
 MEMORY_INFO = Path("/proc/meminfo")
 OWN_PAGES = Path("/proc/self/statm")
-OWN_GROUPS = Path("/proc/self/cgroup")
-GROUPS = Path("/sys/fs/cgroup")
 
 TOTAL = 0
 RESIDENT = 1
@@ -42,7 +41,7 @@ GROUP_FILES = (
 1.
 """
 
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
+UNITS = {unit: 2 ** (10 * power) for power, unit in enumerate(("", *"KMGTP"))}
 
 TEXTS = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -57,11 +56,8 @@ TEXTS = (
 )
 """Texts that identify out-of-memory errors raised as a plain RuntimeError or a library's own class."""
 
-ASKED = re.compile(
-    r"tried to allocate (?P<size>[\d.]+) ?(?P<unit>[KMGTP]?)i?(?:B|bytes)\b"  # torch, on a CPU and on GPUs
-    r"|Unable to allocate (?P<size_np>[\d.]+) ?(?P<unit_np>[KMGTP]?)i?(?:B|bytes)\b",  # numpy
-    re.IGNORECASE,
-)
+ASKED = re.compile(r"(?:tried|Unable) to allocate ([\d.]+) ?([KMGTP]?)i?(?:B|bytes)\b", re.IGNORECASE)
+"""The size of an allocation in the errors of torch, on a CPU and on GPUs, and of numpy."""
 
 NOTE = "_kedge_exhaustion"
 """The attribute of an exception that holds its `Exhaustion`."""
@@ -101,8 +97,7 @@ def tightest_limit() -> MemoryLimit | None:
 
 def free_memory() -> int:
     """Bytes that the process can still allocate, given its own limits, its container and the machine."""
-    tightest = tightest_limit()
-    return sys.maxsize if tightest is None else tightest.free
+    return min((each.free for each in memory_limits()), default=sys.maxsize)
 
 
 def held_memory() -> int:
@@ -157,8 +152,8 @@ def _own_limits() -> Iterator[MemoryLimit]:
 
 
 def _group_limits() -> Iterator[MemoryLimit]:
-    """The limits of the process's control group and its parents, if they are visible from here."""
-    for folder in _group_folders():
+    """The limits of the process's control group and its parents."""
+    for folder in group_folders("memory"):
         for limit_file, use_file, freed_first in GROUP_FILES:
             limit = _number(folder / limit_file)
             used = _number(folder / use_file)
@@ -166,43 +161,19 @@ def _group_limits() -> Iterator[MemoryLimit]:
                 yield MemoryLimit("the control group", limit, max(used - _stat(folder, freed_first), 0))
 
 
-def _group_folders() -> list[Path]:
-    """The folders of the memory controller for this process, innermost first.
-
-    Lines of /proc/self/cgroup: `0::/path` in version 2, `4:memory:/path` in version 1. Inside a container the path is
-    often one of the host, and the container's own group is at the root of the mount.
-    """
-    try:
-        lines = OWN_GROUPS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    folders: dict[Path, None] = {}
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" or "memory" in controllers.split(","):
-            root = GROUPS if number == "0" else GROUPS / "memory"
-            own = root / path.lstrip("/")
-            inside = [each for each in (own, *own.parents) if each == root or root in each.parents]
-            folders |= dict.fromkeys(inside)
-    return list(folders)
-
-
 def _number(path: Path) -> int | None:
     """The number in a file; None without one, such as for `max`. Version 1 writes nearly 2⁶³ for no limit."""
-    try:
-        number = int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-    return number if number < 2**62 else None
+    with suppress(OSError, ValueError):
+        return int(path.read_text(encoding="ascii"))
+    return None
 
 
 def _stat(folder: Path, name: str) -> int:
     """A figure of a control group's `memory.stat`; 0 if it is missing."""
-    try:
+    with suppress(OSError, ValueError):
         lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError):
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)
+        return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)
+    return 0
 
 
 def _machine() -> MemoryLimit:
@@ -268,8 +239,7 @@ def asked_for(error: BaseException | None) -> int | None:
     """Return the bytes of the failed allocation; None if the exception does not say."""
     while error is not None:
         if found := ASKED.search(str(error)):
-            size, unit = (found[name] or found[f"{name}_np"] for name in ("size", "unit"))
-            return round(float(size) * UNITS[(unit or "").upper()])
+            return round(float(found[1]) * UNITS[found[2].upper()])
         error = error.__cause__
     return None
 

@@ -254,4 +254,4 @@ def _ipython_display() -> Callable[..., Any]:
 
 
 def _line(position: str, values: str, eta: str) -> str:
-    return "  ".join(part for part in (position, values, f"eta {eta}") if part)
+    return "  ".join(filter(None, (position, values, f"eta {eta}")))

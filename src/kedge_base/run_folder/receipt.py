@@ -37,8 +37,8 @@ HASH = "hash"
 IN_CHECKPOINTS = f"{CHECKPOINTS}/update-"
 """Start of the paths of files that the manifest of a checkpoint lists."""
 
-UNCOVERED = {*KEPT_FILES, RECEIPT_FILE, REPORT_FILE, "README.md", "loggers.json", "tensorboard", "wandb"}
-UNCOVERED = UNCOVERED - {INCIDENTS_FILE}
+UNCOVERED = KEPT_FILES - {INCIDENTS_FILE}
+UNCOVERED |= {RECEIPT_FILE, REPORT_FILE, "README.md", "loggers.json", "tensorboard", "wandb"}
 """Files and folders that may change after a run, and its inputs: models in memory, answers of judges."""
 
 

@@ -61,7 +61,11 @@ def parsed_row(line: bytes, *, numbered: bool) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):  # also raised for too many digits or levels
         return None
-    return row if isinstance(row, dict) and (not numbered or _is_update(row.get("update"))) else None
+    if isinstance(row, dict):
+        update = row.get("update")
+        if not numbered or (type(update) is int and 0 <= update < 1 << 53):
+            return row
+    return None
 
 
 def read_rows(path: Path, *, numbered: bool, on_skipped: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -87,10 +91,6 @@ def _rows_in(path: Path, *, numbered: bool) -> tuple[list[dict[str, Any]], list[
     found = [(number, parsed_row(line, numbered=numbered)) for number, line in enumerate(lines, 1) if line]
     damaged = [number for number, row in found if row is None and number < len(lines)]
     return [row for _, row in found if row is not None], damaged
-
-
-def _is_update(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 53
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ The program never sees the expected values, and its objects are not used in comp
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import textwrap
@@ -19,6 +18,7 @@ from decimal import Decimal
 from typing import Any, TypeAlias, TypeVar
 
 from kedge_base.errors import RewardError
+from kedge_base.machine.control_groups import available_cores
 from kedge_base.thoughts import answer_of
 from kedge_base.verdict import Verdict
 from kedge_tasks.confined import PROGRAM, decode
@@ -85,7 +85,7 @@ def check_code(
     for text in sorted({text for tests in found for text in tests.imports}):
         if ending := place.run([text], []).ending:
             raise RewardError(f"the tests need {text!r}, but programs have the standard library alone ({ending})")
-    return 2 * longest_run(seconds), _num_processors()  # a program, and the comparison of its values
+    return 2 * longest_run(seconds), available_cores()  # a program, and the comparison of its values
 
 
 def _opened(sandbox: str, seconds: int, memory: int) -> Sandbox:
@@ -118,11 +118,7 @@ def check_stdio(
         raise RewardError(f"compare={compare!r} is not one of {', '.join(COMPARISONS)}")
     rows = read_rows("input_output", input_output, _read_row, metadata)
     most = max((len(row) for row in rows if isinstance(row, list)), default=1)
-    return most * longest_run(seconds), _num_processors()
-
-
-def _num_processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+    return most * longest_run(seconds), available_cores()
 
 
 def _read_row(entry: object, metadata: object = None) -> Pairs | Tests:
@@ -339,7 +335,7 @@ def _verdicts(
         right, count, reason = judge(found, reference, place, {**limits, "has_prose": found == answer})
         return Verdict(right / count if is_partial else float(reason == RIGHT), reason)
 
-    with ThreadPoolExecutor(_num_processors()) as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         return list(pool.map(verdict, completions, ended, references))
 
 

@@ -1,4 +1,4 @@
-"""What limits the process's memory, on Linux."""
+"""What limits the process's memory and cores, on Linux."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge_base.machine import memory
+from kedge_base.machine import control_groups, memory
+from kedge_base.machine.control_groups import available_cores
 from kedge_base.machine.memory import (
     MemoryLimit,
     free_memory,
@@ -49,8 +50,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     (tmp_path / "meminfo").write_text("MemTotal: 8000000 kB\nMemFree: 1 kB\nMemAvailable: 5000000 kB\nHugePages: 0\n")
     monkeypatch.setattr(memory, "MEMORY_INFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "OWN_GROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(control_groups, "OWN_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(control_groups, "GROUPS", tmp_path / "groups")
     return write
 
 
@@ -89,6 +90,29 @@ def test_a_container_that_sees_its_group_at_the_root(files, tmp_path: Path):
     files("0::/on/the/host/4f2a\n")
     write_group(tmp_path / "groups", "3000000", 1_000_000, 0, version=2)
     assert free_memory() == 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("quota", "period", "expected"), [(150_000, 100_000, 1), (20_000, 100_000, 1), (6000, 2000, 3)]
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_cores_are_those_of_the_tightest_quota_around(
+    monkeypatch, files, tmp_path: Path, version, quota, period, expected
+):
+    """Three periods of processor time per period are three cores; less than one core counts as one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    files("0::/nowhere\n")
+    assert available_cores() == 8
+    files("0::/jobs/mine\n" if version == 2 else "9:memory:/jobs/mine\n4:cpu,cpuacct:/jobs/mine\n0::/\n")
+    root = tmp_path / "groups" / ("" if version == 2 else "cpu")
+    for folder, time in ((root / "jobs" / "mine", None), (root / "jobs", quota)):
+        folder.mkdir(parents=True, exist_ok=True)
+        if version == 2:
+            (folder / "cpu.max").write_text(f"{'max' if time is None else time} {period}\n")
+        else:
+            (folder / "cpu.cfs_quota_us").write_text(f"{-1 if time is None else time}\n")
+            (folder / "cpu.cfs_period_us").write_text(f"{period}\n")
+    assert available_cores() == expected
 
 
 def test_address_space_is_limited_by_ulimit():

@@ -994,7 +994,7 @@ def test_a_call_may_take_as_long_as_its_endless_programs(name):
 
 @needs_sandbox
 def test_on_many_processors_a_few_responses_may_take_as_long_as_one(monkeypatch):
-    monkeypatch.setattr(programs, "_num_processors", lambda: 64)
+    monkeypatch.setattr(programs, "available_cores", lambda: 64)
     one = 2 * (3 * 1 + 3)  # two processes of at most 3 s per second of processor time, and 3 s to start and end
     assert code.check_rows(test_list=[DOUBLE], seconds=1) == (one, 64)
     stdin = {"inputs": ["2"] * 5, "outputs": ["4"] * 5}
