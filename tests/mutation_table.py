@@ -111,15 +111,15 @@ MUTATIONS = (
     Mutation(
         "first-answer-instead-of-the-last",
         "marked",
-        "lines = reversed(MARKED.findall(text))",
-        "lines = MARKED.findall(text)",
+        "in reversed(MARKED.findall(text))",
+        "in MARKED.findall(text)",
         f"{ANSWERS}::test_what_is_no_right_answer_says_why",
     ),
     Mutation(
         "a-number-that-was-cut-off-counts",
         "marked",
-        "if (end or is_whole) and",
-        "if",
+        " if end or is_whole)",
+        ")",
         f"{ANSWERS}::test_a_response_that_was_cut_off_has_only_the_answer_that_is_complete",
     ),
     Mutation(

@@ -68,7 +68,7 @@ _DENIED = re.compile(
 _VAGUE = re.compile(
     r"(?i)(?:\b(?:more|less|fewer|greater|higher|lower|larger|smaller) than|\bat (?:least|most)"
     r"|(?:^|[,(]|\b(?:is|are|be|of|for|has|have|takes?|costs?|holds?|earns?|sells?)) ?up to|(?<![-=])[<>]|[≤≥]"
-    r"|\\[lg]eq?|[0-9)%] ?(?:\bor\b|\bto\b|±|\+/-|\\pm)|\bbetween\b[^.]*\band|[0-9)] [+*×÷~]|[0-9] -)\s*[$(]*$"
+    r"|\\[lg]eq?|[0-9)%] ?(?:\bor\b|\bto\b|±|\+/-|\\pm)|\bbetween\b[^.]*\band|[0-9)] [+*×÷~xX]|[0-9] -)\s*[$(]*$"
 )
 """Text before a number that is a bound, one end of a range, or one part of a sum."""
 _MEASURE = re.compile(
@@ -92,10 +92,10 @@ _LAST_LINE = re.compile(
 )
 
 
-def marked(text: str, is_whole: bool) -> str | None:
+def marked(text: str, is_whole: bool) -> Quantity | None:
     """The number after the last `####` that has one; in a truncated response, its line must be complete."""
-    lines = reversed(MARKED.findall(text))
-    return next((line for line, end in lines if (end or is_whole) and whole_quantity(line)), None)
+    lines = (line for line, end in reversed(MARKED.findall(text)) if end or is_whole)
+    return next(filter(None, map(whole_quantity, lines)), None)
 
 
 def boxed(text: str) -> str | None:
@@ -113,7 +113,9 @@ def boxed(text: str) -> str | None:
 
 def final_number(text: str, is_whole: bool) -> Quantity | str:
     """The number that a response gives as its answer, or the reason for not finding one."""
-    found = marked(text, is_whole) or boxed(text)
+    if number := marked(text, is_whole):
+        return number
+    found = boxed(text)
     if found is not None and (found or is_whole):
         return whole_quantity(found) or WRONG_FORMAT
     if not is_whole:
@@ -156,13 +158,16 @@ def _judge_strictly(text: str, is_whole: bool, reference: Quantity) -> Judged:
     found = marked(text, is_whole)
     if found is None:
         return WRONG_FORMAT if is_whole and QUANTITY.search(text) else NO_ANSWER
-    quantity = whole_quantity(found)
-    assert quantity is not None, "it is one of those that can be read"
-    return quantity.compared_with(reference), str(quantity)
+    return found.compared_with(reference), str(found)
+
+
+def _text(answer: object) -> str:
+    """An entry of the column, with the digits that a number was written with, so 0.1 is exactly one tenth."""
+    return str(answer) if isinstance(answer, (str, int, float)) and not isinstance(answer, bool) else ""
 
 
 def _gsm8k_answer(answer: object) -> Quantity:
-    lines = MARKED.findall(answer) if isinstance(answer, str) else []
+    lines = MARKED.findall(_text(answer))
     found = whole_quantity(lines[-1][0]) if lines else None
     if found is None:
         raise ValueError("a solution that ends with its answer as in GSM8K, '… #### 42'")
@@ -170,9 +175,7 @@ def _gsm8k_answer(answer: object) -> Quantity:
 
 
 def _number_answer(answer: object) -> Quantity:
-    # `str` gives a float the digits it was written with, so 0.1 is read as exactly one tenth.
-    is_text = isinstance(answer, str) or (not isinstance(answer, bool) and isinstance(answer, (int, float)))
-    found = whole_quantity(str(answer)) if is_text else None
+    found = whole_quantity(_text(answer))
     if found is None:
         raise ValueError("a number, such as 42, 1/3 or '$1,200.50'")
     return found
@@ -211,9 +214,8 @@ def number(completions: list[str], answer: list[Any], stopped: list[bool] | None
 
 
 def _expression(answer: object) -> str:
-    if isinstance(answer, (int, float)) and not isinstance(answer, bool):
-        answer = str(answer)
-    found = (boxed(answer) or answer.strip()) if isinstance(answer, str) else ""
+    text = _text(answer)
+    found = boxed(text) or text.strip()
     if not found or len(found) > LONGEST_EXPRESSION:
         raise ValueError(r"an expression in LaTeX, or a solution that contains it as \boxed{…}")
     return found
@@ -251,8 +253,8 @@ def _judge_expression(text: str, is_whole: bool, reference: str) -> Judged:
         return NO_ANSWER
     if len(found) > LONGEST_EXPRESSION:
         return WRONG_FORMAT
-    answer = "".join(found.split())
-    if answer == "".join(reference.split()):
+    answer, wanted = (re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", each.strip()) for each in (found, reference))
+    if answer == wanted:
         return RIGHT, answer
     found, reference = tidy(found), tidy(reference)
     numbers = whole_quantity(found, PROSE_UNITS), whole_quantity(reference, PROSE_UNITS)

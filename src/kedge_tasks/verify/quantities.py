@@ -39,7 +39,7 @@ SCALES = {"": 1, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion
 # A lone letter that is not a unit is a variable, or stands for thousands or millions.
 _WORD = r"[^\W\d_]+(?:[/°][^\W\d_]*|\^[23])?"
 _VARIABLE = r"(?! ?(?![ACFJLNVWdghlmst])[A-Za-zΑ-Ωα-ω][.!]?$)"
-UNIT_WORDS = re.compile(rf"{_VARIABLE}°?(?: ?{_WORD}(?: {_WORD}){{0,7}})? ?[.!]?")
+UNIT_WORDS = re.compile(rf"{_VARIABLE}(?: ?[$€£¥₹¢°])?(?: ?(?:(?:sq|cu)\. )?{_WORD}(?: {_WORD}){{0,7}})? ?[.!]?")
 _SYMBOL = r"(?:[munkcd]?m|in|ft|yd|mi|[mk]?g|lb|oz|t|[mcd]?[lL]|m?s|h|min|hr|k?Hz|N|k?[JWV]|A|mph)(?:\^[23])?"
 PROSE_UNITS = re.compile(
     rf"(?:° ?[CF]?| {_SYMBOL}(?:/{_SYMBOL})?| ?[^\W\d_A-Za-zΑ-Ωα-ω]+| [^\W\d_]{{3,}}(?: {_WORD}){{0,3}})?\.?"
@@ -69,14 +69,16 @@ _LEAD = re.compile(  # in `The answer is 42`, `Total: 42`, `40 + 2 = 42`
 )
 _FRACTION = re.compile(
     r"""
-    ([-+][ ]?)? \\[dtc]?frac \s*
+    (?:(?<=[0-9])[ ]+(?=\\))? (?:(?<![0-9][ ])([-+])[ ]?)? \\[dtc]?frac \s*
     (?: \{ \s* (?P<sign>-\s*)? (?P<over>[0-9]+) \s* \} | (?P<digit>[0-9]) ) \s*
     (?: \{ \s* (?P<under>[0-9]+) \s* \} | (?P<last>[0-9]) )
     """,
     re.VERBOSE,
 )
-_POWER = re.compile(r"(?<=[0-9])[ ]?(?:\\times|\\cdot|×)[ ]?10\^(?:\{([-+]?[0-9]{1,2})\}|([0-9])(?![0-9]))")
-_TEN = re.compile(r"(?<![\w.,^/)}])10\^(?:\{([-+]?[0-9]{1,2})\}|([0-9])(?![0-9]))(?![0-9^])")
+_POWER = re.compile(
+    r"(?:(?<=[0-9]) ?(?:\\times|\\cdot|[*×·⋅]) ?|(?<![\w.,^/)}])(?P<alone>))"
+    r"10(?:\^|\*\*)(?:\{ ?(?P<power>[-+]?[0-9]{1,2}) ?\}|(?P<bare>[-+]?[0-9]{1,2}))(?![0-9^])"
+)
 _THIN_SPACE = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 _SPACED = re.compile(r"(?<![0-9.,/^:])([1-9][0-9]{0,2}(?: [0-9]{3})+)(?![0-9/]|[.,][0-9]{3})")
 """Thousands with spaces, as in 12 500."""
@@ -140,12 +142,11 @@ def _in_digits(found: re.Match[str]) -> str:
 def plain(text: str) -> str:
     r"""Text without markup around numbers: LaTeX fractions and signs, math mode, bold, typographic minus."""
     text = re.sub(r"(?<![0-9])\*\*|\*\*(?![0-9])", "", typed(text))  # not in 2**5
-    text = _POWER.sub(lambda power: f"e{power[1] or power[2]}", text.replace("{,}", ","))
-    text = _TEN.sub(lambda power: f"1e{power[1] or power[2]}", text)
+    text = text.replace("{,}", ",").replace("US$", "$")
+    text = _POWER.sub(_as_exponent, text)
     if "\\" in text:
-        text = _FRACTION.sub(_as_division, text)
-        text = text.replace("\\$", "$").replace("\\%", "%").replace("\\ ", " ")
-        text = re.sub(r"\\[,!;:]|(?<=[0-9])~(?=\\)", "", text)
+        text = re.sub(r" ?\\[,!;:]|(?<=[0-9])~(?=\\)", "", text.replace("\\ ", " "))
+        text = _FRACTION.sub(_as_division, text).replace("\\$", "$").replace("\\%", "%")
         text = _TEXT.sub(lambda words: " " + words[1].lstrip(" ~"), text)
         text = re.sub(r"\\[()\[\]]", "", text)
         text = re.sub(r"\^(?:\\circ\b|\{\\circ\})", "°", text)
@@ -155,15 +156,22 @@ def plain(text: str) -> str:
     return _MATH_MODE.sub(r"\1", text)
 
 
+def _as_exponent(ten: re.Match[str]) -> str:
+    return f"{'' if ten['alone'] is None else 1}e{ten['power'] or ten['bare']}"
+
+
 def _as_division(fraction: re.Match[str]) -> str:
-    sign = (fraction[1] or " ").strip() or " "
+    sign = fraction[1] or " "
     over, under = fraction["over"] or fraction["digit"], fraction["under"] or fraction["last"]
     return f"{sign}{(fraction['sign'] or '').strip()}{over}/{under}"
 
 
 def prose(text: str) -> str:
-    """`plain` text with `minus 4` as -4, and `$2M` and `1.5k` in words; in mathematics, these are variables."""
-    text = re.sub(r"(?<![0-9%)] )\b(?i:minus|negative) (?=[$0-9.])", "-", plain(text))
+    """`plain` text with `minus 4` as -4, `2 x 10^3` as 2e3, and `$2M` and `1.5k` in words; in mathematics, letters are
+    variables.
+    """
+    text = plain(re.sub(r"(?<=[0-9]) ?[xX] ?(?=10\D)", "×", text))
+    text = re.sub(r"(?<![0-9%)] )\b(?i:minus|negative) (?=[$0-9.])", "-", text)
     text = re.sub(r"(?<=[0-9])[kK](?![\w/^])", " thousand", text)
     return re.sub(r"(?<=[0-9])M(?![\w/^])", " million", text)
 
@@ -203,7 +211,7 @@ def whole_quantity(text: str, units: re.Pattern[str] = UNIT_WORDS) -> Quantity |
     """
     text = (prose if units is UNIT_WORDS else plain)(text).strip(" \t\r\n*_`'\"“”‘’")
     text = text[lead.end() :] if (lead := _LEAD.match(text) or _NAME.match(text)) else text
-    text = text.strip(" ()[]*'\"") if "," not in text else text
+    text = text.strip(" ()[]{}*'\"") if "," not in text else text
     text = re.sub(r"^- (?=[0-9$.])", "-", text)
     match = QUANTITY.match(text)
     return read_quantity(match) if match and units.fullmatch(text, match.end()) else None
