@@ -111,9 +111,9 @@ class Judge:
         rows = list(zip(_prompts(prompts, messages), map(shown, first), map(shown, second), strict=True))
         different = [row for row in rows if row[1] != row[2]]
         winners = self._ask([Question("winner", text, tuple(pair), self._rubric) for text, *pair in different])
-        found = dict(zip(different, winners, strict=True))
+        found = dict.fromkeys(rows, "tie") | dict(zip(different, winners, strict=True))
         values = {"A": 1.0, "B": 0.0, "tie": 0.5, None: None}
-        return [values[found[row]] if row in found else 0.5 for row in rows]
+        return [values[found[row]] for row in rows]
 
     def rank(self, prompt: Any, responses: Sequence[Any]) -> list[float] | None:
         """Rank the responses to a prompt, with 1 as the best and equal ranks for ties.

@@ -127,6 +127,15 @@ def decoded(entry: object) -> object:
     return entry
 
 
+def json_value(text: str) -> Any:
+    """Parse JSON as its standard defines it: without the NaN and Infinity that Python also reads."""
+    return json.loads(text, parse_constant=_no_constant)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def whole_response(text: str) -> tuple[str, bool]:
     """Return a response unchanged, for a verifier that finds the answer itself."""
     return text, False
@@ -173,6 +182,8 @@ def verdicts(
                 judged = judge(answer[0], is_whole or answer[1], reference)
         except KedgeError:
             raise
+        except Expired:
+            judged = TOO_SLOW
         except Exception:  # from any library: one response must not end a run
             judged = WRONG_FORMAT
         if not isinstance(judged, Verdict):
@@ -184,7 +195,7 @@ def verdicts(
 
 
 class Expired(BaseException):
-    """The time limit has passed. Not an `Exception`: libraries catch those and continue."""
+    """The time limit has passed: a response `took too long`. Not an `Exception`: libraries catch those and continue."""
 
 
 @contextmanager

@@ -14,10 +14,8 @@ from kedge_tasks.verify.checking import (
     NO_ANSWER,
     PARTLY,
     RIGHT,
-    TOO_SLOW,
     WRONG_FORMAT,
     WRONG_VALUE,
-    Expired,
     Judged,
     deadline,
     read_rows,
@@ -105,9 +103,6 @@ def _judge(text: str, is_whole: bool, reference: tuple[str, Any, dict[str, Any]]
         return NO_ANSWER
     if len(answer) > LONGEST or HUGE.search(answer) or not CHECKED.get(name, bool)(answer):
         return WRONG_FORMAT
-    try:
-        with deadline("reasoning_gym"):
-            score = min(1.0, max(0.0, float(task.score_answer(answer, entry))))
-    except Expired:
-        return TOO_SLOW
+    with deadline("reasoning_gym"):
+        score = min(1.0, max(0.0, float(task.score_answer(answer, entry))))
     return Verdict(score, RIGHT if score == 1 else PARTLY if score > NOTHING else WRONG_VALUE, answer)

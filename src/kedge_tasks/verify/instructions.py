@@ -7,8 +7,6 @@ prompt, and whether a response follows it. `instruction_text` returns the senten
 
 from __future__ import annotations
 
-import inspect
-import json as json_module
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +22,13 @@ from kedge_tasks.verify.checking import (
     RIGHT,
     Judged,
     decoded,
+    json_value,
     read_rows,
     verdicts,
     verifier,
     whole_response,
 )
+from kedge_tasks.verify.quantities import INVISIBLE
 
 EXAMPLE = '{"kind": "max_words", "count": 50}'
 
@@ -51,7 +51,7 @@ class Kind:
     def types(self) -> dict[str, Any]:
         """The type of each parameter."""
         hints = get_type_hints(self.follows)
-        return {name: hints[name] for name in inspect.signature(self.follows).parameters if name != "response"}
+        return {name: kind for name, kind in hints.items() if name not in ("response", "return")}
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters, which must be those of this kind.
@@ -134,8 +134,8 @@ def instructions_partial(
 
 
 def _judge(response: str, is_whole: bool, wanted: list[tuple[Kind, dict[str, Any]]]) -> Judged:
-    text = (answer_of(response) or "").strip()
-    if not text or not is_whole:  # an empty text would follow `no_commas`
+    text = INVISIBLE.sub("", answer_of(response) or "").strip()  # such characters would hide a word
+    if not words(text) or not is_whole:  # a text without words, such as a period, would follow `no_commas`
         return NO_ANSWER
     broken = [kind.follows.__name__ for kind, parameters in wanted if not kind.follows(text, **parameters)]
     return Verdict(1 - len(broken) / len(wanted), broken[0] if broken else RIGHT)
@@ -172,8 +172,10 @@ def _listed(value: Any) -> Any:
 
 # How texts are counted
 
-ABBREVIATIONS = ("mr", "mrs", "ms", "dr", "prof", "st", "vs", "e.g", "i.e", "approx", "fig", "jr", "sr")
-_END = re.compile(r"(?<![.!?…])[.!?…]+[\"'”’)\]*_]*(?=\s|$)|[。！？]+")
+ABBREVIATIONS = (
+    *("mr", "mrs", "ms", "dr", "prof", "st", "vs", "e.g", "i.e", "approx", "fig", "jr", "sr", "a.m", "p.m", "ph.d"),
+)
+_END = re.compile(r"(?<![.!?…])[.!?…]+(?:(?=\s|$)|[\"'”’)\]*_]+(?=\s*$|\s+[^a-z\s]))|[。！？]+")
 
 
 def words(text: str) -> list[str]:
@@ -182,13 +184,15 @@ def words(text: str) -> list[str]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences: up to `.`, `!` or `?` before a space, except after abbreviations, initials and list numbers."""
+    """The sentences: up to `.`, `!` or `?` before a space, except after abbreviations, initials and list numbers, and
+    in a quotation after which the sentence continues in lower case.
+    """
     found = []
     start = 0
     for end in _END.finditer(text):
         before = text[max(start, end.start() - 20) : end.start()]
         last = before.split()[-1:] or [""]
-        is_short = last[0].lower().strip("(") in ABBREVIATIONS or re.fullmatch("[A-Z]", last[0])
+        is_short = last[0].lower().strip("(") in ABBREVIATIONS or re.fullmatch(r"(?:[A-Z]\.)*[A-Z]", last[0])
         is_number = re.search(r"(?:^|\n)[ \t]*[0-9]{1,3}$", before)
         if end[0] == "." and (is_short or is_number):
             continue
@@ -271,12 +275,12 @@ def letter_count(response: str, letter: str, count: int) -> bool:
 
 @instruction('Begin with exactly these words: "{text}"')
 def starts_with(response: str, text: str) -> bool:
-    return response.startswith(text.strip())
+    return re.match(rf"{re.escape(text.strip())}(?!(?<=\w)\w)", response) is not None
 
 
 @instruction('End with exactly these words: "{text}"')
 def ends_with(response: str, text: str) -> bool:
-    return response.endswith(text.strip())
+    return re.search(rf"(?<!\w(?=\w)){re.escape(text.strip())}\Z", response) is not None
 
 
 @instruction('First repeat this request word for word, then answer it: "{request}"')
@@ -291,28 +295,28 @@ def repeat_prompt(response: str, request: str) -> bool:
 
 @instruction("Write everything in lower case.")
 def lower_case(response: str) -> bool:
-    return response == response.lower() and any(map(str.isalpha, response))
+    return response.islower()  # unlike Chinese, which has no capitals
 
 
 @instruction("Write everything in capital letters.")
 def upper_case(response: str) -> bool:
-    return response == response.upper() and any(map(str.isalpha, response))
+    return response.isupper()
 
 
 @instruction("Write at least {count} words in capital letters only.")
 def capital_words(response: str, count: int) -> bool:
-    return sum(len(each) > 1 for each in re.findall(r"\b[^\W\d_a-z]+\b", response) if each.isupper()) >= count
+    return sum(each.isupper() and len(each) > 1 for each in re.findall(r"\w+", response)) >= count
 
 
 @instruction("Write with letters of the {alphabet} alphabet only.")
 def alphabet(response: str, alphabet: Alphabet) -> bool:
     letters = [unicodedata.name(each, "") for each in response if each.isalpha()]
-    return bool(letters) and all(name.startswith(alphabet.upper()) for name in letters)
+    return bool(letters) and all(alphabet.upper() in name for name in letters)
 
 
 @instruction("Do not use any commas.")
 def no_commas(response: str) -> bool:
-    return not set(response) & set(",，、،")
+    return not any(unicodedata.name(each, "").endswith("COMMA") for each in response)
 
 
 @instruction("Put the whole answer in double quotation marks.")
@@ -351,9 +355,9 @@ def highlighted(response: str, count: int) -> bool:
 
 @instruction("Answer with one JSON value and nothing else.")
 def json(response: str) -> bool:
-    inner = re.fullmatch(r"```(?:json)?[ \t\r]*\n(.*)\n```", response, re.DOTALL)
+    inner = re.fullmatch(r"```(?i:json)?[ \t\r]*\n(.*)\n```", response, re.DOTALL)
     try:
-        json_module.loads(inner[1] if inner else response)
+        json_value(inner[1] if inner else response)
     except (ValueError, RecursionError):
         return False
     return True
@@ -373,7 +377,7 @@ def two_answers(response: str) -> bool:
 
 @instruction('Add a postscript at the end: a last paragraph that starts with "P.S."')
 def postscript(response: str) -> bool:
-    last = split_paragraphs(response)[-1].strip() if response.strip() else ""
+    last = split_paragraphs(response)[-1].strip()
     return "\n" in response and last.startswith("P.S.") and bool(words(last[len("P.S.") :]))
 
 

@@ -19,11 +19,11 @@ from kedge_tasks.verify.checking import (
     NO_ANSWER,
     PARTLY,
     RIGHT,
-    TOO_SLOW,
     Expired,
     Judged,
     deadline,
     decoded,
+    json_value,
     read_rows,
     verdicts,
     verifier,
@@ -83,7 +83,9 @@ _LIST = re.compile(rf"{_LETTER}(?:{_ALTERNATIVE.pattern})*[.!。\s]*")
 _FIRST = re.compile(_LETTER)
 _LINE = re.compile(r"^[ \t]*[(\[]?([A-Z])(?:[)\].:]+(?=[ \t]|$)|[ \t]*$)", re.MULTILINE)
 _MENTIONED = re.compile(r"\(([A-Z])\)")
-_FORMAT = re.compile(r"[_`$]|^#+|\\[()]|\\(?:text|math)\w*\s*(?=\{)|\\boxed\s*(?=\{)|[{}]", re.MULTILINE)
+_FORMAT = re.compile(
+    r"[_`$]|\[(?=\[)|(?<=\])\]|^#+|\\[()]|\\(?:text|math)\w*\s*(?=\{)|\\boxed\s*(?=\{)|[{}]", re.MULTILINE
+)
 _BOLD = re.compile(r"(?<!\*)\*{1,3}([^*\n]{1,200})\*{1,3}")
 _DIGIT = re.compile(r"(?<![\w.,$-])[0-9](?![\w%]|[.,][0-9])")
 _LABEL = re.compile(r"[(\[]?([A-Za-z0-9])[)\]]?[.:]?(?:\s+(.*))?")
@@ -338,11 +340,8 @@ def _judge_pattern(text: str, is_whole: bool, expression: re.Pattern[str]) -> st
     if answer is None:
         return NO_ANSWER
     texts = [answer] if is_whole else [answer, *(answer + more for more in CONTINUATIONS)]
-    try:
-        with deadline("pattern"):
-            return RIGHT if all(map(expression.search, texts)) else NO_MATCH if is_whole else NO_ANSWER
-    except Expired:
-        return TOO_SLOW
+    with deadline("pattern"):
+        return RIGHT if all(map(expression.search, texts)) else NO_MATCH if is_whole else NO_ANSWER
 
 
 def _check_tags(names: Sequence[str] = ("think", "answer")) -> None:
@@ -416,10 +415,8 @@ def check_schema(schema: Sequence[Any]) -> list[Any]:
                 raise ValueError("a JSON schema, as a mapping or as text")
             kind = validator_for(found, default=Draft202012Validator)
             kind.check_schema(found)
-        except SchemaError as error:
-            raise ValueError(f"a JSON schema ({error.message})") from error
-        except json.JSONDecodeError as error:
-            raise ValueError(f"a JSON schema ({error})") from error
+        except (SchemaError, json.JSONDecodeError) as error:
+            raise ValueError(f"a JSON schema ({error.args[0]})") from error
         resolver = Registry().resolver_with_root(Resource.from_contents(found, default_specification=DRAFT202012))
         for reference in _references(found):
             try:
@@ -451,27 +448,22 @@ def json_schema(completions: list[str], schema: list[Any], stopped: list[bool] |
     return verdicts(completions, stopped, check_schema(schema), _judge_json)
 
 
+_BLOCK = re.compile(r"^[ \t]*```([^`\n]*)\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+
+
 def _judge_json(text: str, is_whole: bool, validator: Any) -> str:
     from referencing.exceptions import Unresolvable
 
     reason = NOT_JSON
-    try:
-        with deadline("json_schema"):
-            blocks = re.findall(r"^[ \t]*```(?i:json)?[ \t\r]*\n(.*?)^[ \t]*```", text, re.DOTALL | re.MULTILINE)
+    with deadline("json_schema"):
+        try:
+            blocks = [text for language, text in _BLOCK.findall(text) if language.strip().lower() in ("", "json")]
             if not blocks and not is_whole:
                 return NO_ANSWER
-            value = json.loads(blocks[-1] if blocks else text, parse_constant=_no_constant)
+            value = json_value(blocks[-1] if blocks else text)
             reason = WRONG_SCHEMA
             return RIGHT if validator.is_valid(value) else WRONG_SCHEMA
-    except Expired:
-        return TOO_SLOW
-    except Unresolvable as error:
-        raise RewardError(f"a schema refers to {error.ref!r}, which it does not contain") from error
-    except RewardError:  # a time limit is impossible here
-        raise
-    except Exception:  # not JSON, or a value that a library cannot handle, such as 1e400
-        return reason
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+        except Unresolvable as error:
+            raise RewardError(f"a schema refers to {error.ref!r}, which it does not contain") from error
+        except Exception:  # not JSON, or a value that a library cannot handle, such as 1e400
+            return reason

@@ -57,6 +57,32 @@ def test_each_kind_tells_a_good_response_from_a_bad_one(kind, parameters, good, 
     assert verdicts == [1, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "parameters", "good", "bad"),
+    [
+        ("sentences", {"count": 2}, 'The U.S. won at 5 p.m. there. "No!" he said.', '"No!" he said.'),
+        ("starts_with", {"text": "Hello"}, "Hello, you", "Helloween"),
+        ("ends_with", {"text": "all."}, "That is all.", "That is small."),
+        ("avoids", {"words": ["boat"]}, "a bo", "a bo\u200bat"),
+        ("no_commas", {}, "a\u201ab ș", "a\ufe50b"),
+        ("lower_case", {}, "straße 3", "你好"),
+        ("upper_case", {}, "STRASSE 3", "STRAßE"),
+        ("capital_words", {"count": 2}, "GPT4 and NASA", "gPT4 and NASA"),
+        ("alphabet", {"alphabet": "Hiragana"}, "らーめん", "ラーメン"),
+        ("json", {}, '```JSON\n{"a": 1}\n```', '{"a": NaN}'),
+    ],
+)
+def test_what_kinds_mean_at_their_borders(kind, parameters, good, bad):
+    row = [{"kind": kind, **parameters}]
+    assert [verdict.reason for verdict in instructions([good, bad], [row] * 2)] == ["right", kind]
+
+
+@pytest.mark.parametrize("text", [".", "…", "\u200b", "🙂", "{}"])
+def test_a_response_without_words_follows_nothing(text):
+    row = [{"kind": "no_commas"}, {"kind": "max_words", "count": 3}]
+    assert instructions([text], [row])[0].reason == "no answer found"
+
+
 def test_every_kind_has_a_case_and_a_sentence_with_all_its_parameters():
     assert sorted(case[0] for case in CASES) == sorted(KINDS)
     for kind, parameters, _, _ in CASES:
