@@ -168,12 +168,12 @@ def _calls(name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> Tests:
 def program(text: str, is_whole: bool, *, names: Collection[str] = ()) -> str | None:
     """Extract the program from a response: its last Python block, else its last block, else all of it, else None.
 
-    Earlier blocks that only import are prepended.
+    Blocks that define what the tests use go before others. Earlier blocks that only import are prepended.
 
     Args:
         text: The response.
         is_whole: It ended with a stop token, so that a last block without its closing fence is complete.
-        names: Names that the tests use: a block that defines one is preferred, since models show its use in another.
+        names: Names that the tests use; models show their use in another block.
     """
     begun = re.split(r"\[DONE\][ \t\r]*$", text, maxsplit=1, flags=re.MULTILINE)
     if begun[1:] and BEGIN not in begun[0]:
@@ -202,11 +202,13 @@ def program(text: str, is_whole: bool, *, names: Collection[str] = ()) -> str | 
     if not blocks:
         return text if is_whole and _PYTHON.search(text) else None
     texts = [(is_python, textwrap.dedent("\n".join(lines)).removesuffix("\n")) for is_python, lines in blocks]
-    found = (
-        [block for is_python, block in texts if is_python and block] or [block for _, block in texts if block] or [""]
-    )
-    tested = [block for block in found if any({*each} & {*names} for each in _DEFINED.findall(block))]
-    chosen = (tested or found)[-1]
+
+    def is_tested(block: str) -> bool:
+        return any({*each} & {*names} for each in _DEFINED.findall(block))
+
+    kinds = [[block for is_marked, block in texts if block and is_marked == is_python] for is_python in (True, False)]
+    found = next((blocks for blocks in kinds if any(map(is_tested, blocks))), kinds[0] or kinds[1] or [""])
+    chosen = next(filter(is_tested, reversed(found)), found[-1])
     imports = [
         block
         for block in found[: found.index(chosen)]
@@ -241,8 +243,7 @@ def code(
     """Check whether a response's program passes the tests of an MBPP row, in a sandbox.
 
     Args:
-        completions: Responses as text; of the fenced blocks in Python that define what the tests use, the last one is
-            the program.
+        completions: Responses as text; see `program` for where the program is in them.
         test_list: Assertions that call the program.
         test_imports: Imports for them.
         test_setup_code: Code that runs between the program and them.

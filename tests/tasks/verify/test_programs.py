@@ -109,6 +109,9 @@ def test_a_block_that_shows_the_use_is_not_the_program():
     [verdict] = code([text], [["assert f(2) == 4"]])
     assert verdict.reason == "right"
     assert program("```python\nprint(1)\n```", True, names=["f"]) == "print(1)"
+    assert (
+        program("```\ndef f(x): return 1\n```\n```python\nprint(f(2))\n```", True, names=["f"]) == "def f(x): return 1"
+    )
 
 
 @pytest.mark.parametrize("fence", ["~~~", "````"])
