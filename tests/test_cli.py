@@ -221,6 +221,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(
         (["sft", *COMMANDS["sft"], "--policy", "other"], "--model and --policy are the same option; give one of them"),
         (["plan", "sft", "--model", "a", "--model", "b"], "--model is given twice; give it once"),
         (["sweep", "ppo", *COMMANDS["ppo"], "data.prompts=a,b"], "data.prompts is swept, and is set once more"),
+        (["sweep", "ppo", *COMMANDS["ppo"], "ppo.reference=../base"], "nothing varies"),
         (["sweep", "ppo", *COMMANDS["ppo"], "gamma=0,1", "ppo.gamma=0,1"], "gamma is swept, and is set once more"),
         (["sweep", "ppo", *COMMANDS["ppo"], "gamma=0,1", "gamma=0,1"], "gamma is swept, and is set once more"),
         (["sweep", "ppo", *COMMANDS["ppo"], "gamma=0,1", "ppo.gamma=1"], "gamma is swept, and is set once more"),

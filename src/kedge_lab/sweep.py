@@ -35,6 +35,7 @@ from kedge.config import (
     with_values,
 )
 from kedge.logs.table import print_table
+from kedge.runs.claim import claim, claims
 from kedge.runs.fingerprint import input_hashes_of_all
 from kedge.runs.names import check_names
 from kedge.runs.resuming import changed_since
@@ -54,33 +55,24 @@ from kedge_base.run_folder.output import (
     writing,
 )
 from kedge_base.run_folder.record_format import METRICS_FILE, read_metrics
-from kedge_base.texts import printable
+from kedge_base.texts import counted, printable
 from kedge_inspect.report import write_report
 from kedge_inspect.sweeps import Goal, Row, compare, find_goal, last_line, leaders, metrics_in, read_sweep
 
 POLL_SECONDS = 0.1
 
-
 GRACE_SECONDS = 120.0
 """Seconds that a stopped trial gets to save a checkpoint."""
-
 
 LOG_RATIO = 10
 """A positive range that spans at least this factor is sampled on a log scale."""
 
-
 MAX_NAME = 120
 """Maximum characters of a folder's name, without the seed."""
 
-
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-
-
-_RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
-
-
-_OPENING = "[{("
-_CLOSING = "]})"
+RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
+"""Values to draw from, such as `1e-6..1e-4`."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +109,7 @@ class SweepResult:
     failed: Sequence[str]
 
 
+@claims()
 def run_sweep(
     trials: Sequence[Trial],
     stage: str,
@@ -137,8 +130,9 @@ def run_sweep(
         goal: `max` or `min`; None to go by the metric's name.
 
     Raises:
-        KedgeError: The folder contains something else, or no run has the metric. A line reports the latter as soon as
-            the first run has finished; the error comes after the table, which then uses the stage's usual metric.
+        KedgeError: The folder contains something else or is in use, or no run has the metric. A line reports the
+            latter as soon as the first run has finished; the error comes after the table, which then uses the stage's
+            usual metric.
         KeyboardInterrupt, Terminated: The sweep was interrupted; the same command continues it.
     """
     refuse_nested_run()
@@ -157,10 +151,8 @@ def run_sweep(
     settings = len({tuple(trial.values.items()) for trial in trials})
     seeds = len(trials) // settings
     per_setting = f" × {seeds} seeds" if seeds > 1 else ", one seed each"
-    say(
-        f"{len(trials)} run{'' if len(trials) == 1 else 's'} ({settings} setting{'' if settings == 1 else 's'}"
-        f"{per_setting}), {count} at a time, in {folder}"
-    )
+    runs = f"{counted(len(trials), 'run')} ({counted(settings, 'setting')}{per_setting})"
+    say(f"{runs}, {count} at a time, in {folder}")
     for line in dict.fromkeys(preset_conflicts(trial.config, stage) for trial in trials):
         if line is not None:
             say(line)
@@ -215,6 +207,7 @@ def _prepare(trials: Sequence[Trial], folder: Path) -> None:
     with writing(folder):
         for name in ("configs", "logs"):
             (folder / name).mkdir(parents=True, exist_ok=True)
+    claim(folder)
     for trial, hashes in zip(trials, all_hashes, strict=True):
         if (folder / trial.name / FINISHED_FILE).is_file():
             for line in changed_since(folder / trial.name, hashes):
@@ -224,17 +217,12 @@ def _prepare(trials: Sequence[Trial], folder: Path) -> None:
                 )
         path = folder / "configs" / f"{trial.name}.yaml"
         config = with_values(trial.config, {"out": None})
-        if path.is_file() and (changes := _changes(load_config(path), config)):
+        if path.is_file() and (changes := changed_settings(*effective_settings(load_config(path), config))):
             raise ConfigError(
                 f"{folder} holds a sweep with other settings ({path.name}: {'; '.join(changes)}); choose another "
                 f"{as_argument('--out')}, or delete it"
             )
         replace_file(path, [resolved_yaml(config).encode()])
-
-
-def _changes(before: Config, now: Config) -> list[str]:
-    """One line per setting that differs, as when resuming a run."""
-    return changed_settings(*effective_settings(before, now))
 
 
 def _write(folder: Path, content: Mapping[str, Any]) -> None:
@@ -355,9 +343,10 @@ def _print(results: Sequence[Row], goal: Goal) -> None:
 
 def _cell(interval: Interval | None) -> str | None:
     """`0.112 (0.09 to 0.13)`; without the interval if there was one seed."""
-    if interval is None or not interval.is_known:
-        return None if interval is None else format_figure(interval.value)
-    return f"{format_figure(interval.value)} ({format_figure(interval.low)} to {format_figure(interval.high)})"
+    if interval is None:
+        return None
+    value, low, high = map(format_figure, (interval.value, interval.low, interval.high))
+    return f"{value} ({low} to {high})" if interval.is_known else value
 
 
 def _as_json(row: Row) -> dict[str, Any]:
@@ -393,7 +382,7 @@ def plan_trials(
             f"{as_argument('--seeds', 'seeds')}"
         )
     for field, values in swept.items():
-        if num_random is None and any(_RANGE.fullmatch(value) for value in values):
+        if num_random is None and any(RANGE.fullmatch(value) for value in values):
             drawn = as_argument("--random N", "num_random=N")
             raise ConfigError(f"{field}={','.join(values)} is a range; add {drawn} to draw N settings from it")
     settings = (
@@ -431,7 +420,7 @@ def _draws(swept: Mapping[str, Sequence[str]], count: int) -> list[dict[str, str
 
 def _draw(choices: Sequence[str], source: random.Random) -> str:
     choice = source.choice(choices)
-    match = _RANGE.fullmatch(choice)
+    match = RANGE.fullmatch(choice)
     if match is None:
         return choice
     ends = sorted(match.groups(), key=float)
@@ -452,9 +441,9 @@ def _draw(choices: Sequence[str], source: random.Random) -> str:
 
 def _folder_name(values: Mapping[str, str], seed: int) -> str:
     """A trial's folder name, such as `learning_rate=1e-05_kl_coef=0.1_seed=0`; adding seeds does not change it."""
-    parts = [f"{field.rpartition('.')[2]}={value}" for field, value in values.items()]
-    name = re.sub(r"[^\w.=+-]+", "-", "_".join(parts)).strip("-.") or "run"
-    if len(name) > MAX_NAME or re.sub(r"[\w.=+-]", "", "_".join(parts)):
+    whole = "_".join(f"{field.rpartition('.')[2]}={value}" for field, value in values.items())
+    name = re.sub(r"[^\w.=+-]+", "-", whole).strip("-.") or "run"
+    if len(name) > MAX_NAME or re.search(r"[^\w.=+-]", whole):
         digest = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:8]
         name = f"{name[:MAX_NAME]}_{digest}"
     return f"{name}_seed={seed}"
@@ -469,9 +458,9 @@ def split_override(override: str) -> tuple[str, list[str]]:
     for letter in text:
         if quote:
             quote = "" if letter == quote else quote
-        elif letter in "'\"":
+        elif letter in "'\"" and not values[-1][-1:].isalnum():  # not the apostrophe of a word
             quote = letter
-        depth += (letter in _OPENING) - (letter in _CLOSING) if not quote else 0
+        depth += (letter in "[{(") - (letter in "]})") if not quote else 0
         if letter == "," and not quote and depth == 0:
             values.append("")
         else:

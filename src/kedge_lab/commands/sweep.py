@@ -56,10 +56,10 @@ def _sweep_of(stage: Stage) -> Callable[..., None]:
     def sweep(**given: Any) -> None:
         if given["goal"] not in (None, "max", "min"):
             raise ConfigError(f"--goal must be max or min; it is {given['goal']}")
-        from kedge_lab.sweep import plan_trials, run_sweep, split_override
+        from kedge_lab.sweep import RANGE, plan_trials, run_sweep, split_override
 
         split = [(override, *split_override(override)) for override in given["overrides"] or ()]
-        swept = {field: values for _, field, values in split if len(values) > 1 or ".." in values[0]}
+        swept = {field: values for _, field, values in split if len(values) > 1 or RANGE.fullmatch(values[0])}
         fixed = [override for override, field, _ in split if field not in swept]
         flags = settings_of(stage.flags, given)
 

@@ -24,6 +24,7 @@ def resolve(values: Mapping[str, Any]) -> Config:
         ("schedules={ppo.kl_coef: {1: 1, 2: 0}},{}", ["{ppo.kl_coef: {1: 1, 2: 0}}", "{}"]),
         ("evaluate.judge='a,b',c", ["'a,b'", "c"]),
         ("ppo.learning_rate=1e-6..1e-4", ["1e-6..1e-4"]),
+        ("data.prompts=don't.txt,b.txt", ["don't.txt", "b.txt"]),
     ],
 )
 def test_commas_separate_values_unless_bracketed_or_quoted(override: str, values: list[str]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kedge.config import load_config
+from kedge.runs.claim import claim, claims
 from kedge.runs.fingerprint import input_hashes
 from kedge_base.errors import ConfigError, KedgeError, OutputError
 from kedge_inspect.sweeps import read_sweep
@@ -130,6 +131,19 @@ def test_settings_that_tie_are_not_called_the_best(tmp_path: Path, capsys: pytes
     assert printed.startswith("3 runs (3 settings, one seed each), 1 at a time, in ")
     assert printed.count("presets differ, and the later one counts: ppo.learning_rate=1e-05") == 1
     assert f"Best: 2 of 3 settings tie; the first of them: {tmp_path / 'clip_range=0.1_seed=0' / 'model'}\n" in printed
+
+
+def test_the_same_sweep_does_not_run_twice_at_a_time(tmp_path: Path, started: list[str]) -> None:
+    """The second would start the same runs, which refuse it, and note them as failed."""
+    folder = tmp_path / "sweep"
+    run_sweep(trials("0.1"), "ppo", folder, num_processes=1)
+    before = (folder / "sweep.json").read_bytes()
+    with claims():
+        claim(folder)
+        with pytest.raises(OutputError, match="is training in"):
+            run_sweep(trials("0.1", "0.2"), "ppo", folder, num_processes=1)
+    assert len(started) == 2
+    assert (folder / "sweep.json").read_bytes() == before
 
 
 def test_a_failed_run_does_not_end_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
