@@ -15,10 +15,10 @@ import pytest
 import kedge
 from kedge.config import Config, load_config
 from kedge.rewards import Verdict
-from kedge_base.errors import ConfigError, DataError
+from kedge_base.errors import ConfigError, DataError, RewardError
 from kedge_base.run_folder.record_format import read_json_lines
 from kedge_inspect.diagnosis import diagnose_run
-from kedge_lab.evaluate import evaluate_or_check, run_evaluate
+from kedge_lab.evaluate import evaluate_or_check, run_evaluate, run_pass_at_k
 from kedge_lab.generate import run_generate
 from tests.forking import forked_kedge
 from tests.lab.evaluation.speakers import save_speaker
@@ -38,6 +38,10 @@ def last_letter(completions: list[str]) -> list[Verdict | None]:
     return found
 
 
+def nothing(completions: list[str]) -> list[None]:
+    return [None] * len(completions)
+
+
 def config_for(tmp_path: Path, *more: str, model: Path | None = None, out: str = "run") -> Config:
     flags = {"model": str(model or save_tiny_policy(tmp_path / "policy")), "out": str(tmp_path / out)}
     settings = ["generate.max_new_tokens=3", "generate.num_responses=6", "runtime.report=false", *more]
@@ -53,6 +57,14 @@ def vote(drawn: tuple[dict[str, Any], ...]) -> float:
 def expected(rows: list[dict[str, Any]], figure: Any, k: int) -> float:
     prompts = [rows[start : start + SAMPLES] for start in range(0, len(rows), SAMPLES)]
     return mean(mean(figure(drawn) for drawn in itertools.combinations(prompt, k)) for prompt in prompts)
+
+
+def test_a_judge_that_scores_nothing_is_an_error_and_its_responses_are_kept(tmp_path):
+    """Else a policy would solve none of the prompts, in a run that counts as finished."""
+    with pytest.raises(RewardError, match=r"^nothing scored none of 36 responses of .*policy$"):
+        run_pass_at_k(config_for(tmp_path), prompts=ROWS, judge=nothing)
+    assert len(read_json_lines(tmp_path / "run" / "judgments.jsonl")) == 36
+    assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_pass_and_majority_are_those_of_the_responses_in_the_file(tmp_path, capsys):

@@ -17,6 +17,7 @@ from kedge.stages.judges import Judge, ScoredResponses
 from kedge.stages.policy import shares_of
 from kedge_base.intervals import Interval, share_interval
 from kedge_base.run_folder.output import JUDGMENTS_FILE, write_summary
+from kedge_base.texts import counted
 from kedge_lab.evaluation.evaluator import PolicyResult
 from kedge_people.controlled import Controlled, controlled_win_rate, style_of
 
@@ -102,17 +103,18 @@ class Evaluation:
 def report(evaluation: Evaluation, folder: Path, *, is_shown: bool = True) -> dict[str, Any]:
     """Write judgments and summary, print a table, and return the summary.
 
-    The summary is written last, because a folder with one counts as finished.
+    The summary is written last, because a folder with one counts as finished; `RewardError` if there are no outcomes to
+    summarize.
 
     Args:
         evaluation: The results.
         folder: The run's folder.
         is_shown: False on a rank that is not the first: nothing is printed.
     """
-    summary = evaluation.summary()
     with closing(JsonLines(folder / JUDGMENTS_FILE)) as lines:
         for row in _judgments(evaluation):
             lines.write(row)
+    summary = evaluation.summary()
     write_summary(folder, summary)
     if is_shown:
         _print(evaluation, summary)
@@ -150,20 +152,18 @@ def _winners(wins: Scores) -> list[str | None]:
 
 
 def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
-    results = (evaluation.policy, *evaluation.frontier)
-    figures = (summary, *summary["frontier"])
     rows: dict[str, list[Cell]] = {
         each.name: [
             each.win_rate,
-            _interval(found["win_rate_controlled"]),
+            (controlled := evaluation.controlled(each)) and controlled.rate,
             " / ".join(map(str, each.outcomes.counts.values())),
             *_cells(each.scored, each.kl),
         ]
-        for each, found in zip(results, figures, strict=True)
+        for each in (evaluation.policy, *evaluation.frontier)
     }
     rows[f"against: {evaluation.opponent_name}"] = [None, None, None, *_cells(evaluation.opponent, None)]
     columns = ["policy", "win rate", "controlled", "won / tied / lost", "score", "KL", "tokens", "stopped"]
-    print_table(f"{summary['num_judged']} prompts, judged by {summary['judge']}", columns, rows)
+    print_table(f"{counted(summary['num_judged'], 'prompt')}, judged by {summary['judge']}", columns, rows)
     if controlled := summary["win_rate_controlled"]:
         print(f"Controlled: the win rate if both sides were alike in {', '.join(controlled['for'])}, by regression.")
     if longer := evaluation.longer_won():
@@ -198,10 +198,6 @@ def verdict_lines(verdicts: Mapping[str, float]) -> Iterator[str]:
     for name, shares in parts.items():
         shown = ", ".join(f"{share:.0%} {reason}" for share, reason in sorted(shares, key=lambda each: -each[0]))
         yield f"{name}: {shown}"
-
-
-def _interval(figures: Mapping[str, Any] | None) -> Interval | None:
-    return Interval(figures["value"], figures["low"], figures["high"]) if figures else None
 
 
 def _cells(scored: ScoredResponses, kl: Interval | None) -> list[Cell]:

@@ -15,9 +15,11 @@ from kedge.algorithm.statistics import majority_at_k, pass_at_k
 from kedge.logs.json_lines import JsonLines, as_rows
 from kedge.logs.table import Cell, print_table
 from kedge.stages.judges import ScoredResponses
+from kedge_base.errors import RewardError
 from kedge_base.intervals import Interval, mean_interval, share_interval
 from kedge_base.machine.progress import format_figure
 from kedge_base.run_folder.output import JUDGMENTS_FILE, write_summary
+from kedge_base.texts import counted
 from kedge_inspect.page.result_sentences import no_verdicts
 from kedge_lab.evaluation.report import endings_line, plain_figures, verdict_lines
 
@@ -115,9 +117,17 @@ def report_solved(
         judge: Name of the judge.
         temperature: The sampling temperature.
         is_shown: False on a rank that is not the first: nothing is printed.
+
+    Raises:
+        RewardError: No response of a policy has a score.
     """
     first, *others = policies
     scores = first.scored.scores or []
+    with closing(JsonLines(folder / JUDGMENTS_FILE)) as lines:
+        for row in (row for each in policies for row in _rows(each)):
+            lines.write(row)
+    if unscored := next((each for each in policies if not each.pass_at), None):
+        raise RewardError(f"{judge} scored none of {counted(len(scores), 'response')} of {unscored.name}")
     summary = {
         **first.summary(),
         "judge": judge,
@@ -128,12 +138,9 @@ def report_solved(
         "num_scored": len(scores) - scores.count(None),
         "others": [{**each.summary(), "difference": {"pass@k": _plain(first.less(each))}} for each in others],
     }
-    with closing(JsonLines(folder / JUDGMENTS_FILE)) as lines:
-        for row in (row for each in policies for row in _rows(each)):
-            lines.write(row)
     write_summary(folder, summary)
     if is_shown:
-        title = f"{first.num_samples} responses to each of {summary['num_prompts']} prompts at temperature "
+        title = f"{first.num_samples} responses to each of {counted(summary['num_prompts'], 'prompt')} at temperature "
         title += f"{temperature:g}, judged by {judge}"
         _print(policies, title)
         known = [score for each in policies for score in each.scored.scores or () if score is not None]
