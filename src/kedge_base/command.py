@@ -174,8 +174,7 @@ def add_registered(app: typer.Typer) -> None:
 
 def main() -> None:
     """Run the command line of the training package, or, without it, the commands that other packages register."""
-    run = loaded("kedge.command_line", "kedge") or _run
-    run()
+    (loaded("kedge.command_line", "kedge") or _run)()
 
 
 def _run() -> None:

@@ -44,9 +44,6 @@ from typing import Any
 from kedge_base.errors import ConfigError
 from kedge_base.registry import loaded, registered
 
-GROUP = "kedge.stages"
-"""The entry points of other packages' stages."""
-
 OWN = "kedge.stages.descriptions:OWN"
 """The stages of the training package, if installed: a checkout needs no entry points for them."""
 
@@ -216,7 +213,7 @@ def registered_stages() -> tuple[Stage, ...]:
 
 
 def _loaded() -> Iterator[Stage]:
-    for entry in registered(GROUP).values():
+    for entry in registered("kedge.stages").values():
         try:
             found = entry.load()
             for stage in found if isinstance(found, tuple) else [found]:

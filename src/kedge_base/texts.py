@@ -57,6 +57,11 @@ def markdown(text: str) -> str:
     return re.sub(r"([\\|\[\]<>*`])", r"\\\1", printable(text))
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 response`, `1,200 responses`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def shortened(text: str, most: int) -> str:
     """The first characters of a text, with an ellipsis if it has more."""
     return text if len(text) <= most else f"{text[:most]}…"

@@ -177,9 +177,8 @@ def find_goal(stage: str, known: Iterable[str], metric: str | None, goal: str | 
         return None
     # Reward terms have arbitrary names, and higher is better for each.
     section, _, name = chosen.rpartition("/")
-    known_lower = section not in OF_TERMS and any(word in name for word in LOWER_IS_BETTER)
-    lower = goal == "min" if goal else known_lower
-    return Goal(chosen, higher_is_better=not lower)
+    is_lower = goal == "min" if goal else section not in OF_TERMS and any(word in name for word in LOWER_IS_BETTER)
+    return Goal(chosen, higher_is_better=not is_lower)
 
 
 def metrics_in(rows: Iterable[Mapping[str, Any]]) -> list[str]:

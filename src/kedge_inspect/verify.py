@@ -14,6 +14,7 @@ from kedge_base.errors import DataError
 from kedge_base.run_folder.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, RECEIPT_FILE
 from kedge_base.run_folder.receipt import IN_CHECKPOINTS, Recorded, covered_files, file_hash, read_lines, row_hashes
 from kedge_base.run_folder.record_format import METRICS_FILE, UNLIKE_ANY_RUN
+from kedge_base.texts import counted
 from kedge_inspect.record import readable
 
 MANIFEST = "manifest.json"
@@ -80,9 +81,9 @@ def _verified(folder: Path) -> Verification:
     faults += [f"{each} since the run read it" for each in _file_faults(Path(), inputs, ())]
     begins = recorded.starts[0]["start"]
     summary = (
-        f"compared {len(recorded.rows.get(METRICS_FILE, ()))} updates, {len(recorded.checkpoints)} checkpoint"
-        f"{'' if len(recorded.checkpoints) == 1 else 's'}, "
-        f"{len(recorded.files)} other files, and {len(inputs)} of {len(start['inputs'])} files that the run read"
+        f"compared {counted(len(recorded.rows.get(METRICS_FILE, ())), 'update')}, "
+        f"{counted(len(recorded.checkpoints), 'checkpoint')}, {counted(len(recorded.files), 'other file')}, and "
+        f"{len(inputs)} of {counted(len(start['inputs']), 'file')} that the run read"
         f"{f'; updates up to {begins} as a later start found them' if begins else ''}"
         f"{'' if recorded.has_ended else '; the run is not over, or was killed: what it wrote last may be missing'}"
         f"; receipt {lines[-1][1]}"

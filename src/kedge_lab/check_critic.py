@@ -38,6 +38,7 @@ from kedge_base.machine.invocation import as_argument
 from kedge_base.machine.progress import Progress, say
 from kedge_base.run_folder.output import CHECKPOINTS, CONFIG_FILE, MODEL_FOLDER, is_run, write_summary
 from kedge_base.run_folder.record_format import CRITIC_CHECKS_FILE, read_config
+from kedge_base.texts import counted
 from kedge_inspect.page.checks import FIGURES
 
 PROMPTS_AT_ONCE = 8
@@ -131,7 +132,7 @@ def _print(summary: dict[str, Any], test: PrefixTest) -> None:
         for label, own, prompt_mean, ceiling, chance in FIGURES
     }
     title = (
-        f"{test.num_prefixes} prefixes of responses to {test.num_prompts} prompts, "
+        f"{test.num_prefixes} prefixes of responses to {counted(test.num_prompts, 'prompt')}, "
         f"{test.num_continuations:.3g} continuations of each, scored by {summary['reward']}"
     )
     if template := summary.get("privileged"):
@@ -224,9 +225,9 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
 
 def _saved(requested: Config, base: Config, source: str, *, has_reward: bool) -> FoundCritic:
     """Describe a critic saved in a separate folder, as at the start of PPO."""
-    for name, flag in {"model": "--model", "reward": "--reward"}.items():
+    for name in ("model", "reward"):
         if not getattr(base, name) and not (name == "reward" and has_reward):
-            how = as_argument(flag)
+            how = as_argument(f"--{name}")
             raise ConfigError(f"evaluate.critic={source} is not a run of PPO: pass {how}, or set {name}")
     values = {**OFF, "ppo.critic": requested.ppo.critic, "ppo.critic_init": source}
     config = with_saved_critic(with_values(_at(base, 1), values))

@@ -38,7 +38,7 @@ from kedge_base.machine.invocation import as_argument
 from kedge_base.machine.progress import say
 from kedge_base.run_folder.output import RESPONSES_FILE, write_summary
 from kedge_base.run_folder.record_format import read_json_lines
-from kedge_base.texts import printable
+from kedge_base.texts import counted, printable
 from kedge_lab.evaluation.report import endings_line, verdict_lines
 
 MOST_SHOWN = 4
@@ -154,7 +154,7 @@ class _Sampled:
         if self.scored is None:
             return None
         if (found := mean_score(self.scored.totals(), size)) is None:
-            raise RewardError(f"the reward scored none of {len(self.responses)} responses")
+            raise RewardError(f"the reward scored none of {counted(len(self.responses), 'response')}")
         return found
 
     def best_of_each(self, size: int) -> _Sampled:
@@ -186,7 +186,7 @@ def _print_summary(
     rows = {name: [score, None, None, None] for name, score in shown.items()}
     rows[[*rows][-1]][1:] = [summary[name] for name in ("num_distinct", "length", "eos_rate")]
     header = ["policy", "score", "different", "tokens", "stopped"]
-    print_table(f"{summary['num_responses']} responses in {file}", header, rows)
+    print_table(f"{counted(summary['num_responses'], 'response')} in {file}", header, rows)
     if "best_of" in summary:
         say(f"best of {summary['best_of']}: at most {summary['kl_bound']:.3g} nats per response from the policy")
     for line in verdict_lines(summary.get("verdicts", {})):

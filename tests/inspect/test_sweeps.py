@@ -169,7 +169,7 @@ def test_the_page_of_a_sweep_overlays_its_settings(folder: Path):
     assert (second["value"], second["num_values"], second["num_seeds"]) == (None, 0, 2)
     assert sweep["order"] == [0, 1]
     assert [trial["state"] for trial in sweep["trials"]] == ["finished", "finished", "failed", "not started"]
-    assert sweep["sentences"][0] == "2 of 4 runs have finished, 1 failed, 1 not started."
+    assert sweep["sentences"][0] == "2 of 4 runs finished, 1 failed, 1 not started."
     page = render_page(data).decode()
     assert "learning_rate=1e-5 has the highest reward/score_mean: 3" in page
     assert "<b>the loss" not in page
@@ -178,7 +178,7 @@ def test_the_page_of_a_sweep_overlays_its_settings(folder: Path):
 
 def test_a_sweep_that_has_not_begun_has_a_page(tmp_path: Path):
     data = collect_page([write_sweep(tmp_path / "rates", {})])
-    assert data["sweep"]["sentences"][0] == "0 of 4 runs have finished, 4 not started."
+    assert data["sweep"]["sentences"][0] == "0 of 4 runs finished, 4 not started."
     assert data["sweep"]["settings"][0]["curves"] is None
     render_page(data)
 

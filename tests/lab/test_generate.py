@@ -79,7 +79,7 @@ def test_it_stops_where_the_model_declares_its_end_and_says_so(tmp_path, capsys)
 def test_plain_prompts_to_a_model_with_a_chat_template_are_said(tmp_path, capsys):
     """An instruction model may answer nothing to them."""
     policy = save_tiny_policy(tmp_path / "tiny", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
-    said = "all 1 rows used; plain text, continued without the chat template (data.columns.instruction=prompt makes"
+    said = "1 row used; plain text, continued without the chat template (data.columns.instruction=prompt makes"
     for out, more, is_said in (("text", [], True), ("chat", ["data.columns.instruction=prompt"], False)):
         run_generate(config_for(tmp_path, *more, model=policy, out=out), prompts=["Ready?"])
         assert (said in capsys.readouterr().err) == is_said

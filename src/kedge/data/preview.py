@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, Table, hint_of
 from kedge.data.tokens import encode_completion, encode_example, encode_prompt, token_pieces
-from kedge_base.texts import printable
+from kedge_base.texts import counted, printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -256,12 +256,12 @@ class DataUsage:
     def _line(self, names: Sequence[str]) -> str:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         where = f" of {', '.join(names[:MOST_NAMED])}{more}" if names else ""
-        count = f"all {self.rows:,}" if self.used == self.rows else f"{self.used:,} of {self.rows:,}"
-        head = f"{count} rows{where} used"
+        part = f"{self.used:,} of " if self.used < self.rows else "all " if self.rows > 1 else ""
+        head = f"{part}{counted(self.rows, 'row')}{where} used"
         parts = [f"{head}, {self.held_out:,} of them held out" if self.held_out else head]
         if self.dropped:
-            counted = [f"{number:,} {reason}" for reason, number in self.dropped.items()]
-            reasons = ", ".join(counted if len(counted) > 1 else self.dropped)
+            numbers = [f"{number:,} {reason}" for reason, number in self.dropped.items()]
+            reasons = ", ".join(numbers if len(numbers) > 1 else self.dropped)
             parts.append(f"{sum(self.dropped.values()):,} dropped: {reasons}")
         if self.cut:
             parts.append(f"{self.cut:,} row{'s' * (self.cut > 1)} cut to fit")

@@ -25,7 +25,7 @@ from kedge_base.errors import ConfigError, EnvError, RewardError
 from kedge_base.intervals import Interval, score_interval
 from kedge_base.machine.invocation import as_argument
 from kedge_base.term_names import source_name
-from kedge_base.texts import names_function, names_judge
+from kedge_base.texts import counted, names_function, names_judge
 
 if TYPE_CHECKING:
     from kedge.rollout.player import Player
@@ -95,7 +95,7 @@ class PairOutcomes:
         """
         decided = [win for win in self.wins if win is not None]
         if not decided:
-            raise RewardError(f"the judge decided none of {len(self.wins)} pairs")
+            raise RewardError(f"the judge decided none of {counted(len(self.wins), 'pair')}")
         return decided
 
     @property

@@ -115,8 +115,10 @@ def format_duration(seconds: float) -> str:
 
 def format_figure(value: float | None) -> str:
     """A number with three significant digits; `–` for None."""
-    if value is None or not math.isfinite(value):
-        return "–" if value is None else str(value)
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return str(value)
     if isinstance(value, int) or value == 0:
         return f"{value:.0f}"
     if 0.001 <= abs(value) < 1_000:

@@ -124,14 +124,13 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     """
     folder = check_creatable(path)
     with writing(folder):
-        free = is_free(folder)
-        stage = None if free else run_stage(folder)
-    if not free:
-        name = stage.name if stage is not None and stage.resumes else None
-        resume = as_argument(f"kedge {name} --resume {shlex.quote(str(path))}", "resume=True")
-        more = f", or resume its run of {name}: {resume}" if name else ""
-        raise OutputError(f"{path} is not empty; choose another {as_argument('--out')}, or empty it{more}")
-    return folder
+        if is_free(folder):
+            return folder
+        stage = run_stage(folder)
+    name = stage.name if stage is not None and stage.resumes else None
+    resume = as_argument(f"kedge {name} --resume {shlex.quote(str(path))}", "resume=True")
+    more = f", or resume its run of {name}: {resume}" if name else ""
+    raise OutputError(f"{path} is not empty; choose another {as_argument('--out')}, or empty it{more}")
 
 
 def run_stage(folder: Path) -> Stage | None:

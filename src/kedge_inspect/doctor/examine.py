@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kedge_base.texts import printable
+from kedge_base.texts import counted, printable
 from kedge_inspect.abroad.settings import in_words_of, without_own_words
 from kedge_inspect.doctor import (
     critic,
@@ -176,9 +176,8 @@ class Examination:
         counts = Counter(finding.severity for finding in self.findings)
         parts = [f"{count} {severity if count == 1 or severity == 'serious' else severity + 's'}"
                  for severity, count in counts.items()]  # fmt: skip
-        checks = f"{self.num_checks} check{'' if self.num_checks == 1 else 's'}"
         missed = f"; {len(self.gaps)} could not be made: {self.unjudged}" if self.gaps else ""
-        return f"{', '.join(parts) or 'nothing wrong'} in {checks}{self.until}{missed}"
+        return f"{', '.join(parts) or 'nothing wrong'} in {counted(self.num_checks, 'check')}{self.until}{missed}"
 
     def as_json(self) -> dict[str, Any]:
         """The content of `kedge doctor --json`."""

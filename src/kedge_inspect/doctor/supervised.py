@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
+from kedge_base.texts import counted
 from kedge_inspect.doctor.rule import LARGEST_SHARE, Remedy, Symptom, rule, scale, set_to
 from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, SIGNIFICANT, WINDOW, Series, fmt, read, span
 from kedge_inspect.doctor.steps import gradient_spikes, section_of
@@ -230,10 +231,9 @@ def _error(accuracy: Mapping[str, Any], by_length: Mapping[str, Any]) -> float:
 
 
 def _written(run: RunRecord, accuracy: Mapping[str, Any]) -> str:
-    pairs = run.summary.get("num_pairs")
     return (
         f"held-out accuracy is {accuracy['value']:.1%} ({accuracy['low']:.0%} to {accuracy['high']:.0%}) on "
-        f"{pairs} pair{'' if pairs == 1 else 's'}"
+        f"{counted(run.summary.get('num_pairs', 0), 'pair')}"
     )
 
 

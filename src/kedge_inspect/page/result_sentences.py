@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from kedge_base.texts import counted
 from kedge_inspect.page.changes import figure, percent, ranged
 from kedge_inspect.page.numbers import as_number
 from kedge_inspect.record import RunRecord
@@ -24,7 +25,7 @@ def of_evaluation(record: RunRecord, progress: str) -> list[str]:
     against = summary.get("against", "references")
     first = (
         f"{summary['model']} won {summary['won']:,}, tied {summary['tied']:,} and lost {summary['lost']:,} of "
-        f"{summary['num_judged']:,} prompts against {against}, judged by {summary['judge']}: a win rate of "
+        f"{counted(summary['num_judged'], 'prompt')} against {against}, judged by {summary['judge']}: a win rate of "
         f"{percent(rate)}, ties counting half."
     )
     if rate["low"] <= 0.5 <= rate["high"]:
@@ -39,7 +40,7 @@ def _solved_sentences(summary: Mapping[str, Any]) -> list[str]:
     first, last, majority = (percent(interval) if interval else "" for interval in known)
     voted = f", and the most frequent answer for {majority}" if majority else ""
     return [
-        f"At the first try {summary['model']} solves {first or 'none'} of {summary['num_prompts']:,} prompts, "
+        f"At the first try {summary['model']} solves {first} of {counted(summary['num_prompts'], 'prompt')}, "
         f"judged by {summary['judge']}.",
         *([f"At least one of {most} responses is right for {last}{voted}."] if last else []),
     ]
@@ -65,11 +66,11 @@ def of_generation(record: RunRecord, progress: str) -> list[str]:
     count = len(record.results)
     if not summary:
         total = record.progress[-1]["total"] if record.progress else None
-        of = f" of {total:,}" if total else ""
-        return [f"{'So far' if record.state == 'running' else 'Stopped after'} {count:,}{of} responses."]
+        so_far = f"{count:,} of {total:,} responses" if total else counted(count, "response")
+        return [f"{'So far' if record.state == 'running' else 'Stopped after'} {so_far}."]
     best = f", each the best of {summary['best_of']}" if "best_of" in summary else ""
     first = (
-        f"{summary['num_responses']:,} responses to {summary['num_prompts']:,} prompts{best}, "
+        f"{counted(summary['num_responses'], 'response')} to {counted(summary['num_prompts'], 'prompt')}{best}, "
         f"{figure(summary['length'])} tokens long on average; {summary['eos_rate']:.0%} end with a stop token."
     )
     score = summary.get("score")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kedge_base.texts import counted
 from kedge_inspect.page.changes import figure
 from kedge_inspect.page.curves import mean_curves
 from kedge_inspect.page.numbers import rounded
@@ -119,7 +120,7 @@ def _sentences(trials: Sequence[Mapping[str, Any]], rows: Sequence[Row], goal: G
     """Sentences on the finished runs, the best setting and its certainty."""
     counts = [(state, sum(trial["state"] == state for trial in trials)) for state in STATES]
     others = [f"{count} {state}" for state, count in counts[1:] if count]
-    first = ", ".join([f"{counts[0][1]} of {len(trials)} runs have finished", *others]) + "."
+    first = ", ".join([f"{counts[0][1]} of {counted(len(trials), 'run')} finished", *others]) + "."
     compared = [row for row in rows if row.interval is not None]
     if goal is None or not compared or compared[0].interval is None:
         return [first, "No result yet: a setting's result is the mean over its finished runs."]
@@ -152,8 +153,7 @@ def _doubt(compared: Sequence[Row]) -> str:
     overlapping = sum(other.low <= best.high and best.low <= other.high for other in others)
     if not overlapping:
         return "Its interval overlaps no other." if others else ""
-    named = "that of another setting" if overlapping == 1 else f"those of {overlapping} other settings"
-    return f"Its interval overlaps {named}: more seeds may change the order."
+    return f"Its interval overlaps {counted(overlapping, 'other')}: more seeds may change the order."
 
 
 def _short(setting: Setting) -> str:

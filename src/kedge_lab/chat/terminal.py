@@ -15,7 +15,7 @@ from rich.text import Text
 
 from kedge_base.errors import DataError, KedgeError
 from kedge_base.machine.progress import format_figure
-from kedge_base.texts import printable
+from kedge_base.texts import counted, printable
 from kedge_lab.chat.chat import SETTINGS, Chat, Reply
 
 PROMPT = "> "
@@ -74,10 +74,14 @@ def chat_on_terminal(
 
 def figures(reply: Reply) -> str:
     """A line about an answer: score, length, ending, and the omitted part of the prompt."""
-    score = () if reply.score is None else (f"score {format_figure(reply.score)}",)
-    failed = (f"no score: {reply.score_error}",) if reply.score_error else ()
-    left_out = (f"the {reply.num_dropped} oldest messages no longer fit",) if reply.num_dropped else ()
-    return " · ".join((*score, *failed, f"{reply.num_tokens} tokens", reply.ending, *left_out))
+    parts = (
+        "" if reply.score is None else f"score {format_figure(reply.score)}",
+        f"no score: {reply.score_error}" if reply.score_error else "",
+        counted(reply.num_tokens, "token"),
+        reply.ending,
+        f"the {counted(reply.num_dropped, 'oldest message')} no longer fit" if reply.num_dropped else "",
+    )
+    return " · ".join(filter(None, parts))
 
 
 def _respond(chat: Chat, text: str, console: Console) -> None:

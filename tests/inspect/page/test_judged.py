@@ -67,6 +67,10 @@ def test_the_verdict_says_whether_the_sides_differ():
     assert "won 2, tied 1 and lost 1 of 4 prompts against runs/sft/model, judged by letters" in first
     assert "62% (25% to 100%)" in first
     assert "does not tell the two apart" in second
+    record = evaluation_record(num_judged=1)
+    assert (
+        "lost 1 of 1 prompt against" in page_data([ReportedRun("e", record, [])], title="")["runs"][0]["sentences"][0]
+    )
     assert sentences(value=0.8, low=0.6, high=0.9)[1] == "The judge prefers runs/ppo/model."
     assert sentences(value=0.2, low=0.1, high=0.4)[1] == "The judge prefers runs/sft/model."
 

@@ -44,6 +44,7 @@ const large = value => {
 const card = (...children) => el("div", { class: "card stack" }, children);
 const empty = reason => el("p", { class: "empty" }, reason);
 const count = value => value.toLocaleString("en-US");
+const counted = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
 /** Narrow screens show small charts, and sections that open on demand. */
 const narrow = matchMedia("(max-width: 720px)");

@@ -34,9 +34,9 @@ const ordersCard = each => {
 
 const biasSentences = each => [
   each.win_rate_controlled ? `If both sides were alike in ${each.win_rate_controlled.for.join(", ")}, the win rate would be ${interval(each.win_rate_controlled, percent)}, by logistic regression over the pairs.` : "",
-  each.longer_wins ? `In the ${count(each.num_unequal_lengths)} pairs whose lengths differ, the longer response wins ${interval(each.longer_wins, percent)}; ${known(each.longer_wins_expected) ? `${percent(each.longer_wins_expected)} is expected from the win rates alone` : "50% is no length bias"}.` : "",
-  each.num_equal ? `${count(each.num_equal)} pairs have equal texts.` : "",
-  each.num_judged < each.num_prompts ? `The judge did not decide ${count(each.num_prompts - each.num_judged)} of ${count(each.num_prompts)} pairs.` : "",
+  each.longer_wins ? `The longer response wins ${interval(each.longer_wins, percent)} of ${counted(each.num_unequal_lengths, "pair")} of different length; ${known(each.longer_wins_expected) ? `${percent(each.longer_wins_expected)} is expected from the win rates alone` : "50% is no length bias"}.` : "",
+  each.num_equal ? `${counted(each.num_equal, "pair")} with equal texts.` : "",
+  each.num_judged < each.num_prompts ? `The judge did not decide ${count(each.num_prompts - each.num_judged)} of ${counted(each.num_prompts, "pair")}.` : "",
 ].filter(Boolean).map(text => el("p", {}, text));
 
 const frontierOf = (each, index) => chart({ title: "Frontier", unit: `${each.frontier.of} over √KL to ${each.against}`, size: "tall", note: "The further up and left, the better. Bars are confidence intervals.",
@@ -55,8 +55,8 @@ const pairCard = each => el("article", { class: "card stack pair" },
     each.orders ? el("span", { class: "muted small" }, ` shown first: ${each.orders[0] || "undecided"}, shown second: ${each.orders[1] || "undecided"}`) : null),
   promptOf(each.prompt),
   el("div", { class: "two" },
-    answerOf("model", each.completion, figuresOf([known(each.score) && `score ${format(each.score, 3)}`, each.reason, known(each.length) && `${each.length} tokens`]), each.outcome === "won"),
-    answerOf("against", each.completion_against, figuresOf([known(each.score_against) && `score ${format(each.score_against, 3)}`, each.reason_against, known(each.length_against) && `${each.length_against} tokens`]), each.outcome === "lost")));
+    answerOf("model", each.completion, figuresOf([known(each.score) && `score ${format(each.score, 3)}`, each.reason, known(each.length) && counted(each.length, "token")]), each.outcome === "won"),
+    answerOf("against", each.completion_against, figuresOf([known(each.score_against) && `score ${format(each.score_against, 3)}`, each.reason_against, known(each.length_against) && counted(each.length_against, "token")]), each.outcome === "lost")));
 
 const marginOf = each => (known(each.score) && known(each.score_against) ? each.score - each.score_against : null);
 const pairsOf = run => {
@@ -69,7 +69,7 @@ const pairsOf = run => {
   if (pairs.some(each => marginOf(each) !== null)) orders.push(["best", "largest gain", descending(marginOf)], ["worst", "largest loss", ascending(marginOf)]);
   if (pairs.some(each => known(each.length))) orders.push(["longest", "longest", descending(each => each.length)]);
   return textList({ id: `pairs ${run.name}`, rows: pairs, filters, orders, textOf: each => `${each.prompt}\n${each.completion}\n${each.completion_against}`, draw: pairCard,
-    note: pairs.length < of ? `This page has ${count(pairs.length)} of the ${count(of)} pairs in judgments.jsonl.` : "" });
+    note: pairs.length < of ? `This page has ${count(pairs.length)} of ${counted(of, "pair")} in judgments.jsonl.` : "" });
 };
 
 const agreementCard = data => (data.judge_agreement?.length ? card(el("h3", {}, "Agreement of the judges"),

@@ -15,7 +15,7 @@ const generatedList = run => {
   if (responses.some(each => known(each.score))) orders.push(["best", "highest score", descending(each => each.score)], ["worst", "lowest score", ascending(each => each.score)]);
   orders.push(["longest", "longest", descending(each => each.completion.length)], ["shortest", "shortest", ascending(each => each.completion.length)]);
   return textList({ id: `responses ${run.name}`, rows: responses, filters, orders, textOf: each => `${each.prompt}\n${each.completion}`, draw: generatedCard,
-    note: responses.length < of ? `This page has ${count(responses.length)} of the ${count(of)} responses in ${run.stage === "generate" ? "responses" : "judgments"}.jsonl.` : "" });
+    note: responses.length < of ? `This page has ${count(responses.length)} of ${counted(of, "response")} in ${run.stage === "generate" ? "responses" : "judgments"}.jsonl.` : "" });
 };
 
 const solvedTable = runs => table(["", "k", "pass@k", "maj@k"], runs.flatMap(({ name, generation: each }) => (each.solved ?? []).map(row => [

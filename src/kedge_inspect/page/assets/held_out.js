@@ -16,7 +16,7 @@ const beforeAndAfter = run => {
     textOf: pair => `${pair.prompt}\n${pair.before.text}\n${pair.after.text}`,
     draw: pair => el("article", { class: "card stack pair" }, promptOf(pair.prompt), el("div", { class: "two" },
       sideOf(start, pair.before, gainOf(pair) < 0), sideOf(end, pair.after, gainOf(pair) > 0))),
-    note: pairs.length < of ? `This page has ${count(pairs.length)} of the ${count(of)} pairs in evaluations.jsonl.` : "" });
+    note: pairs.length < of ? `This page has ${count(pairs.length)} of ${counted(of, "pair")} in evaluations.jsonl.` : "" });
 };
 
 const heldOut = data => section("held-out", "Held-out evaluations", "The policy on held-out prompts, at the start, during training and at the end.", () => {

@@ -31,7 +31,7 @@ const rewardModel = data => section("reward-model", "Reward model", "Accuracy an
   const models = data.runs.flatMap(run => run.reward_models.map(model => ({ ...model, index: indexOf(model.name, run.index) })));
   const judged = models.filter(model => has(model));
   const parts = judged.map(model => [
-    card(el("h3", {}, judged.length > 1 ? model.name : `Accuracy on ${count(model.num_pairs ?? 0)} held-out pairs`), accuracyTable(model)),
+    card(el("h3", {}, judged.length > 1 ? model.name : `Accuracy on ${counted(model.num_pairs ?? 0, "held-out pair")}`), accuracyTable(model)),
     el("div", { class: "two" }, model.bins.length ? calibrationChart(model) : null,
       model.scores ? distributions("Chosen and rejected", "share of responses by score", { ...model.scores, named: model.scores.named.toReversed() }, "The further apart, the more confident it is. Scores as PPO uses them, drawn from quantiles.", { index: model.index }) : null),
   ]);

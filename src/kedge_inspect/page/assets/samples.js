@@ -166,7 +166,7 @@ const samples = data => {
           name => { chosen = name; promptAt = 0; rowAt = -1; refill(); }) : null,
         run.samples.prompts.length > 1 ? choice("Prompt", run.samples.prompts.map((each, at) => [at, each.title || "Trained on"]), promptAt,
           at => { promptAt = at; rowAt = -1; refill(); }) : null,
-        el("span", { class: "muted small" }, run.samples.kept < run.samples.of ? `${run.samples.kept} of the ${count(run.samples.of)} responses in samples.jsonl are on this page.` : "")),
+        el("span", { class: "muted small" }, run.samples.kept < run.samples.of ? `${run.samples.kept} of ${counted(run.samples.of, "response")} in samples.jsonl are on this page.` : "")),
       el("div", { class: "samples" }, answers, responseCard(run.color, prompt, row, coloringName, name => { coloringName = name; refill(); })),
     ];
   }, { why: reasons(data, "samples") });

@@ -42,7 +42,7 @@ function figures(reply, isHigher) {
   const parts = make("p", "figures");
   if (reply.score !== null) parts.append(make("span", isHigher ? "score higher" : "score", `score ${shown(reply.score)}`));
   if (reply.score_error) parts.append(make("span", "fault", `no score: ${reply.score_error}`));
-  parts.append(make("span", "", `${reply.num_tokens} tokens`), make("span", "", reply.ending));
+  parts.append(make("span", "", `${reply.num_tokens} token${reply.num_tokens === 1 ? "" : "s"}`), make("span", "", reply.ending));
   if (reply.num_dropped) parts.append(make("span", "fault", `the ${reply.num_dropped} oldest messages no longer fit`));
   return parts;
 }
