@@ -59,12 +59,11 @@ def expected(rows: list[dict[str, Any]], figure: Any, k: int) -> float:
     return mean(mean(figure(drawn) for drawn in itertools.combinations(prompt, k)) for prompt in prompts)
 
 
-def test_a_judge_that_scores_nothing_is_an_error_and_its_responses_are_kept(tmp_path):
+def test_a_judge_that_scores_nothing_is_an_error(tmp_path):
     """Else a policy would solve none of the prompts, in a run that counts as finished."""
     with pytest.raises(RewardError, match=r"^nothing scored none of 36 responses of .*policy$"):
         run_pass_at_k(config_for(tmp_path), prompts=ROWS, judge=nothing)
-    assert len(read_json_lines(tmp_path / "run" / "judgments.jsonl")) == 36
-    assert not (tmp_path / "run" / "summary.json").exists()
+    assert not (tmp_path / "run").exists()  # the corrected command may use the same folder
 
 
 def test_pass_and_majority_are_those_of_the_responses_in_the_file(tmp_path, capsys):

@@ -103,18 +103,17 @@ class Evaluation:
 def report(evaluation: Evaluation, folder: Path, *, is_shown: bool = True) -> dict[str, Any]:
     """Write judgments and summary, print a table, and return the summary.
 
-    The summary is written last, because a folder with one counts as finished; `RewardError` if there are no outcomes to
-    summarize.
+    The summary is written last, because a folder with one counts as finished.
 
     Args:
         evaluation: The results.
         folder: The run's folder.
         is_shown: False on a rank that is not the first: nothing is printed.
     """
+    summary = evaluation.summary()
     with closing(JsonLines(folder / JUDGMENTS_FILE)) as lines:
         for row in _judgments(evaluation):
             lines.write(row)
-    summary = evaluation.summary()
     write_summary(folder, summary)
     if is_shown:
         _print(evaluation, summary)

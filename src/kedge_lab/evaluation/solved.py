@@ -123,9 +123,6 @@ def report_solved(
     """
     first, *others = policies
     scores = first.scored.scores or []
-    with closing(JsonLines(folder / JUDGMENTS_FILE)) as lines:
-        for row in (row for each in policies for row in _rows(each)):
-            lines.write(row)
     if unscored := next((each for each in policies if not each.pass_at), None):
         raise RewardError(f"{judge} scored none of {counted(len(scores), 'response')} of {unscored.name}")
     summary = {
@@ -138,6 +135,9 @@ def report_solved(
         "num_scored": len(scores) - scores.count(None),
         "others": [{**each.summary(), "difference": {"pass@k": _plain(first.less(each))}} for each in others],
     }
+    with closing(JsonLines(folder / JUDGMENTS_FILE)) as lines:
+        for row in (row for each in policies for row in _rows(each)):
+            lines.write(row)
     write_summary(folder, summary)
     if is_shown:
         title = f"{first.num_samples} responses to each of {counted(summary['num_prompts'], 'prompt')} at temperature "
