@@ -151,8 +151,8 @@ class _Product(torch.autograd.Function):
         return ctx.layer.times_transposed(gradients[0]), None
 
 
-def quantize(body: nn.Module, dtype: QuantizedDtype, *, kept: Collection[nn.Parameter] = ()) -> int:
-    """Replace the linear layers of a model by quantized ones, in place; return how many.
+def quantize(body: nn.Module, dtype: QuantizedDtype, *, kept: Collection[nn.Parameter]) -> None:
+    """Replace the linear layers of a model by quantized ones, in place.
 
     Not replaced are subclasses, which may use their weights differently, stacked matrices of experts, and, in nf4,
     matrices with rows of odd length.
@@ -169,7 +169,6 @@ def quantize(body: nn.Module, dtype: QuantizedDtype, *, kept: Collection[nn.Para
         if layer not in replaced:  # a layer may have two names
             replaced[layer] = QuantizedLinear(layer, dtype)
         setattr(parent, name, replaced[layer])
-    return len(replaced)
 
 
 @torch.no_grad()

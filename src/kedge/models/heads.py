@@ -247,10 +247,11 @@ def value_head_file(source: str | Path) -> Path | None:
     """
     model = find_model(source)
     model = model if os.path.isdir(model) else check_source(model)
-    names = (VALUE_HEAD_FILE, LLAMA_FACTORY_FILE)
-    if not os.path.isdir(model):
-        return next((file for name in names if (file := repository_file(model, name)) is not None), None)
-    return next((file for name in names if (file := Path(model, name)).is_file()), None)
+    for name in (VALUE_HEAD_FILE, LLAMA_FACTORY_FILE):
+        file = Path(model, name) if os.path.isdir(model) else repository_file(model, name)
+        if file is not None and file.is_file():
+            return file
+    return None
 
 
 def load_value_head(head: ValueHead, source: str | Path) -> bool:
@@ -264,7 +265,13 @@ def load_value_head(head: ValueHead, source: str | Path) -> bool:
     path = value_head_file(source)
     if path is None:
         return False
-    saved, bins = _read_value_head(path)
+    not_a_head = f"{path}: not a value head of the model in this folder; move it away to start with a new one"
+    try:
+        # LLaMA-Factory's names are v_head.summary.weight and v_head.summary.bias.
+        saved = {name.removeprefix("v_head.summary."): tensor for name, tensor in load_file(path).items()}
+        bins = _bins_of(saved)
+    except (RuntimeError, OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(not_a_head) from error
     if bins is not None and (not isinstance(head, HistogramHead) or bins != _bins_of(head.state_dict())):
         raise ModelError(
             f"{path}: the value head has {bins.num_bins} bins from {bins.low:g} to {bins.high:g}; use it with "
@@ -273,23 +280,10 @@ def load_value_head(head: ValueHead, source: str | Path) -> bool:
     try:
         _fill(head, saved, scalar=bins is None)
     except RuntimeError as error:
-        raise _wrong_head(path) from error
+        raise ModelError(not_a_head) from error
     if not all(weight.isfinite().all() for weight in head.parameters()):
         raise ModelError(f"{path}: the value head contains NaN or infinity")
     return True
-
-
-def _read_value_head(path: Path) -> tuple[dict[str, Tensor], Bins | None]:
-    try:
-        # LLaMA-Factory's names are v_head.summary.weight and v_head.summary.bias.
-        saved = {name.removeprefix("v_head.summary."): tensor for name, tensor in load_file(path).items()}
-        return saved, _bins_of(saved)
-    except (RuntimeError, OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise _wrong_head(path) from error
-
-
-def _wrong_head(path: Path) -> ModelError:
-    return ModelError(f"{path}: not a value head of the model in this folder; move it away to start with a new one")
 
 
 def _bins_of(state: Mapping[str, Tensor]) -> Bins | None:

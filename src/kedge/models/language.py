@@ -27,7 +27,7 @@ from kedge.models.packing.probe import TOLERANCE, Findings, relative_error, tria
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
 from kedge.models.precision import Precision, autocast
-from kedge.models.pretrained import context_length, disable_dropout, fit_embedding, rope_switch
+from kedge.models.pretrained import context_length, disable_dropout, fit_embedding, least, rope_switch
 from kedge.ranks import ALONE, Ranks
 from kedge_base.errors import ModelError
 
@@ -97,8 +97,7 @@ class LanguageModel(nn.Module):
         disable_dropout(causal)
         ids = torch.arange(output_layer(causal).out_features, device=device)
         known = torch.tensor(list(tokenizer.get_vocab().values()), device=device)
-        forbidden = torch.ones_like(ids, dtype=torch.bool).index_fill_(0, known[known < len(ids)], False)
-        forbidden |= ids == tokenizer.pad_token_id
+        forbidden = torch.isin(ids, known, invert=True) | (ids == tokenizer.pad_token_id)
         self.register_buffer("forbidden", forbidden, persistent=False)
         self.register_buffer("forbidden_ids", forbidden.nonzero().squeeze(1), persistent=False)
         self.value_head: ValueHead | None = None
@@ -122,8 +121,7 @@ class LanguageModel(nn.Module):
     @property
     def sampling_length(self) -> int | None:
         """Maximum tokens of a prompt and its sampled response; None if the architecture has no limit."""
-        limits = (self.context_length, rope_switch(self.causal))
-        return min((limit for limit in limits if limit is not None), default=None)
+        return least(self.context_length, rope_switch(self.causal))
 
     def check_sampling(self) -> None:
         """Check before a run that responses can be sampled (`ModelError` if not)."""
@@ -420,8 +418,7 @@ class ActorCritic(nn.Module):
     @cached_property
     def shares_up_to(self) -> float:
         """Maximum length of rows that can share their prompt in a pass, in both policy and critic."""
-        trunks = [self.policy.trunk, *([] if self.critic is None else [self.critic.trunk])]
-        return min(trunk.shares_up_to for trunk in trunks)
+        return min(model.shares_up_to for model in (self.policy, self.critic) if model is not None)
 
     @property
     def value_head(self) -> ValueHead | None:

@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kedge_base.errors import ModelError
 from kedge_base.machine.memory import free_memory
 
 Precision = Literal["fp32", "bf16"]
@@ -33,12 +32,7 @@ def resolve_precision(
         precision: `auto`, or the format itself.
         device: The models' device.
         width: The model's hidden size; None if unknown.
-
-    Raises:
-        ModelError: The name is not one of the three.
     """
-    if precision not in ("auto", "fp32", "bf16"):
-        raise ModelError(f"runtime.precision {precision!r} is unknown; choose auto, fp32 or bf16")
     if precision != "auto":
         return precision
     kind = torch.device(device).type

@@ -311,8 +311,12 @@ def _saved_formats(source: str) -> dict[str, Any]:
 
 def context_length(model: PreTrainedModel) -> int | None:
     """Maximum tokens per row; None if the architecture has no limit."""
-    known = configured_length(model.config)
-    return min([*([] if known is None else [known]), *_numbered_positions(model)], default=None)
+    return least(configured_length(model.config), *_numbered_positions(model))
+
+
+def least(*limits: int | None) -> int | None:
+    """The smallest of some limits; None if there are none."""
+    return min((int(limit) for limit in limits if limit is not None), default=None)
 
 
 def configured_length(config: PreTrainedConfig) -> int | None:
@@ -322,7 +326,7 @@ def configured_length(config: PreTrainedConfig) -> int | None:
     # only right while a row has no more blocks than it attends to. No short trial reveals that.
     blocks = (getattr(config, "index_topk_blocks", None) or 0) * getattr(config, "index_block_size", 0)
     limits = (getattr(config, "max_position_embeddings", None), blocks)
-    return min((int(limit) for limit in limits if limit and limit > 0), default=None)
+    return least(*(limit for limit in limits if limit and limit > 0))
 
 
 def _numbered_positions(model: PreTrainedModel) -> list[int]:
@@ -345,8 +349,7 @@ def rope_switch(model: PreTrainedModel) -> int | None:
     """
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
-    switches = [each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"]
-    return min(map(int, switches), default=None)
+    return least(*(each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"))
 
 
 def num_embeddings(model: PreTrainedModel) -> int:

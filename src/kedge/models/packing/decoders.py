@@ -46,6 +46,10 @@ class Decoder(Protocol):
         ...
 
 
+StartDecoder = Callable[[Sequence[Sequence[int]]], Decoder]
+"""Creates a decoder that has read some prompts."""
+
+
 class PaddedDecoder:
     """Decodes left-padded rows with the model's own cache, for models that cannot be packed.
 
@@ -113,7 +117,7 @@ class GroupedDecoder:
         prompts: One per row.
     """
 
-    def __init__(self, start: Callable[[Sequence[Sequence[int]]], Decoder], prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, start: StartDecoder, prompts: Sequence[Sequence[int]]) -> None:
         lengths = [len(prompt) for prompt in prompts]
         groups = [[row for row, length in enumerate(lengths) if length == each] for each in dict.fromkeys(lengths)]
         self._groups = [start([prompts[row] for row in rows]) for rows in groups]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kedge.models.live_bytes import Hollow
-from kedge.models.packing.decoders import Decoder
+from kedge.models.packing.decoders import StartDecoder
 from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import context_length, num_embeddings
 from kedge.models.sources import loading_reason, quiet_transformers
@@ -137,7 +137,7 @@ class Trial:
         return relative_error(run(TokenRows(self.rows.ids[:half], (half,))), self.hidden[:half])
 
     @torch.no_grad()
-    def error_of_decoder(self, start: Callable[[Sequence[Sequence[int]]], Decoder], *, drop_rows: bool) -> float:
+    def error_of_decoder(self, start: StartDecoder, *, drop_rows: bool) -> float:
         """The error when the starts of rows are read at once, and the rest token by token.
 
         Args:
