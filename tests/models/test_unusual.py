@@ -41,7 +41,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel, ScalarModel, TokenRows, load_scalar_model, load_tokenizer
 from kedge.models.live_bytes import LiveBytes
-from kedge.models.packing.decoders import GroupedDecoder
+from kedge.models.packing.decoders import GroupedDecoder, PaddedDecoder
 from kedge.models.packing.packed import PackedDecoder
 from kedge.models.precision import autocast
 from kedge.models.scalar import find_batching, score_rows
@@ -148,6 +148,23 @@ def test_a_model_that_left_padding_changes_is_sampled_by_prompt_length():
     model = policy(config)
     assert_rows_alone(model)
     assert_sampled(model)
+
+
+@torch.no_grad()
+def test_long_rows_are_sampled_by_prompt_length_if_their_attention_counts_the_padding():
+    model = policy(
+        Llama4TextConfig(
+            **GROUPED, intermediate_size_mlp=32, head_dim=8, num_local_experts=2, floor_scale=24, no_rope_layers=[1, 0]
+        )
+    )
+    rows = [[*range(3, 23)], [7, 8]]
+    assert isinstance(model.trunk.decoder(rows, max_new_tokens=4, pad_id=0), PaddedDecoder)
+    decoder = model.trunk.decoder(rows, max_new_tokens=20, pad_id=0)
+    for token in range(30, 50):
+        decoder.step(torch.tensor([token, token]))
+    whole = [torch.tensor([[*row, *range(30, 50)]]) for row in rows]
+    expected = torch.cat([model.trunk.model(input_ids=row, use_cache=False).last_hidden_state[:, -1] for row in whole])
+    torch.testing.assert_close(decoder.hidden, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_groups_by_prompt_length_are_one_batch():

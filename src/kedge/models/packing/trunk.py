@@ -16,16 +16,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from kedge.models.packing.decoders import DECODERS, Decoder, DecoderKind, GroupedDecoder, PaddedDecoder
+from kedge.models.packing.decoders import DECODERS, Decoder, DecoderKind, GroupedDecoder, PaddedDecoder, StartDecoder
 from kedge.models.packing.packed import Gather, PackedDecoder, packed_states, recompute_attention
 from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
 from kedge.models.packing.rows import TokenRows
-from kedge.models.pretrained import rope_switch
+from kedge.models.pretrained import least, rope_switch
 from kedge.ranks import Ranks
 from kedge_base.errors import ModelError
 
 WINDOW_LIMITS = ("sliding_window", "attention_chunk_size")
 """Settings that restrict a model's attention further than causality for rows longer than the setting's value."""
+FLOORS = ("floor_scale", "log_scaling_n_floor")
+"""Settings with the length from which attention sharpens with the position (Llama 4, Inkling). Positions there include
+the padding before a prompt, which no short trial reveals.
+"""
 
 
 class Trunk:
@@ -52,9 +56,8 @@ class Trunk:
         self._checkpointed: list[GradientCheckpointingLayer] = []
         self._findings = Findings(model, ranks)
         config = model.config.get_text_config()
-        self._reach = min(
-            (int(limit) for name in WINDOW_LIMITS if (limit := getattr(config, name, None))), default=None
-        )
+        self._reach = least(*(getattr(config, name, None) or None for name in WINDOW_LIMITS))
+        self._floor = least(*(getattr(config, name, None) for name in FLOORS))
         self._rope_switch = rope_switch(model)
         self._pad_id = getattr(config, "pad_token_id", None) or 0
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -86,8 +89,8 @@ class Trunk:
     @property
     def shares_up_to(self) -> float:
         """Maximum length of rows that can share the tokens of a common prompt; 0 if sharing does not work."""
-        limits = [limit for limit in (self._reach, self._rope_switch) if limit is not None]
-        return min(limits, default=math.inf) if self._shares else 0
+        limit = least(self._reach, self._rope_switch)
+        return 0 if not self._shares else math.inf if limit is None else limit
 
     def checkpoint_activations(self) -> None:
         """Enable activation checkpointing: the backward pass recomputes the activations inside the layers.
@@ -149,6 +152,8 @@ class Trunk:
                 arranged_for=self.arranged_for,
             )
         kind, can_drop_rows = self._padded_decoding()
+        if self._floor is not None and longest > self._floor:
+            kind = "grouped"
         return self._start(kind, prompts, pad_id=pad_id, can_drop_rows=can_drop_rows)
 
     def _hidden_sorted(self, rows: TokenRows) -> Tensor:
@@ -261,19 +266,11 @@ class Trunk:
     def _error(self, way: str, run: Callable[[TokenRows], Tensor], *, longest: int | None = None) -> float:
         return self._findings.error(way, lambda: self._trial(longest).error(self.model, run))
 
-    def _error_decoding(
-        self,
-        way: str,
-        start: Callable[[Sequence[Sequence[int]]], Decoder],
-        *,
-        drop_rows: bool,
-        longest: int | None = None,
-    ) -> float:
+    def _error_decoding(self, way: str, start: StartDecoder, *, drop_rows: bool, longest: int | None = None) -> float:
         return self._findings.error(way, lambda: self._trial(longest).error_of_decoder(start, drop_rows=drop_rows))
 
     def _trial(self, longest: int | None = None) -> Trial:
-        limits = (longest, self._rope_switch)
-        return Trial.of(self.model, longest=min([LONGEST, *(limit for limit in limits if limit)]))
+        return Trial.of(self.model, longest=min(LONGEST, least(longest, self._rope_switch) or LONGEST))
 
     def _refusal(self, reason: str) -> ModelError:
         return ModelError(f"kedge cannot run {type(self.model).__name__}: {reason}")
