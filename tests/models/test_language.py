@@ -26,6 +26,8 @@ from kedge.models.saving import merge
 from kedge_base.errors import ConfigError, ModelError
 from kedge_hub.card import ModelCard
 from tests.models.families import causal_lm
+from tests.models.registry.builder import save_policy_folder
+from tests.models.registry.tokenizer import word_tokenizer
 from tests.tiny import (
     CHAT_TEMPLATE,
     FAMILIES,
@@ -295,6 +297,21 @@ def test_the_parts_of_a_bf16_model_in_fp32_are_not_rounded(tmp_path, family):
         assert tensor.dtype == tensors[name].dtype, name
         assert torch.equal(tensor, tensors[name]), name
     assert json.loads((result / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_result_keeps_the_number_format_of_weights_that_transformers_renames(tmp_path):
+    source = tmp_path / "source"
+    save_policy_folder("minimax_m2", source)
+    weights = load_file(source / "model.safetensors")
+    exact = [name for name in weights if name.endswith("block_sparse_moe.e_score_correction_bias")]
+    stored = {name: each + 2**-20 if name in exact else each.bfloat16() for name, each in weights.items()}
+    save_file(stored, source / "model.safetensors", {"format": "pt"})
+    model = load_language_model(source, tokenizer=word_tokenizer())
+    assert exact
+    assert not model.causal.state_dict().keys() & set(exact)
+    result = save_policy(model, word_tokenizer(), tmp_path / "result", card=ModelCard("sft", "tiny"))
+    for name, tensor in load_file(result / "model.safetensors").items():
+        assert (tensor.dtype, torch.equal(tensor, stored[name])) == (stored[name].dtype, True), name
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.activations import FastGELUActivation, NewGELUActivation
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
 from kedge.models.adapters import AdapterFolder, merge_adapter
@@ -93,7 +94,7 @@ def load_pretrained(
 
     loaded = load_on_first(load, build, ranks) if ranks.is_sharded else load()
     disable_dropout(loaded.model)
-    cast("dict[str, Any]", loaded.model.source_settings).update(_saved_formats(base))
+    cast("dict[str, Any]", loaded.model.source_settings).update(_saved_formats(loaded.model, base))
     fuse_activations(loaded.model)
     loaded.model.config.return_dict = True  # overrides config.json, since kedge reads outputs by name
     return loaded
@@ -290,9 +291,9 @@ def check_weight_files(source: str) -> None:
         )
 
 
-def _saved_formats(source: str) -> dict[str, Any]:
+def _saved_formats(model: PreTrainedModel, source: str) -> dict[str, Any]:
     """Torch's name of the most common number format in a model's files, float32 for formats below 16 bits; and the
-    names of the weights in other formats, which that one may round.
+    names in the model of the weights in other formats, which that one may round.
     """
     folder = local_folder(source)
     sizes = Counter[str]()
@@ -306,7 +307,16 @@ def _saved_formats(source: str) -> dict[str, Any]:
     kinds = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
     most = max(sizes, key=sizes.__getitem__, default="")
     others = [name for name, kind in formats.items() if kind in kinds and kind != most]
-    return {"dtype": kinds.get(most, "float32"), "exact_weights": others}
+    return {"dtype": kinds.get(most, "float32"), "exact_weights": _names_in(model, others)}
+
+
+def _names_in(model: PreTrainedModel, stored: Sequence[str]) -> list[str]:
+    """The names that a model gives to weights of its files; transformers renames some, and stacks experts."""
+    steps: list[Any] = getattr(model, "_weight_conversions", None) or []
+    renamings = [each for each in steps if isinstance(each, WeightRenaming)]
+    converters = [each for each in steps if isinstance(each, WeightConverter)]
+    own = model.state_dict()
+    return [rename_source_key(name, renamings, converters, model.base_model_prefix, own)[0] for name in stored]
 
 
 def context_length(model: PreTrainedModel) -> int | None:

@@ -112,7 +112,7 @@ def save_model(
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(source.get("dtype"))) if final else None
     if dtype is not None and weights != {}:
         weights = model.state_dict() if weights is None else weights
-        exact = weights.keys() & source.get("exact_weights", ())  # the model may not read, or rename, some of them
+        exact = weights.keys() & source.get("exact_weights", ())  # the model may not read some of them
         weights = _rounded(weights, dtype, kept={weights[name].data_ptr() for name in exact})
     model.save_pretrained(folder, state_dict=weights)
     path = folder / "config.json"
