@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Gemma2Config
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3Config, Olmo3Config
 
 from kedge.data import encode_completion, encode_text
 from kedge.data.chat import end_of_turn
@@ -337,6 +337,30 @@ def test_rotary_settings_are_also_saved_by_their_names_in_transformers_4(tmp_pat
     assert again.config.rope_parameters == rope
     ids = torch.tensor(ROWS[:1])
     assert torch.equal(again(ids).logits, model.causal(ids).logits)
+
+
+def test_rotary_settings_by_kind_of_layer_and_of_a_text_part_are_also_saved_by_their_former_names(tmp_path):
+    full = {"rope_type": "linear", "rope_theta": 5e5, "factor": 8.0}
+    rope = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 7.0}}
+    former = {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    sizes = {
+        "vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0, "rope_parameters": rope,
+    }  # fmt: skip
+    image = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    configs = {
+        "olmo3": Olmo3Config(**sizes, eos_token_id=2),
+        "gemma3": Gemma3Config(text_config=sizes, vision_config={**image, "image_size": 16, "patch_size": 8}),
+    }
+    for name, config in configs.items():
+        model = LanguageModel(AutoModelForCausalLM.from_config(config), tiny_tokenizer())
+        folder = save_policy(model, tiny_tokenizer(), tmp_path / name, card=ModelCard("sft", "tiny"))
+        saved = json.loads((folder / "config.json").read_text())
+        saved = saved.get("text_config", saved)
+        assert {key: saved.get(key) for key in former} == former
+        again = AutoModelForCausalLM.from_pretrained(folder)
+        assert again.config.get_text_config().rope_parameters == rope
+    assert saved["rope_local_base_freq"] == 7.0  # of Gemma
 
 
 def test_soft_capped_logits_are_capped_as_the_model_itself_does():

@@ -120,7 +120,8 @@ def save_model(
     _restore_dropout(settings, source)
     if dtype is not None:
         settings["dtype"] = source["dtype"]
-    settings |= _former_rope(settings)
+    for part in (settings, settings.get("text_config") or {}):
+        part.update(_former_rope(part))
     path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -152,7 +153,7 @@ def _former_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
     kind = str(settings.get("model_type"))
     if not isinstance(rope, dict):
         return {}
-    if kind.startswith("gemma3") and {"full_attention", "sliding_attention"} <= rope.keys():
+    if kind.startswith(("gemma3", "olmo3")) and {"full_attention", "sliding_attention"} <= rope.keys():
         former = _former_rope({"rope_parameters": rope["full_attention"]})
         return {**former, "rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
     if "rope_type" not in rope:
