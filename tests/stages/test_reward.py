@@ -102,6 +102,19 @@ def test_the_mean_score_on_the_demonstrations_becomes_0(normalize_scale):
         assert report.std == 1.0
 
 
+def test_an_encoder_whose_scores_cannot_be_scaled_is_refused_before_it_is_trained():
+    config = BertConfig(
+        vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_labels=1
+    )
+    model = ScalarModel(AutoModelForSequenceClassification.from_config(config), tiny_tokenizer())
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    with pytest.raises(ModelError, match="normalize_scale=true does not work with an encoder"):
+        train_reward_model(
+            model, tiny_tokenizer(), COMPARISONS, demonstrations=DEMONSTRATIONS, normalize_scale=True, **TRAINING
+        )
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+
 def test_without_demonstrations_the_preferred_answers_are_the_zero():
     chosen = [Demonstration(pair.prompt, pair.chosen) for pair in COMPARISONS]
     for normalize in (None, "comparisons"):

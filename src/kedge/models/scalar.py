@@ -200,10 +200,6 @@ class ScalarModel(nn.Module):
 
         Source: spec §3.11 (S3; Ziegler's gain and bias).
         """
-        if std != 1.0 and self.head is None:
-            raise ModelError(
-                "normalize_scale: the scores of an encoder with a pooled head can be shifted but not scaled"
-            )
         self.rescale(1 / std, -mean / std)
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ from kedge.models.pretrained import inner_matrices
 from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import RankedResponses, RankingLoss
-from kedge_base.errors import ConfigError
+from kedge_base.errors import ConfigError, ModelError
 from kedge_base.intervals import Interval, share_interval
 from kedge_base.machine.memory import in_phase
 
@@ -122,6 +122,7 @@ def train_reward_model(
 
     Raises:
         ConfigError: `normalize` is "demonstrations", but none are given.
+        ModelError: `normalize_scale` is set, but scores cannot be scaled.
         DataError: A text is longer than the model's context.
     """
     settings = TrainingSettings(**training)
@@ -129,6 +130,11 @@ def train_reward_model(
         [RankedResponses.encode(tokenizer, record) for record in records] for records in (comparisons, held_out)
     )
     reference = _reference_rows(normalize, [_row(tokenizer, record) for record in demonstrations], train)
+    if reference and normalize_scale and model.head is None:
+        raise ModelError(
+            "reward_model.normalize_scale=true does not work with an encoder with a pooled head, whose scores can be "
+            "shifted but not scaled; use false"
+        )
     every_row = [row for example in [*train, *evaluation] for row in example.rows]
     check_lengths((len(row) for row in [*every_row, *reference]), model.context_length)
 
