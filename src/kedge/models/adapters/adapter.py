@@ -29,6 +29,7 @@ from kedge.models.adapters.folder import (
     check_shared,
     fill_lora,
     import_peft,
+    lora_weights,
     shared_weights,
     under_present_names,
 )
@@ -190,19 +191,15 @@ class Adapter:
         config.modules_to_save = self._whole or None
         config.save_pretrained(str(folder))
         if weights:
-            named = {name: weight.detach().cpu().contiguous() for name, weight in self._saved().items()}
+            whole = {name: weight for name, weight in self.weights().items() if ".lora_" not in name}
+            found = {**lora_weights(self._model), **whole}
+            named = {f"{PREFIX}{name}": weight.detach().cpu().contiguous() for name, weight in found.items()}
             save_file(named, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-
-    def _saved(self) -> dict[str, Tensor]:
-        """The adapter's weights by their names in PEFT's file."""
-        found = _lora_weights(self._model)
-        whole = {name: weight for name, weight in self.weights().items() if ".lora_" not in name}
-        return {f"{PREFIX}{name}": tensor for name, tensor in {**found, **whole}.items()}
 
     def _load(self, start: AdapterFolder) -> None:
         weights = under_present_names(self._model, start.weights())
         parameters = dict(self._model.named_parameters())
-        present = _lora_weights(self._model)
+        present = lora_weights(self._model)
         known = [*present, *start.whole]
         check_names(start, [PREFIX + each for each in weights], [PREFIX + each for each in known])
         for name in start.whole:
@@ -402,10 +399,6 @@ def _unshare(model: nn.Module, name: str) -> None:
     part, _, last = name.rpartition(".")
     owner = model.get_submodule(part)
     owner.register_parameter(last, nn.Parameter(weight.detach().clone()))
-
-
-def _lora_weights(model: nn.Module) -> dict[str, Tensor]:
-    return import_peft().get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
 
 
 def _whole_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -317,8 +317,7 @@ def under_present_names(model: Any, weights: dict[str, Tensor]) -> dict[str, Ten
     except ImportError:  # an older PEFT
         return weights
     config = model.peft_config["default"]
-    present = import_peft().get_peft_model_state_dict(model, save_embedding_layers=False)
-    known = {name.removeprefix(PREFIX) for name in present} & weights.keys()
+    known = {name.removeprefix(PREFIX) for name in lora_weights(model)} & weights.keys()
     others = {name: weight for name, weight in weights.items() if name not in known}
     converted = convert_peft_adapter_state_dict_for_transformers(model, config, others)
     kept = {name: weights[name] for name in known}
@@ -344,6 +343,11 @@ def fill_lora(present: Mapping[str, Tensor], weights: Mapping[str, Tensor], adap
                 f"it belong to {adapter.base!r}?"
             )
         present[name].copy_(weights[name])
+
+
+def lora_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The matrices of a model's adapter, by PEFT's names."""
+    return import_peft().get_peft_model_state_dict(model, save_embedding_layers=False)
 
 
 def import_peft() -> Any:

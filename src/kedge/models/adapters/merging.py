@@ -15,6 +15,7 @@ from kedge.models.adapters.folder import (
     check_shared,
     fill_lora,
     import_peft,
+    lora_weights,
     under_present_names,
 )
 from kedge_base.errors import ModelError
@@ -58,7 +59,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PEFT's warnings are about missing weights, which are refused below
             adapted = peft.PeftModel.from_pretrained(model, str(adapter.folder), config=_config(adapter))
-        present = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        present = lora_weights(adapted)
     except Exception as error:  # untrusted files: PEFT passes on any error of its parts
         raise ModelError(f"{adapter.folder}: {error_text(error)}; does it belong to {adapter.base!r}?") from error
     check_shared(str(adapter.folder), adapted)
