@@ -299,6 +299,19 @@ def test_the_parts_of_a_bf16_model_in_fp32_are_not_rounded(tmp_path, family):
     assert json.loads((result / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+def test_outputs_that_a_source_asks_for_are_neither_computed_nor_an_obstacle_to_saving(tmp_path):
+    source = save_tiny_policy(tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    asked = {"output_attentions": True, "output_hidden_states": True, "return_dict": False}
+    (source / "config.json").write_text(json.dumps({**config, **asked}))
+    model = load_language_model(source, tokenizer=tiny_tokenizer())
+    with torch.no_grad():
+        outputs = model.causal(torch.tensor(ROWS[:1]))
+    assert (outputs.hidden_states, outputs.attentions) == (None, None)
+    save_policy(model, tiny_tokenizer(), tmp_path / "saved", card=ModelCard("sft", "tiny"))
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "saved").config.output_attentions is False
+
+
 def test_a_result_keeps_the_number_format_of_weights_that_transformers_renames(tmp_path):
     source = tmp_path / "source"
     save_policy_folder("minimax_m2", source)

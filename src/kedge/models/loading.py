@@ -27,6 +27,7 @@ from kedge.models.first_rank import Loaded, built_without_weights, give_model, i
 from kedge.models.heads import find_head, initialize_head
 from kedge.models.language import LanguageModel
 from kedge.models.pretrained import (
+    configs_of,
     disable_dropout,
     fit_embedding,
     fuse_activations,
@@ -89,7 +90,7 @@ class Bases:
             own_settings = {} if own_class is not auto_class else settings
             loaded = load_pretrained(own_class, name, trust_remote_code=self._trusted, **own_settings)
             nn.Module.to(loaded.model, device)
-            configs = (loaded.model.config, loaded.model.config.get_text_config())
+            configs = configs_of(loaded.model)
             pads = [getattr(config, "pad_token_id", None) for config in configs]
             fit_embedding(loaded.model, tokenizer)
             for config, pad in zip(configs, pads, strict=True):

@@ -94,9 +94,12 @@ def load_pretrained(
 
     loaded = load_on_first(load, build, ranks) if ranks.is_sharded else load()
     disable_dropout(loaded.model)
-    cast("dict[str, Any]", loaded.model.source_settings).update(_saved_formats(loaded.model, base))
+    vars(loaded.model)["source_settings"].update(_saved_formats(loaded.model, base))
     fuse_activations(loaded.model)
-    loaded.model.config.return_dict = True  # overrides config.json, since kedge reads outputs by name
+    for config in configs_of(loaded.model):  # overrides config.json
+        config.return_dict = True  # kedge reads outputs by name
+        config.output_hidden_states = False
+        config.output_attentions = False  # which transformers refuses to save beside fused attention
     return loaded
 
 
@@ -197,7 +200,7 @@ def _note_untied(model: PreTrainedModel) -> None:
         return
     weights = [weight for _, weight in model.named_parameters(remove_duplicate=False)]
     if len(weights) == len(set(weights)):  # the model's own code does not tie weights either
-        for config in (model.config, model.config.get_text_config()):
+        for config in configs_of(model):
             config.tie_word_embeddings = False
 
 
@@ -319,6 +322,11 @@ def _names_in(model: PreTrainedModel, stored: Sequence[str]) -> list[str]:
     return [rename_source_key(name, renamings, converters, model.base_model_prefix, own)[0] for name in stored]
 
 
+def configs_of(model: PreTrainedModel) -> tuple[PreTrainedConfig, PreTrainedConfig]:
+    """A model's configuration and that of its text part, which may be the same."""
+    return model.config, model.config.get_text_config()
+
+
 def context_length(model: PreTrainedModel) -> int | None:
     """Maximum tokens per row; None if the architecture has no limit."""
     return least(configured_length(model.config), *_numbered_positions(model))
@@ -407,7 +415,7 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
         for layer in filter(None, (model.get_input_embeddings(), model.get_output_embeddings())):
             nn.init.zeros_(layer.get_parameter("weight")[rows:])  # not random: a critic knows its policy by them
             setattr(layer, HAS_NEW_ROW, True)
-    for config in (model.config, model.config.get_text_config()):
+    for config in configs_of(model):
         config.pad_token_id = tokenizer.pad_token_id
 
 
@@ -427,7 +435,7 @@ def disable_dropout(model: PreTrainedModel) -> None:
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
-    for config in (model.config, model.config.get_text_config()):
+    for config in configs_of(model):
         for name, value in config.to_dict().items():
             if "drop" in name and isinstance(value, float):
                 setattr(config, name, 0.0)
