@@ -21,6 +21,7 @@ from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.runtime import Stopping, default_modes, listening
 from kedge_base.errors import ConfigError, DataError, KedgeError, RewardError
 from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import is_run
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -125,14 +126,15 @@ class Session:
                 self.stop.raise_if_requested()
                 is_whole = True
         except _NoUpdate:
-            say("No update was made, so no run is left.")
+            if not is_run(self.folder):  # unless the start was measured
+                say("No update was made, so no run is left.")
         finally:
             if self.loop.done:
                 self._say_ending(is_whole=is_whole)
 
     @default_modes()
     def _end(self, error: BaseException | None) -> None:
-        if error is not None:
+        if error is not None and self.loop.done:
             self.contexts.__exit__(type(error), error, error.__traceback__)
             return
         with self.contexts:  # ends the run even if it cannot be saved

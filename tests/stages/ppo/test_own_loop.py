@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 import kedge
 from kedge.runs.claim import claim
 from kedge.training.runtime import Terminated
-from kedge_base.errors import ConfigError, DataError, OutputError, RewardError
+from kedge_base.errors import ConfigError, DataError, EnvError, OutputError, RewardError
 from kedge_base.run_folder.record_format import MEASURED, read_samples
 from tests.forking import fork_context, forked_python
 from tests.tasks.environments.worlds import Rooms
@@ -638,6 +638,58 @@ def test_an_exception_in_the_loop_saves_the_run(
             trainer.sample(PROMPTS)
     ending = json.loads((tmp_path / "run" / "finished.json").read_text())
     assert "ended" not in json.dumps(ending)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_an_exception_before_the_first_update_leaves_no_run(
+    policy: Path, tmp_path: Path, error: type[BaseException]
+) -> None:
+    def loop() -> None:
+        with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
+            trainer.sample(PROMPTS)
+            raise error
+
+    with pytest.raises(error):
+        loop()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sample_that_failed_draws_the_same_prompts_again(policy: Path, tmp_path: Path) -> None:
+    down = tmp_path / "down"
+
+    class World(Rooms):
+        def reset(self, *args: Any, **row: Any) -> Any:
+            if down.exists():
+                raise RuntimeError("the world is down")
+            return super().reset(*args, **row)
+
+    drawn = list[list[str]]()
+    for number in range(2):
+        settings = {**SIZES, "num_prompts": 2, "max_new_tokens": 24}
+        out = tmp_path / f"run-{number}"
+        with kedge.PpoTrainer(model=policy, prompts=PROMPTS, environment=World, out=out, **settings) as trainer:
+            if number:
+                down.touch()
+                with pytest.raises(EnvError, match="the world is down"):
+                    trainer.sample()
+                down.unlink()
+            drawn.append(trainer.sample().prompts)
+    assert drawn[0] == drawn[1]
+
+
+def test_a_resumed_loop_generates_what_the_run_would_have(policy: Path, tmp_path: Path) -> None:
+    def loop(folder: str, last: int) -> list[list[str]]:
+        found = list[list[str]]()
+        options: Any = {"out": tmp_path / folder, "resume": True, "checkpoint": {"every": 1}}
+        with kedge.PpoTrainer(model=policy, **options, **SIZES) as trainer:
+            for update in trainer.updates():
+                if update > last:
+                    break
+                found.append(trainer.generate(PROMPTS) + trainer.generate(PROMPTS))
+                trainer.update(trainer.sample(PROMPTS), [0.0, 1.0, 0.0, 1.0])
+        return found
+
+    assert loop("whole", 3) == [*loop("parts", 2), *loop("parts", 3)]
 
 
 def test_interrupts_between_the_calls_are_the_callers(policy: Path, tmp_path: Path) -> None:

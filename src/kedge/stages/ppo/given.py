@@ -207,7 +207,7 @@ class Reader:
         responses: Sequence[Any],
         *,
         done: int,
-        logprobs: Sequence[Sequence[float]] | None = None,
+        logprobs: Sequence[Sequence[Any]] | None = None,
         stopped: Sequence[bool] | None = None,
         groups: Sequence[int] | None = None,
         policy_version: int | None = None,

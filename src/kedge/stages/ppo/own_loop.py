@@ -49,7 +49,7 @@ from kedge.stages.ppo.roles import Roles, longest_prompt
 from kedge.stages.ppo.sampling import SampledBatch, Sampling
 from kedge.stages.ppo.settings import check_own_loop
 from kedge.stages.session import Session, session_call
-from kedge.training.runtime import Stopping, Stopwatch, Terminated, default_modes
+from kedge.training.runtime import Stopping, Stopwatch, default_modes
 from kedge_base.errors import ConfigError, RewardError
 from kedge_base.machine.invocation import refuse_nested_run
 from kedge_base.stage import find_stage
@@ -175,12 +175,9 @@ class PpoTrainer:
         self._stream = prompt_stream(self._trainer, loop) if has_prompts else None
         say = self._updates.log.progress.say
         self._sampling = Sampling(None, self._trainer, check=self._updates.guard.check_rollout, say=say)
-        self._published: Mapping[str, float] = {}
         room = longest_prompt(config, roles.actor_critic, roles.reward.weighted_models, roles.player)
         self._reader = Reader(self._trainer, room, say)
-        self._clock: Stopwatch | None = None
-        self._num_sampled = 0
-        self._num_generated = 1
+        self._begin_again()
         self._steps = self._updates.steps()
         self._next = next(self._steps, None)
 
@@ -252,14 +249,14 @@ class PpoTrainer:
                 rows, prompt_ids = self._reader.prompts_to_sample(list(prompts))
             # A second batch for the same update draws different random numbers.
             again = ("again", self._num_sampled) if self._num_sampled else ()
-            self._published = self._trainer.publish(number - 1)
+            self._published |= self._trainer.publish(number - 1)
             with clock.phase("rollout"):
                 rollout = self._trainer.sample(
                     rows, "rollout", number, *again, prompt_ids=prompt_ids, max_new_tokens=max_new_tokens
                 )
             is_exact = self._trainer.run_settings.exact
             batch = Batch.of(rollout, rows, self.roles.tokenizer, owner=self, is_exact=is_exact)
-        except (KeyboardInterrupt, Terminated):  # the next call draws the prompts of this one
+        except BaseException:  # the next call draws the prompts of this one
             if stream is not None and before is not None:
                 stream.load_state_dict(before)
             raise
@@ -272,7 +269,7 @@ class PpoTrainer:
         prompts: Iterable[Any],
         responses: Iterable[Any],
         *,
-        logprobs: Sequence[Sequence[float]] | None = None,
+        logprobs: Sequence[Sequence[Any]] | None = None,
         stopped: Sequence[bool] | None = None,
         groups: Sequence[int] | None = None,
         policy_version: int | None = None,
@@ -393,8 +390,7 @@ class PpoTrainer:
     def _advance(self, batch: Batch) -> None:
         """Complete the update that was made of a batch, and continue with the next one, also after an error."""
         batch._trained.append(self._trainer.update)
-        self._clock = None
-        self._num_sampled = 0
+        self._begin_again()
         try:
             self._next = next(self._steps, None)
         except BaseException:  # the update is complete, and the caller may continue
@@ -402,6 +398,13 @@ class PpoTrainer:
             self._steps = self._loop.steps(self.num_updates)
             self._next = next(self._steps, None)
             raise
+
+    def _begin_again(self) -> None:
+        """Count the calls of an update from its start, as a resumed run does."""
+        self._clock: Stopwatch | None = None
+        self._num_sampled = 0
+        self._num_generated = 1
+        self._published: dict[str, float] = {}
 
     def _begin(self) -> tuple[int, Stopwatch]:
         """Start the next update unless it has been started; return its number and its clock."""
