@@ -102,7 +102,7 @@ class UpdateDropped(Exception):
 class Guard:
     """Checks each update before the policy is trained on it.
 
-        with guard.watching(update, num_steps=…):
+        with guard.watching(update, num_passes=…, num_minibatches=…):
             guard.check_rollout(rollout)
             guard.check_experience(experience)
             ppo_update(…, check_step=guard.allows)
@@ -142,11 +142,12 @@ class Guard:
     _warned_of_mismatch = False
 
     def __post_init__(self) -> None:
-        self._begin(0, 0)
+        self._begin(0, 0, 0)
 
-    def _begin(self, update: int, num_steps: int) -> None:
+    def _begin(self, update: int, num_passes: int, num_minibatches: int) -> None:
         self._update = update
-        self._num_steps = num_steps
+        self._num_passes = num_passes
+        self._num_minibatches = num_minibatches
         self._taken = 0
         self.evidence: Rollout | Experience | None = None
         self._consequence: Action | None = None
@@ -154,13 +155,18 @@ class Guard:
         self.dropped = False
 
     @contextmanager
-    def watching(self, update: int, *, num_steps: int) -> Iterator[None]:
+    def watching(self, update: int, *, num_passes: int, num_minibatches: int) -> Iterator[None]:
         """Context of one update. If its experience must not be trained on, leaves the block and sets `dropped`.
+
+        Args:
+            update: Its number.
+            num_passes: Passes over its responses, if it is complete.
+            num_minibatches: Optimizer steps of each, if there are as many responses.
 
         Raises:
             NumericsError: The run must stop.
         """
-        self._begin(update, num_steps)
+        self._begin(update, num_passes, num_minibatches)
         try:
             yield
         except NonfiniteScoreError as error:
@@ -224,7 +230,9 @@ class Guard:
 
     def metrics(self) -> dict[str, float]:
         """Skipped steps, and 1 if the weights were rolled back."""
-        skipped = self._num_steps - self._taken if self._consequence else 0
+        rows = self._num_minibatches if self.evidence is None else len(self.evidence.action_mask)
+        num_steps = self._num_passes * min(self._num_minibatches, rows)
+        skipped = num_steps - self._taken if self._consequence else 0
         return {"guard/skipped_steps": skipped, "guard/rolled_back": float(self._consequence == "rollback")}
 
     def state_dict(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Watched:
 
     def step(self, update, figures, *, offender=None):
         """An update of one step; whether it was taken."""
-        with self.guard.watching(update, num_steps=8):
+        with self.guard.watching(update, num_passes=4, num_minibatches=2):
             return self.guard.allows(0, {**FINE, **figures}, lambda: offender or BadValue("the loss", torch.nan, 2))
 
 
@@ -51,7 +51,7 @@ def experience():
 
 def test_what_is_fine_passes(experience):
     watched = Watched(sigma=5.0)
-    with watched.guard.watching(1, num_steps=8):
+    with watched.guard.watching(1, num_passes=4, num_minibatches=2):
         watched.guard.check_rollout(experience.rollout)
         watched.guard.check_experience(experience)
         assert watched.guard.allows(0, FINE, pytest.fail)
@@ -64,7 +64,7 @@ def test_experience_that_is_broken_ends_its_update(policy, experience):
     watched = Watched(on_nonfinite=policy)
     values = experience.values.clone()
     values[1, 0] = torch.nan
-    with watched.guard.watching(3, num_steps=8):
+    with watched.guard.watching(3, num_passes=4, num_minibatches=2):
         watched.guard.check_experience(replace(experience, values=values))
         pytest.fail("the update went on")
     assert watched.guard.dropped
@@ -78,7 +78,7 @@ def test_experience_that_is_broken_ends_its_update(policy, experience):
         "the critic's value at token 0 of response 1 is nan",
     )
     assert watched.warnings[0].startswith("update 3: the critic's value at token 0 of response 1 is nan; ")
-    with watched.guard.watching(4, num_steps=8):
+    with watched.guard.watching(4, num_passes=4, num_minibatches=2):
         pass
     assert not watched.guard.dropped
 
@@ -87,7 +87,7 @@ def test_the_trainers_log_probabilities_are_checked_where_the_old_ones_are_the_s
     logprobs = experience.old_logprobs.clone()
     logprobs[2, 3] = torch.nan
     watched = Watched(on_nonfinite="skip")
-    with watched.guard.watching(3, num_steps=8):
+    with watched.guard.watching(3, num_passes=4, num_minibatches=2):
         watched.guard.check_experience(replace(experience, recomputed_logprobs=logprobs))
     assert watched.guard.dropped
     assert watched.incidents[0].what == "the policy's log probability at token 3 of response 2 is nan"
@@ -98,14 +98,14 @@ def test_it_ends_the_run_by_default(experience):
     logprobs = experience.rollout.logprobs.clone()
     logprobs[0, 1] = torch.nan
     words = r"update 7: the sampler's log probability at token 1 of response 0 is nan; .*ppo\.on_nonfinite=skip"
-    with pytest.raises(NumericsError, match=words), watched.guard.watching(7, num_steps=8):
+    with pytest.raises(NumericsError, match=words), watched.guard.watching(7, num_passes=4, num_minibatches=2):
         watched.guard.check_rollout(replace(experience.rollout, logprobs=logprobs))
     assert [incident.consequence for incident in watched.incidents] == ["stop"]
 
 
 def test_a_score_that_is_not_finite_is_one_of_them(experience):
     watched = Watched(on_nonfinite="skip")
-    with watched.guard.watching(2, num_steps=8):
+    with watched.guard.watching(2, num_passes=4, num_minibatches=2):
         watched.guard.check_rollout(experience.rollout)
         raise NonfiniteScoreError("judge gave response 4 inf", row=4)
     [incident] = watched.incidents
@@ -114,14 +114,14 @@ def test_a_score_that_is_not_finite_is_one_of_them(experience):
     watched = Watched(on_nonfinite="stop")
     with (
         pytest.raises(NumericsError, match="update 2: judge gave response 4 inf"),
-        watched.guard.watching(2, num_steps=8),
+        watched.guard.watching(2, num_passes=4, num_minibatches=2),
     ):
         raise NonfiniteScoreError("judge gave response 4 inf", row=4)
 
 
 def test_a_step_that_is_not_finite_is_refused_and_the_steps_before_count():
     watched = Watched(on_nonfinite="skip")
-    with watched.guard.watching(1, num_steps=8):
+    with watched.guard.watching(1, num_passes=4, num_minibatches=2):
         assert watched.guard.allows(0, FINE, pytest.fail)
         assert not watched.guard.allows(
             1, {**FINE, "policy/grad_norm": torch.inf}, lambda: BadValue("the gradient norm", torch.inf, 5)
@@ -133,9 +133,19 @@ def test_a_step_that_is_not_finite_is_refused_and_the_steps_before_count():
     assert incident.row == 5
 
 
+@pytest.mark.parametrize(("num_minibatches", "skipped"), [(2, 8), (100, 4 * 8)])
+def test_there_are_no_more_minibatches_than_responses(experience, num_minibatches, skipped):
+    assert len(experience.action_mask) == 8
+    watched = Watched(on_nonfinite="skip")
+    with watched.guard.watching(1, num_passes=4, num_minibatches=num_minibatches):
+        watched.guard.check_rollout(experience.rollout)
+        raise NonfiniteScoreError("judge gave response 4 inf", row=4)
+    assert watched.guard.metrics()["guard/skipped_steps"] == skipped
+
+
 def test_a_step_that_the_kl_limit_left_out_is_skipped_if_the_one_in_its_place_is_refused():
     watched = Watched(on_nonfinite="skip")
-    with watched.guard.watching(1, num_steps=8):
+    with watched.guard.watching(1, num_passes=4, num_minibatches=2):
         assert watched.guard.allows(0, FINE, pytest.fail)
         assert watched.guard.allows(1, FINE, pytest.fail)  # exceeds the limit, so it is not taken
         assert not watched.guard.allows(1, {"value/loss": torch.inf}, lambda: BadValue("the loss", torch.inf, 5))
@@ -226,7 +236,7 @@ def test_a_first_step_away_from_ratio_one_is_doubted_once(figures, apart):
 
 def test_later_steps_may_move_away():
     watched = Watched(strict=True)
-    with watched.guard.watching(1, num_steps=8):
+    with watched.guard.watching(1, num_passes=4, num_minibatches=2):
         assert watched.guard.allows(0, FINE, pytest.fail)
         assert watched.guard.allows(1, {**FINE, "policy/ratio_max": 3.0, "policy/ratio_min": 0.2}, pytest.fail)
 
@@ -237,7 +247,7 @@ def test_ratios_to_a_sampler_are_only_compared_where_its_weights_are_the_trainer
     watched, far = Watched(), {**FINE, "policy/ratio_max": 3.0}
     for update in (2, 1):
         assert watched.incidents == []
-        with watched.guard.watching(update, num_steps=8):
+        with watched.guard.watching(update, num_passes=4, num_minibatches=2):
             watched.guard.check_experience(replace(told, rollout=replace(told.rollout, policy_version=stale)))
             assert watched.guard.allows(0, far, pytest.fail)
     assert [incident.kind for incident in watched.incidents] == ["mismatch"]
@@ -250,7 +260,7 @@ def test_a_token_that_sampler_and_trainer_see_differently_is_named(experience, s
     logprobs[4, 3] += shift
     told = replace(experience, rollout=replace(experience.rollout, logprobs=logprobs))
     for update in (1, 2):
-        with watched.guard.watching(update, num_steps=8):
+        with watched.guard.watching(update, num_passes=4, num_minibatches=2):
             watched.guard.check_experience(told)
     [incident] = watched.incidents
     assert (incident.kind, incident.row, incident.token, incident.consequence) == ("mismatch", 4, 3, "warn")
@@ -264,7 +274,7 @@ def test_a_little_disagreement_about_every_token_is_a_mismatch_too(experience):
     told = replace(experience, rollout=replace(experience.rollout, logprobs=logprobs))
     quiet, watched = Watched(), Watched(max_k3=1e-6)
     for each in (quiet, watched):
-        with each.guard.watching(1, num_steps=8):
+        with each.guard.watching(1, num_passes=4, num_minibatches=2):
             each.guard.check_experience(told)
     assert quiet.incidents == []
     [incident] = watched.incidents

@@ -176,7 +176,8 @@ class Updates:
         """
         trainer = self.trainer
         trainer.begin(update)
-        with self.guard.watching(update, num_steps=trainer.num_steps):
+        minibatches = trainer.settings.ppo.num_minibatches
+        with self.guard.watching(update, num_passes=trainer.num_passes, num_minibatches=minibatches):
             batch = sample(update, clock)
             self.measurements.at_start(clock)
             with clock.phase("experience"):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from math import ceil
 from typing import Any
 
 from kedge.algorithm.advantages import (
@@ -113,7 +112,6 @@ class PpoSettings:
         max_grad_norm: Largest gradient norm; None or 0 for no clipping.
         warmup_fraction: Share of the updates during which the learning rate rises.
         learns_in_returns_std: The value loss is measured in standard deviations of the returns.
-        num_steps: Optimizer steps of a complete update, without further passes of the critic.
         measures_distance: A controller needs the distance that each update moves the policy.
         needs_baseline: The advantages need the score of a greedy response to each prompt.
         compares_groups: The advantages compare the responses to a prompt.
@@ -135,7 +133,6 @@ class PpoSettings:
     max_grad_norm: float | None
     warmup_fraction: float
     learns_in_returns_std: bool
-    num_steps: int
     measures_distance: bool
     needs_baseline: bool
     compares_groups: bool
@@ -181,7 +178,6 @@ class PpoSettings:
             max_grad_norm=config.optimization.of("ppo").max_grad_norm,
             warmup_fraction=ppo.warmup_fraction,
             learns_in_returns_std=learns_in_returns_std(config),
-            num_steps=ceil(ppo.num_epochs) * ppo.num_minibatches,
             measures_distance=ppo.loss_name == "kl_penalty_adaptive",
             needs_baseline=estimation.advantage.needs == "baseline",
             compares_groups=ppo.needs_groups,

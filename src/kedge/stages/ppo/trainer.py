@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from typing import Any, cast
 
 import torch
@@ -119,10 +120,10 @@ class Trainer:
         return self.warmup is None or self.warmup.trains_policy(self.update)
 
     @property
-    def num_steps(self) -> int:
-        """Optimizer steps of a complete update."""
-        trains_critic = self.roles.actor_critic.trains_critic
-        return self.settings.num_steps * (self.settings.ppo.num_critic_epochs if trains_critic else 1)
+    def num_passes(self) -> int:
+        """Passes of a complete update over its responses, with those of the critic alone."""
+        ppo = self.settings.ppo
+        return ceil(ppo.num_epochs) * (ppo.num_critic_epochs if self.roles.actor_critic.trains_critic else 1)
 
     @property
     def pad_id(self) -> int:
