@@ -96,9 +96,9 @@ RELIABILITY = (
     ),
     Mutation(
         "evaluation-draws-from-the-runs-generators",
-        "_measuring",
-        "restore_random_state(*generators)",
-        "pass",
+        "Measurements._evaluated",
+        "with kept_random_state():",
+        "if True:",
         "tests/stages/ppo/test_held_out.py::test_training_is_the_same_to_the_bit_without_evaluation",
     ),
     Mutation(

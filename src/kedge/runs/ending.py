@@ -18,12 +18,11 @@ from kedge_base.machine.invocation import is_command_line, is_first_rank
 from kedge_base.machine.progress import say
 from kedge_base.registry import service
 from kedge_base.run_folder.output import (
-    FINISHED_FILE,
     MODEL_FOLDER,
     REPORT_FILE,
-    SAMPLED_FOLDER,
     WAITING_FILE,
     checkpoint_folder,
+    is_run,
     kept_checkpoints,
     replace_file,
 )
@@ -33,10 +32,17 @@ _in_chain: ContextVar[bool] = ContextVar("in_chain", default=False)
 """True if the stage is part of a chain, which prints how to continue itself."""
 
 
-def leave_stage_report(config: Config, folder: Path, *, interrupted: bool) -> None:
-    """Write the report of a stage that is about to end, unless `runtime.report` is off."""
+def leave_stage_report(config: Config, folder: Path, *, interrupted: bool | None) -> None:
+    """Write the report of a stage that is about to end, unless `runtime.report` is off.
+
+    Args:
+        config: The configuration.
+        folder: The run's folder.
+        interrupted: The stage did not finish; None if it goes on.
+    """
     if config.runtime.report and is_first_rank():
-        service("report")(folder, ending="stopped" if interrupted else "finished", advice=field_advice)
+        ending = None if interrupted is None else "stopped" if interrupted else "finished"
+        service("report")(folder, ending=ending, advice=field_advice)
 
 
 @contextmanager
@@ -68,7 +74,7 @@ def resumable(run: Run) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if run.has_started and not _in_chain.get() and _can_resume(folder):
+        if run.has_started and not _in_chain.get() and is_run(folder):
             if isinstance(error, OutputError) and (kept := _newest_checkpoint(folder)):
                 say(f"Saved last: {printable(str(kept))}")
             _say_resuming(run, error.settings if isinstance(error, OutOfMemoryError) else {})
@@ -184,16 +190,6 @@ def _written(call: Call) -> str:
 
 def _newest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint of the run, or of any stage of the chain."""
-    kept = [checkpoint_folder(place, number) for place in _places(folder) for number in kept_checkpoints(place)]
+    places = [folder, *filter(Path.is_dir, folder.glob("*"))]
+    kept = [checkpoint_folder(place, number) for place in places for number in kept_checkpoints(place)]
     return max(kept, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
-
-
-def _can_resume(folder: Path) -> bool:
-    """True if a run has a checkpoint or sampled responses, or a chain has a stage that does or has finished."""
-    kept = (FINISHED_FILE, MODEL_FOLDER, SAMPLED_FOLDER)
-    return any(kept_checkpoints(place) or any((place / name).exists() for name in kept) for place in _places(folder))
-
-
-def _places(folder: Path) -> list[Path]:
-    """The folder of a run, and those of the stages of a chain."""
-    return [folder, *filter(Path.is_dir, folder.glob("*"))]

@@ -157,7 +157,7 @@ class Receipt:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with suppress(OSError, OutputError):  # an error here must not hide the block's own
-            if kind is not None and self._lines is not None:
+            if kind is not None and (self._folder / RECEIPT_FILE).is_file():  # else the run was discarded
                 self.end()
             self.close()
 

@@ -288,23 +288,23 @@ def date_before(folder: Path) -> str | None:
 
 
 def _placed(settings: T, out: str | None, folder: Path) -> T:
-    """Replace the path of the chain's folder with a placeholder throughout `settings`.
+    """Replace the path of the run's or the chain's folder with a placeholder throughout `settings`.
 
-    The stages of a chain refer to each other's models and data. With the placeholder, their settings compare equal
-    after the folder is moved or its path is spelled differently.
+    A run can start from models that are saved in its folder, and the stages of a chain refer to each other's models and
+    data. With the placeholder, their settings compare equal after the folder is moved or its path is spelled
+    differently.
     """
-    chain = os.path.join(os.path.dirname(os.path.expanduser(out or "")), "")
-    if not chain or not is_run(folder.resolve().parent):
-        return settings
+    whole = os.path.expanduser(out or "")
+    place = os.path.join(os.path.dirname(whole) if is_run(folder.resolve().parent) else whole, "")
 
     def placed(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {name: placed(each) for name, each in value.items()}
         if isinstance(value, list):
             return [placed(each) for each in value]
-        return f"CHAIN/{value.removeprefix(chain)}" if isinstance(value, str) and value.startswith(chain) else value
+        return f"HERE/{value.removeprefix(place)}" if isinstance(value, str) and value.startswith(place) else value
 
-    return placed(settings)
+    return placed(settings) if place else settings
 
 
 FILES = "model_files"

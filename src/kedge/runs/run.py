@@ -222,6 +222,12 @@ class Run:
         is_part = find_stage(self.stage).trains and chain is not None and len(chain.trains) > 1
         return self.folder.parent if is_part else self.folder
 
+    @property
+    def rewards(self) -> list[dict[str, Any]]:
+        """The rewards with their weights, those that were passed from Python by name."""
+        given = describe_in_memory(self.objects).get("reward")
+        return given or [term.model_dump() for term in self.config.reward]
+
     def offloads(self, name: Literal["frozen", "optimizer"]) -> bool:
         """True if frozen weights, or the optimizer's state, are kept in host memory between uses."""
         return name in self.config.runtime.offload and self.device.type == "cuda"

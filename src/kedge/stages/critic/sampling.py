@@ -76,7 +76,7 @@ class CriticInputs:
     def sampling_key(self) -> dict[str, str]:
         """Fingerprint of the responses and returns: hashes of the inputs and settings that they depend on."""
         settings = self.config.model_dump(mode="json", exclude={"out", "checkpoint", "push", "critic", "sft"})
-        settings["num_prompts"] = self.num_prompts
+        settings |= {"num_prompts": self.num_prompts, "reward": self.trainer.run.rewards}
         settings["runtime"] = {"seed": self.config.runtime.seed, "precision": self.trainer.run.precision}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         return {**self.trainer.run.fingerprint, "settings": digest}

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from typing import Any
@@ -39,7 +38,7 @@ from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.runtime import Stopwatch, stream, stream_seed
 from kedge_base.errors import NonfiniteScoreError, UnscoredError
-from kedge_base.generators import random_state, restore_random_state
+from kedge_base.generators import kept_random_state
 from kedge_base.intervals import score_interval
 
 FIGURES = {
@@ -86,7 +85,7 @@ class Measurements:
             "texts": sha256("\0".join(prompt.text for prompt in self._held_out).encode()).hexdigest(),
             "prompts": inputs.get("data.eval_prompts"),
             "judge": [config.evaluate.judge, inputs.get("evaluate.judge")],
-            "reward": [[term.model_dump() for term in config.reward], inputs.get("reward")],
+            "reward": [trainer.run.rewards, inputs.get("reward"), inputs.get("reward.code")],
         }
         self._start: dict[str, Any] | None = None
         self._start_scores: list[list[float]] = []
@@ -103,7 +102,7 @@ class Measurements:
             while self._left:  # if a reward or the judge fails, the next call continues there
                 self._measured |= self._left[0](0)
                 del self._left[0]
-            self._loop.observe(0, self._measured)
+            self._loop.observe(self._loop.done, self._measured, is_start=True)
             if self._measured:
                 self._log.metrics.show(0, self._measured)
 
@@ -171,7 +170,7 @@ class Measurements:
         prompts = self._fixed
         if not prompts:
             return {}
-        with _measuring("time/fixed_prompts"):
+        with kept_random_state():
             self._trainer.publish(update)
             trainer = self._trainer.unscheduled()
             rollout = trainer.sample(prompts, "fixed prompts", groups=range(len(prompts)), policy_version=update)
@@ -191,10 +190,12 @@ class Measurements:
         """Evaluate on held-out prompts, and return the metrics."""
         if not self._is_due(update, self._config.eval_every.updates):
             return {}
-        with _measuring("time/evaluation") as took:
+        started = time.perf_counter()
+        with kept_random_state():
             results = self._evaluate(update)
         self._log.evaluations.append(update, results)
-        return {name: result for name, result in results.items() if name != "responses"} | took
+        results.pop("responses", None)
+        return results | {"time/evaluation": time.perf_counter() - started}
 
     def _evaluate(self, update: int) -> dict[str, Any]:
         """Evaluate, and return the metrics and the `responses` with their scores."""
@@ -270,9 +271,10 @@ class Measurements:
         """Check the critic, and return its metrics."""
         if not self._is_due(update, self._config.critic_check.every):
             return {}
-        with _measuring("time/critic_check") as took:
+        started = time.perf_counter()
+        with kept_random_state():
             metrics = self._check_critic(update)
-        return metrics | took
+        return metrics | {"time/critic_check": time.perf_counter() - started}
 
     def _check_critic(self, update: int) -> dict[str, float]:
         self._trainer.publish(update)
@@ -304,19 +306,6 @@ def _described(trainer: Trainer, scored: ScoredRollout, experience: Experience) 
         reasons=scored.reasons,
         has_scores=not trainer.roles.reward.is_empty,
     )
-
-
-@contextmanager
-def _measuring(name: str) -> Iterator[dict[str, float]]:
-    """Restore the global random generators afterwards; yields a metric that receives the elapsed seconds."""
-    took: dict[str, float] = {}
-    started = time.perf_counter()
-    generators = random_state()
-    try:
-        yield took
-    finally:
-        restore_random_state(*generators)
-    took[name] = time.perf_counter() - started
 
 
 @dataclass(frozen=True)

@@ -130,39 +130,35 @@ class PpoTrainer:
             named = opening.enter_context(with_named_models(find_stage("ppo"), given))
             config, objects = resolved_arguments(find_stage("ppo"), named)
             config = with_saved_critic(config)
-            scorer = config.reward or config.environment.source or config.ppo.reference
-            check_own_loop(
-                config,
-                has_prompts="prompts" in given or bool(config.data.prompts),
-                has_reward="reward" in given or bool(scorer),
-            )
+            has_prompts = "prompts" in objects or bool(config.data.prompts)
+            others_score = bool("reward" in objects or config.reward or config.ppo.reference)
+            is_paid = others_score or config.environment.source is not None
+            check_own_loop(config, has_prompts=has_prompts, has_reward=is_paid)
+            if not is_paid:
+                objects["reward"] = [RewardTerm(_given_scores, name="scores")]
+                config = with_values(config, {"runtime.num_fixed_prompts": 0})  # nothing could score their responses
             config = decided(config, "ppo", resumes=resume is not None)
             opening.enter_context(memory_in_one_line(config, "ppo"))
             opening.enter_context(chained())
-            self._open_run(config, opening, objects, resume, on_update)
+            in_memory = {field: objects.get(name) for name, field in find_stage("ppo").arguments.items()}
+            if not has_prompts:
+                in_memory["data.prompts"] = _own_prompts
+            self._open_run(config, opening, in_memory, has_prompts, resume, on_update)
+            player = self.roles.player
+            self._has_reward = others_score or (player is not None and player.environment.is_scored)
             return opening.pop_all()
 
     def _open_run(
         self,
         config: Config,
         opening: ExitStack,
-        objects: Mapping[str, Any],
+        in_memory: Mapping[str, Any],
+        has_prompts: bool,
         resume: Resume | None,
         on_update: Callback | None,
     ) -> None:
-        reward = objects.get("reward")
-        pays = objects.get("environment") is not None or config.environment.source is not None
-        has_teacher = config.ppo.reference is not None
-        others_score = reward is not None or config.reward or has_teacher
-        if not (others_score or pays):
-            reward = [RewardTerm(_given_scores, name="scores")]
-            config = with_values(config, {"runtime.num_fixed_prompts": 0})  # nothing could score their responses
-        has_prompts = objects.get("prompts") is not None or bool(config.data.prompts)
-        in_memory = {field: objects.get(name) for name, field in find_stage("ppo").arguments.items()}
-        in_memory["reward"] = reward
-        if not has_prompts:
-            in_memory["data.prompts"] = _own_prompts
         run = self._run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
+        run.facts = {**run.facts, "loop": "own"}
         self._stop = Stopping(run.ranks)
         self.config = config
         self._updates = opening.enter_context(
@@ -171,7 +167,6 @@ class PpoTrainer:
         loop = self._loop = self._updates.loop
         self._trainer = self._updates.trainer
         roles = self.roles = self._trainer.roles
-        self._has_reward = others_score or (roles.player and roles.player.environment.is_scored)
         self._stream = prompt_stream(self._trainer, loop) if has_prompts else None
         say = self._updates.log.progress.say
         self._sampling = Sampling(None, self._trainer, check=self._updates.guard.check_rollout, say=say)
@@ -239,7 +234,7 @@ class PpoTrainer:
         longest = self._trainer.settings.rollout.max_new_tokens
         if max_new_tokens is not None and not (is_whole(max_new_tokens) and 1 <= max_new_tokens <= longest):
             raise ConfigError(f"max_new_tokens is {max_new_tokens!r}; rollout.max_new_tokens allows 1 to {longest}")
-        before = None if stream is None else stream.state_dict()
+        before = stream and stream.state_dict()
         try:
             if prompts is None:
                 assert stream is not None
@@ -257,7 +252,7 @@ class PpoTrainer:
             is_exact = self._trainer.run_settings.exact
             batch = Batch.of(rollout, rows, self.roles.tokenizer, owner=self, is_exact=is_exact)
         except BaseException:  # the next call draws the prompts of this one
-            if stream is not None and before is not None:
+            if stream and before:
                 stream.load_state_dict(before)
             raise
         self._num_sampled += 1
@@ -359,7 +354,7 @@ class PpoTrainer:
             raise ConfigError("no update has been made, so there is nothing to save")
         self._stop.at_once = False
         self._loop.save()
-        save_result(self._run, self.roles, interrupted=False)
+        save_result(self._run, self.roles, interrupted=None)
         self._run.ranks.wait()  # until the model is saved
         return self.folder / "model"
 
@@ -440,8 +435,7 @@ class PpoTrainer:
             raise RewardError(NO_SCORES)
         if scores is None:
             return None
-        listed = list(scores)
-        check_count(listed, len(batch))
+        check_count(listed := list(scores), len(batch))
         return batch.by_token(listed)
 
 

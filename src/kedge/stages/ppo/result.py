@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.config import Config
 from kedge.config.schedules import config_at
 from kedge.models import save_policy
 from kedge.models.origin import public_name
@@ -44,13 +43,13 @@ class PpoResult(UpdatesResult):
     """
 
 
-def save_result(run: Run, roles: Roles, *, interrupted: bool, model: bool = True) -> None:
+def save_result(run: Run, roles: Roles, *, interrupted: bool | None, model: bool = True) -> None:
     """Save the policy and write the report, also for an interrupted run.
 
     Args:
         run: The run.
         roles: Its models.
-        interrupted: The run did not finish.
+        interrupted: The run did not finish; None if it goes on.
         model: Save the policy; False if memory ran out, possibly in the middle of a step: the checkpoint has a
             consistent one.
     """
@@ -69,7 +68,7 @@ def save_result(run: Run, roles: Roles, *, interrupted: bool, model: bool = True
 
 
 def _save(run: Run, roles: Roles, metrics: Sequence[dict[str, Any]], weights: dict[str, Tensor] | None = None) -> None:
-    facts = _facts(run.config, roles, len(metrics))
+    facts = {**_facts(roles, len(metrics)), "responses": sum(row.get("group/sampled", 0) for row in metrics)}
     last = next((row for row in reversed(metrics) if "objective/kl" in row), {})  # a dropped update lacks it
     if scored := [row for row in metrics if "reward/score_mean" in row]:
         facts["mean score, first and last update"] = (
@@ -83,30 +82,21 @@ def _save(run: Run, roles: Roles, metrics: Sequence[dict[str, Any]], weights: di
     _save_policy(run, roles, run.folder / "model", facts, len(metrics), weights, ended=True)
 
 
-def _facts(config: Config, roles: Roles, num_updates: int) -> dict[str, object]:
-    least = num_updates * config.responses_per_update
-    count = f"at least {least}" if config.ppo.constant_groups.name == "resample" else least
-    return {
-        "updates": num_updates,
-        **({"responses": count} if roles.prompts.train else {}),  # a loop with its own prompts may sample any number
-        **({} if roles.reward.is_empty else {"reward": roles.reward.name}),
-    }
+def _facts(roles: Roles, num_updates: int) -> dict[str, object]:
+    return {"updates": num_updates, **({} if roles.reward.is_empty else {"reward": roles.reward.name})}
 
 
 def _held_out(metrics: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """The last evaluation on held-out prompts, if there was one."""
-    evaluated = [row for row in metrics if any(name.startswith("eval/") for name in row)]
-    if not evaluated:
-        return {}
-    known = {label: evaluated[-1].get(name) for name, label in HELD_OUT.items()}
-    return {f"held-out {label}": value for label, value in known.items() if value is not None}
+    last = next((row for row in reversed(metrics) if any(name.startswith("eval/") for name in row)), {})
+    return {f"held-out {label}": last[name] for name, label in HELD_OUT.items() if last.get(name) is not None}
 
 
 def checkpoint_model(run: Run, roles: Roles) -> CheckpointModel:
     """How every checkpoint saves the policy."""
 
     def save(folder: Path, update: int, weights: dict[str, Tensor] | None) -> Path:
-        return _save_policy(run, roles, folder, _facts(run.config, roles, update), update, weights)
+        return _save_policy(run, roles, folder, _facts(roles, update), update, weights)
 
     return CheckpointModel(roles.actor_critic.policy.causal, save)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from kedge.training.checkpoint.state import Deferred, Log, RunState, Stateful, TrainingState
 from kedge.training.runtime import Stopping
@@ -59,6 +60,8 @@ class CheckpointedLoop:
         self._warn = warn
         self._is_best = self._is_changing = False
         self._asked_to_end: str | None = None
+        self._num_steps: int | None = None
+        self.register("end", self, optional=True)
         self.best = state.best
         self.ended: str | None = None
         self.done = state.found.update if state.found else 0
@@ -121,6 +124,9 @@ class CheckpointedLoop:
             KeyboardInterrupt, Terminated: The run was interrupted between two steps; the state after the last is saved.
             OutputError: A checkpoint cannot be written.
         """
+        if self._num_steps != num_steps:  # a longer run goes on
+            self._asked_to_end = None
+        self._num_steps = num_steps
         self._run_state.remember()
         if 0 < self.done < num_steps:
             self._end_early()
@@ -156,6 +162,15 @@ class CheckpointedLoop:
         """End the run after the current step, for a reason."""
         self._asked_to_end = reason
 
+    def state_dict(self) -> dict[str, Any]:
+        """The reason to end that was given, and the length of the run that it was given for."""
+        return {"reason": self._asked_to_end, "num_steps": self._num_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self._asked_to_end = state["reason"]
+        self._num_steps = state["num_steps"]
+
     def on_first_rank(self, do: Callable[[], object]) -> None:
         """Let the first rank do something that may end the run; the run then ends on all ranks."""
 
@@ -165,11 +180,17 @@ class CheckpointedLoop:
 
         self._asked_to_end = self._run_state.ranks.first(done)
 
-    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record a step's metrics; if they are the best so far, the state after the step is saved and kept."""
+    def observe(self, step: int, metrics: Mapping[str, float], *, is_start: bool = False) -> None:
+        """Record a step's metrics; if they are the best so far, the state after the step is saved and kept.
+
+        Args:
+            step: The step.
+            metrics: Its metrics.
+            is_start: They are those of the weights at the start, after steps without effect if there were any.
+        """
         if self.best is None or not self.best.observe(step, metrics) or not self.best.is_kept:
             return
-        if step == 0:  # the weights at the start
+        if is_start:
             self.save()
             self._run_state.point_at_best()
         else:

@@ -83,7 +83,8 @@ class Outcome:
         interruption: The exception of Ctrl-C or SIGTERM if it ended training early, else None. Only an optimizer step
             or evaluation that takes longer than the grace period is cut short: then the weights have moved, and no
             checkpoint has their state.
-        evaluation: The last metrics on the held-out examples, by name; empty without held-out examples.
+        evaluation: The metrics of the trained weights on the held-out examples, by name; empty without such examples,
+            and after an interruption.
     """
 
     num_steps: int
@@ -217,6 +218,10 @@ def train_supervised(
         len(examples), settings.num_epochs, settings.batch_size, seed=settings.seed, order=settings.order
     )
     evaluations = settings.num_evaluations if held_out else 0
+
+    def is_due(step: int) -> bool:
+        return step * evaluations // num_steps > (step - 1) * evaluations // num_steps
+
     try:
         for step, rows in zip(loop.steps(num_steps), batches[loop.done :], strict=False):
             rate = learning_rate_at(
@@ -230,7 +235,7 @@ def train_supervised(
             with in_phase("the update"):
                 metrics = _take_step(objective, optimizer, examples, rows, settings)
             outcome.num_steps = step
-            if step * evaluations // num_steps > (step - 1) * evaluations // num_steps:
+            if is_due(step):
                 metrics |= evaluate_held_out(objective, held_out, outcome, settings)
             settings.on_step(step, metrics | {"learning_rate": rate})
     except (KeyboardInterrupt, Terminated) as interruption:
@@ -238,6 +243,10 @@ def train_supervised(
             raise
         loop.save()  # now, because the caller modifies the weights when it saves the model
         outcome.interruption = interruption
+        outcome.evaluation = {}  # it may be that of earlier weights
+    else:
+        if evaluations and not is_due(outcome.num_steps):  # the run has ended early
+            evaluate_held_out(objective, held_out, outcome, settings)
     return outcome
 
 
