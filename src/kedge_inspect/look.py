@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from kedge_inspect.record import RunRecord
@@ -104,8 +105,10 @@ class Look:
         shown = [(panel, panel.as_json(known)) for panel in self.panels]
         return [found for panel, found in shown if len(found["lines"]) >= panel.fewest]
 
-    def items_per_update(self, record: RunRecord) -> int | None:
-        """Responses or environment steps of an update, or rows of a step; None if the configuration lacks them."""
+    def items_per_update(self, record: RunRecord) -> float | None:
+        """Responses or environment steps of an update, or rows of a step; None if they are not known."""
+        if sampled := record.series("group/sampled")[1]:
+            return fmean(sampled)
         sizes = [record.setting(name) for name in self.size]
         return math.prod(sizes) if sizes and all(isinstance(each, int) for each in sizes) else None
 

@@ -23,6 +23,9 @@ from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from kedge_hub.card import CardSample, ModelCard
 from kedge_hub.stage_card import algorithm_of, recipe_of
+from kedge_inspect.doctor.responses import num_responses
+from kedge_inspect.page.looks import look_of
+from kedge_inspect.record import read_run
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 QUIET = {"runtime.report": False, "runtime.num_threads": 1}
@@ -108,13 +111,15 @@ def test_the_card_words_the_figures_of_an_evaluation(tmp_path):
     assert "held-out score/" not in results
 
 
-def test_a_loop_with_its_own_prompts_has_no_count_of_responses(tmp_path):
+def test_the_responses_of_a_loop_are_counted(tmp_path):
     """Its batches may have any size, whatever `rollout.num_prompts` says."""
     policy = save_tiny_policy(tmp_path / "policy")
     with kedge.PpoTrainer(model=policy, out=tmp_path / "run", num_updates=1, max_new_tokens=4, **QUIET) as trainer:
         trainer.update(trainer.sample(["The boat", "The sea", "Tide"]), [0.0, 1.0, 2.0])
     assert "| updates | 1 |" in (card := text_of(trainer.folder / "model"))
-    assert "| responses |" not in card
+    assert "| responses | 3 |" in card
+    record = read_run(trainer.folder)
+    assert num_responses(record) == look_of("ppo").items_per_update(record) == 3
 
 
 def test_what_a_stranger_needs(models):

@@ -159,18 +159,17 @@ def _sources(config: Config) -> dict[str, list[str]]:
     data = ("demonstrations", "comparisons", "prompts", "eval_prompts", "pretraining")
     added = [(stage.adds_sections, name) for stage in stages().values() for name in stage.inputs]
     own = {name: value_of(config, name) for sections, name in added if name.partition(".")[0] in sections}
+    own |= {name: value_of(config, name) for name in ("data.chat_template", "environment.source", "judge.rubric")}
     return {
         **{name: [find_model(source)] for name, source in models.items() if source},
         **{f"data.{name}": list(getattr(config.data, name)) for name in data},
-        **{name: [value] for name, value in {"data.chat_template": config.data.chat_template, **own}.items() if value},
+        **{name: [value] for name, value in own.items() if value},
         **{
             f"ppo.{name}": [getattr(config.ppo, name)]
             for name in ("advantage", "policy_loss")
             if names_function(str(getattr(config.ppo, name)))
         },
-        "environment.source": [config.environment.source] if config.environment.source else [],
         "evaluate.judge": [_place(config.evaluate.judge)] if config.evaluate.judge else [],
-        "judge.rubric": [config.judge.rubric] if config.judge.rubric else [],
         "rlhf.labeler": [] if config.rlhf.labeler is None or config.rlhf.asks_people else [_place(config.rlhf.labeler)],
         "reward": [_place(term.source) for term in config.reward],
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -100,18 +99,19 @@ def parts_of(run: RunRecord) -> str:
 def turn_lengths(run: RunRecord, length: Series) -> Series:
     """Mean length of a turn: the length of an episode also depends on the number of its turns."""
     turns = read(run, "episode/turns")
-    return length if turns is None else combine(lambda tokens, count: tokens / max(count, 1.0), length, turns) or length
+    return (turns and combine(lambda tokens, count: tokens / max(count, 1.0), length, turns)) or length
 
 
-def num_responses(run: RunRecord) -> int:
+def num_responses(run: RunRecord) -> float:
     """Responses per update, which determine the error of a mean score."""
+    if sampled := read(run, "group/sampled", at_least=1):
+        return sampled.late
     return (run.setting("rollout.num_prompts") or 1) * (run.setting("rollout.num_responses") or 1)
 
 
 def num_sampled(run: RunRecord, updates: Sequence[int]) -> float:
     """Count the responses sampled in these updates, including those that were resampled and not trained on."""
-    sampled = read(run, "group/sampled", at_least=1)
-    known = dict(sampled.items) if sampled else {}
+    known = dict(zip(*run.series("group/sampled"), strict=True))
     return sum(known.get(update, num_responses(run)) for update in updates)
 
 
@@ -322,8 +322,8 @@ def rows_dropped(run: RunRecord) -> Symptom | None:
     return Symptom(
         "warning" if max(shares.values()) >= FAR_TOO_MANY else "note",
         "; ".join(f"{shares[role]:.0%} of the {role} were dropped ({_in_words(run.data[role])})" for role in many),
-        tuple(_keep_more(run, list(reasons))),
-        "see rejected.jsonl for the rows" if any(not _limits_in(reason) for reason in reasons) else "",
+        tuple(_keep_more(run, " ".join(reasons))),
+        "see rejected.jsonl for the rows" if any("data." not in reason for reason in reasons) else "",
     )
 
 
@@ -338,14 +338,9 @@ def _in_words(usage: Mapping[str, Any]) -> str:
     return f"{usage['rows']:,} rows: " + ", ".join(f"{n:,} {reason}" for reason, n in reasons[:MOST_REASONS]) + more
 
 
-def _keep_more(run: RunRecord, reasons: list[str]) -> Iterator[Remedy]:
-    exceeded = [field for field in LIMITS if any(field in _limits_in(reason) for reason in reasons)]
+def _keep_more(run: RunRecord, reasons: str) -> Iterator[Remedy]:
+    exceeded = [field for field in LIMITS if field in reasons]  # as in `prompt longer than data.max_prompt_tokens=512`
     for field in exceeded:
         yield scale(field, 2.0)
     if exceeded and run.setting("data.truncate") == "never":
         yield set_to("data.truncate", "keep_end", why="to cut long prompts instead (keep_start keeps their start)")
-
-
-def _limits_in(reason: str) -> list[str]:
-    """The fields that a reason such as `prompt longer than data.max_prompt_tokens=512` names."""
-    return re.findall(r"data\.\w+", reason)

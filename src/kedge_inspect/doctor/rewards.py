@@ -478,8 +478,9 @@ APART = 1.15
 def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
     """Seen: `group/constant` is high: the responses to most prompts all score the same.
 
-    Try: `resample` for `ppo.constant_groups`, to train on prompts with spread alone; twice as many
-    `rollout.num_responses`; prompts that are neither solved nor out of reach; a reward that reads the completions.
+    Try: `resample` for `ppo.constant_groups`, or `drop` in a loop of your own, to train on prompts with spread alone;
+    twice as many `rollout.num_responses`; prompts that are neither solved nor out of reach; a reward that reads the
+    completions.
 
     Threshold: Half of the prompts late in the run is a note, nine tenths a warning. All of them in every update is
     serious, after 4 updates.
@@ -501,7 +502,11 @@ def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
 def _find_spread(run: RunRecord) -> Iterator[Remedy]:
     # Sampling ahead draws an update's prompts before it knows their scores, and so does not resample.
     if run.setting("ppo.constant_groups") in (None, "keep") and not run.setting("rollout.max_staleness"):
-        yield set_to("ppo.constant_groups", "resample", why="to train on prompts with spread alone")
+        yield set_to(
+            "ppo.constant_groups",
+            "drop" if "loop" in run.facts else "resample",  # a loop of the user's own draws the prompts
+            why="to train on prompts with spread alone",
+        )
     yield scale("rollout.num_responses", 2.0)
 
 

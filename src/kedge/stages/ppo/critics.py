@@ -73,7 +73,9 @@ def load_actor_critic(
                 setattr(critic.classifier.config, PRIVILEGED_KEY, value.privileged)
             if bins is not None:
                 critic.predict_histogram(bins)  # with the values of a trained critic, or the reward model's scores
-            head = None if is_trained else _new_head(critic)
+            if not is_trained:
+                assert critic.value_head is not None, "a fresh model has a linear head"
+                head = initialize_head(critic.value_head, "zero")
             is_new = not (is_trained and value.names_critic)
             if value.critic == "frozen_attention":
                 freeze_attention(critic)
@@ -93,16 +95,10 @@ def load_actor_critic(
         actor_critic.values_started.fill_(False)
     if config.runtime.recomputes:
         actor_critic.checkpoint_activations()
-    for model in [policy, *([] if critic is None else [critic])]:
+    for model in filter(None, (policy, critic)):
         say_loaded_whole(model)
         shard_model(model, run.ranks, run.precision)
     return actor_critic, head
-
-
-def _new_head(critic: ScalarModel) -> ValueHead:
-    """Make a critic's head on the policy's trunk, initialized to 0."""
-    assert critic.value_head is not None, "a fresh model has a linear head"
-    return initialize_head(critic.value_head, "zero")
 
 
 def _load_critic(

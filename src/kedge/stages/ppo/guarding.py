@@ -29,12 +29,11 @@ SPIKE_HISTORY = 40
 def new_guard(run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[[str], None]) -> Guard:
     """Create the configured guard of a run; it is resumed with the run."""
     options = run.config.ppo
-    modules: dict[str, nn.Module | None] = {
+    loaded = {
         "policy and critic": roles.actor_critic,
-        "the reference": roles.reference,
+        **({} if roles.reference is None else {"the reference": roles.reference}),
         **{name: each.model for name, each in roles.reward.weighted_models.items()},
     }
-    loaded = {name: module for name, module in modules.items() if module is not None}
     sigma = options.spike_sigma
     on_spike = "skip" if options.on_spike is None else options.on_spike.name
     guard = Guard(

@@ -137,7 +137,7 @@ class PpoLog:
             result: The result of the epochs.
         """
         trainer = self.trainer
-        settings = self.trainer.settings
+        settings = trainer.settings
         use = settings.estimation
         rates = result.learning_rates
         is_start = trainer.update == 1 and settings.ppo.reference is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from transformers import PreTrainedTokenizerBase
@@ -144,6 +144,7 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True, has_scores
         reference = _reference(config, run, tokenizer, loading) if config.ppo.needs_reference else None
         hold_bases_of([actor_critic, reference, *scoring], config, run.device)
     eos_score = config.rollout.eos_score(reward_model=bool(models))
+    how = "subtract" if config.rollout.subtracts_missing_eos else "replace"
     return Roles(
         tokenizer=tokenizer,
         stop_tokens=stop_tokens,
@@ -152,9 +153,7 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True, has_scores
         actor_critic=actor_critic,
         reference=reference,
         reward=rewards,
-        missing_eos=None
-        if eos_score is None
-        else MissingEos(eos_score, "subtract" if config.rollout.subtracts_missing_eos else "replace"),
+        missing_eos=None if eos_score is None else MissingEos(eos_score, how),
         optimizer=_optimizer(config, run, actor_critic, head),
         pretraining=_load_pretraining(config, run, tokenizer, actor_critic.policy),
         own=own,
@@ -366,8 +365,8 @@ class RunPrompts:
         judge: Compares responses with the starting model's; None for no comparison.
     """
 
-    train: list[Prompt] = field(default_factory=list[Prompt])
-    held_out: list[Prompt] = field(default_factory=list[Prompt])
+    train: Sequence[Prompt] = ()
+    held_out: Sequence[Prompt] = ()
     mixture: Mixture | None = None
     judge: Judge | None = None
 

@@ -104,7 +104,6 @@ class SampledBatch:
         groups = describe_groups(self.groups, rollout, scores)
         if groups:
             groups["group/resamples"] = self.num_rounds - 1
-            groups["group/sampled"] = self.num_sampled
             groups["group/unused"] = self.num_unused
         if groups or compares_groups:
             groups["group/single"] = float((self.groups.count == 1).double().mean())
@@ -115,6 +114,7 @@ class SampledBatch:
             **(describe_lengths(rollout, scores) if self.scored.reasons is not None else {}),
             **self.scored.metrics(),
             "reward/unscored": float(self.num_sampled - self.num_scored),
+            "group/sampled": self.num_sampled,
             **groups,
         }
 

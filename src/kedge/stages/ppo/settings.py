@@ -292,20 +292,15 @@ def coefficients_of(config: Config) -> Coefficients:
 
 def value_warmup_of(config: Config) -> ValueWarmup | None:
     """Create the critic's warm-up; None for no warm-up."""
-    value = config.ppo
-    if not value.value_warmup_updates.at_most:
+    warmup = config.ppo.value_warmup_updates
+    if not warmup.at_most:
         return None
-    return ValueWarmup(
-        most=value.value_warmup_updates.at_most,
-        until=value.value_warmup_updates.until,
-        num_updates=config.ppo.num_updates,
-    )
+    return ValueWarmup(most=warmup.at_most, until=warmup.until, num_updates=config.ppo.num_updates)
 
 
 def learns_in_returns_std(config: Config) -> bool:
     """True if the critic's start, loss and steps are in standard deviations of the returns (`ppo.value_unit`)."""
-    value = config.ppo
-    return value.value_unit == "returns_std" and value_bins_of(config) is None
+    return config.ppo.value_unit == "returns_std" and value_bins_of(config) is None
 
 
 def value_bins_of(config: Config) -> Bins | None:
