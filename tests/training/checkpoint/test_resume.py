@@ -95,7 +95,7 @@ def test_a_step_that_is_dropped_is_taken_again_from_where_it_began(tmp_path):
     break_off(tmp_path / "split", in_step=3, changing=False)
     found = newest(tmp_path / "split")
     assert found is not None
-    assert (found.update, found.state["progress"]) == (2, {"draws": {"count": 2}})
+    assert (found.update, found.state["progress"]["draws"]) == (2, {"count": 2})
     assert walk(Walk(tmp_path / "split", found=found), 5) == whole
 
 
