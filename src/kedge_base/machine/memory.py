@@ -41,7 +41,7 @@ GROUP_FILES = (
 1.
 """
 
-UNITS = {unit: 2 ** (10 * power) for power, unit in enumerate(("", *"KMGTP"))}
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
 TEXTS = (
     "DefaultCPUAllocator: can't allocate memory",

@@ -99,7 +99,7 @@ def parts_of(run: RunRecord) -> str:
 def turn_lengths(run: RunRecord, length: Series) -> Series:
     """Mean length of a turn: the length of an episode also depends on the number of its turns."""
     turns = read(run, "episode/turns")
-    return (turns and combine(lambda tokens, count: tokens / max(count, 1.0), length, turns)) or length
+    return length if turns is None else combine(lambda tokens, count: tokens / max(count, 1.0), length, turns) or length
 
 
 def num_responses(run: RunRecord) -> float:
