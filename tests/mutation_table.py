@@ -805,7 +805,7 @@ MUTATIONS = (
     ),
     Mutation(
         "sequence-ratio-without-length",
-        "_of_sequences",
+        "Tokens.of",
         "response_log_ratios(frozen, mask).unsqueeze(-1)",
         "frozen.sum(-1, keepdim=True)",
         f"{POLICY}::test_gspo_agrees_with_a_loop_over_the_sequences",

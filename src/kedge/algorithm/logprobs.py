@@ -114,7 +114,9 @@ class _Evaluated(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, tokens: Tensor, temperature: float, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        distribution = _log_softmax(logits, tokens, temperature)
+        if tokens.shape != logits.shape[:-1]:
+            raise ShapeError(f"there are tokens {tuple(tokens.shape)} for logits {tuple(logits.shape)}")
+        distribution = vocabulary_logprobs(logits, temperature=temperature)
         entropy = _entropy(distribution) if entropy_gradient else None
         ctx.temperature = temperature
         ctx.dtype = logits.dtype
@@ -267,9 +269,3 @@ def sampler_mismatch(
     weights = (log_ratio - log_ratio.max()).exp()
     share = weights.sum().square() / (weights.square().sum() * len(weights))
     return Mismatch(float(k3), float(log_ratio.abs().max().exp()), float(share))
-
-
-def _log_softmax(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    if tokens.shape != logits.shape[:-1]:
-        raise ShapeError(f"there are tokens {tuple(tokens.shape)} for logits {tuple(logits.shape)}")
-    return vocabulary_logprobs(logits, temperature=temperature)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, overload, runtime_checkable
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -191,7 +191,12 @@ class Tokens:
         log_rho = log_ratio
         if ratio != "token":
             check_choice("ratio", ratio, Ratio)
-            log_rho = _of_turns(log_ratio, mask, turn_starts) if ratio == "turn" else _of_sequences(log_ratio, mask)
+            frozen = log_ratio.detach()
+            if ratio == "turn":
+                mean = Turns.of(turn_starts, mask).averaged(frozen)
+            else:
+                mean = response_log_ratios(frozen, mask).unsqueeze(-1)
+            log_rho = log_ratio - frozen + mean
         return cls(
             logprobs=logprobs,
             log_ratio=log_ratio,
@@ -237,49 +242,22 @@ class Tokens:
         return (event & self.mask).to(self.log_ratio.dtype).sum() / self.mask.sum()
 
 
-def _of_sequences(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """The logarithm of ρ with the ratio `sequence`; see `Ratio`."""
-    frozen = log_ratio.detach()
-    return log_ratio - frozen + response_log_ratios(frozen, mask).unsqueeze(-1)
-
-
-def _of_turns(log_ratio: Tensor, mask: Tensor, turn_starts: Tensor | None) -> Tensor:
-    """The logarithm of ρ with the ratio `turn`; see `Ratio`."""
-    frozen = log_ratio.detach()
-    return log_ratio - frozen + Turns.of(turn_starts, mask).averaged(frozen)
-
-
 Surrogate = Callable[[Tokens], PolicyLoss]
 """A policy loss with its own settings filled in, such as `partial(clipped_policy_loss, clip_range=0.2)`."""
 
-Settings = ParamSpec("Settings")
 _ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", *SurrogateOptions.__annotations__)
 """Names of the arguments of `Tokens.of`."""
 
 
-@runtime_checkable
-class PolicyLossOf(Protocol[Settings]):
-    """A policy loss, with the settings of its formula; it accepts prepared tokens, or the arguments of `Tokens.of`."""
-
-    @overload
-    def __call__(self, tokens: Tokens, /, *args: Settings.args, **settings: Settings.kwargs) -> PolicyLoss: ...
-
-    @overload
-    def __call__(
-        self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, **settings: Any
-    ) -> PolicyLoss: ...
-
-
-def _also_of_tensors(formula: Callable[Concatenate[Tokens, Settings], PolicyLoss]) -> PolicyLossOf[Settings]:
-    """Let a policy loss also be called with the arguments of `Tokens.of`."""
-    of_tokens: Callable[..., PolicyLoss] = formula
+def _also_of_tensors(formula: Callable[..., PolicyLoss]) -> Callable[..., PolicyLoss]:
+    """Let a policy loss of prepared tokens also be called with the arguments of `Tokens.of`."""
 
     @wraps(formula)
     def loss(*inputs: Any, **settings: Any) -> PolicyLoss:
         if inputs and isinstance(inputs[0], Tokens):
-            return of_tokens(*inputs, **settings)
+            return formula(*inputs, **settings)
         prepared = {name: settings.pop(name) for name in _ARGUMENTS if name in settings}
-        return of_tokens(Tokens.of(*inputs, **prepared), **settings)
+        return formula(Tokens.of(*inputs, **prepared), **settings)
 
     return loss
 

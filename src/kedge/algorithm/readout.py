@@ -185,12 +185,12 @@ def explained_variance_interval(
     sums = torch.zeros(len(prompts), rows.shape[-1], dtype=torch.float64).index_add_(0, place, rows)
     draws = torch.randint(len(prompts), (NUM_RESAMPLES, len(prompts)), generator=torch.Generator().manual_seed(0))
     resampled = torch.stack([sums[draw].sum(0) for draw in draws])
-    found = float(_explained(sums.sum(0)))
-    shares = [float(each) for each in _explained(resampled)]
+    found = float(explained_by_sums(sums.sum(0)))
+    shares = [float(each) for each in explained_by_sums(resampled)]
     return resampled_interval(found, shares, len(prompts), bounds=(-math.inf, 1.0))
 
 
-def _explained(sums: Float[Tensor, "*several 5"]) -> Float[Tensor, "*several"]:
+def explained_by_sums(sums: Float[Tensor, "*several 5"]) -> Float[Tensor, "*several"]:
     """The explained variance from Σ1, Σy, Σy², Σe, Σe²; 0 where the returns do not vary."""
     count, target, targets, error, errors = sums.unbind(-1)
     spread = targets / count - (target / count) ** 2

@@ -88,7 +88,9 @@ class CheckpointedLoop:
             part: The part.
             optional: A checkpoint may lack it, because runs with other settings do not have it.
         """
-        (self._run_state.optional if optional else self._run_state.parts)[name] = part
+        self._run_state.parts[name] = part
+        if optional:
+            self._run_state.optional.add(name)
 
     def register_ahead(self, ahead: Deferred) -> None:
         """Save work for later steps with every checkpoint; `restore` restores it."""

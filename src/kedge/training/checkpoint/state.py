@@ -162,7 +162,7 @@ class RunState:
 
     Attributes:
         parts: Registered parts of the run by name: data streams, coefficients, the guard's history.
-        optional: Additional parts, which a checkpoint may lack: runs with other settings do not have them.
+        optional: The parts that a checkpoint may lack: runs with other settings do not have them.
         ahead: Work for later steps that is under way, if any.
         logs: Flushed before each save, so that a checkpoint never refers to rows that are not on disk.
     """
@@ -183,7 +183,7 @@ class RunState:
         self._state: TrainingState | None = None
         self._boundary: _Boundary | None = None
         self.parts: dict[str, Stateful] = {}
-        self.optional: dict[str, Stateful] = {}
+        self.optional: set[str] = set()
         self.ahead: Deferred | None = None
         self.logs: Sequence[Log] = ()
 
@@ -206,13 +206,13 @@ class RunState:
     def _restore(self, state: TrainingState, found: Checkpoint) -> None:
         self._load_weights(state, found)
         progress = found.state["progress"]
-        for name in sorted(self.parts.keys() - progress.keys()):
+        for name in sorted(self.parts.keys() - progress.keys() - self.optional):
             raise DataError(
                 f"the checkpoint has no state of {name}: the run had other settings, or another version of kedge"
             )
         if self.best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
             self.best.load_state_dict(progress["best"])
-        for name, part in {**self.parts, **self.optional}.items():  # one of them may reset the best metric
+        for name, part in self.parts.items():  # one of them may reset the best metric
             if name in progress:
                 part.load_state_dict(progress[name])
         if self.ahead is not None and AHEAD in found.state:
@@ -239,7 +239,7 @@ class RunState:
     def remember(self) -> None:
         """Copy the state that changes before the weights do; a discarded step is repeated from this state."""
         assert self._state is not None, "restore first"
-        progress = {name: part.state_dict() for name, part in {**self.parts, **self.optional}.items()}
+        progress = {name: part.state_dict() for name, part in self.parts.items()}
         if self.best is not None:
             progress["best"] = self.best.state_dict()
         mark = None if self.ahead is None else self.ahead.mark()
@@ -344,7 +344,6 @@ class RunState:
         """Free the models now, because the loop's owner may keep a reference to it. Nothing is saved afterwards."""
         self._state = self.model = self.ahead = None
         self.parts.clear()
-        self.optional.clear()
 
     def _load_weights(self, state: TrainingState, found: Checkpoint) -> None:
         for name, module in state.modules.items():
@@ -376,7 +375,12 @@ def restore_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             f"train; {'number ' * name.isdigit()}{name} is only in one of them"
         )
     for name, tensor in own.items():
-        _check_same_kind(name, tensors, tensor)
+        shape, dtype = _kind(tensors, name)
+        if (shape, dtype) != (tuple(tensor.shape), tensor.dtype):
+            raise ModelError(
+                f"the checkpoint's weights do not match the model: {name} is {list(shape)} {dtype}, "
+                f"expected {list(tensor.shape)} {tensor.dtype}"
+            )
     for name, tensor in own.items():
         tensor.copy_(part_for(tensors, name, tensor))
 
@@ -467,15 +471,6 @@ def _undo_casts(optimizer: Optimizer, restored: Mapping[int, Mapping[str, Any]])
         for key, value in restored.get(index, {}).items():
             if isinstance(value, Tensor) and kept[parameter][key].dtype != value.dtype:
                 kept[parameter][key] = value.to(kept[parameter][key].device)
-
-
-def _check_same_kind(name: str, tensors: Mapping[str, Tensor], own: Tensor) -> None:
-    shape, dtype = _kind(tensors, name)
-    if (shape, dtype) != (tuple(own.shape), own.dtype):
-        raise ModelError(
-            f"the checkpoint's weights do not match the model: {name} is {list(shape)} {dtype}, "
-            f"expected {list(own.shape)} {own.dtype}"
-        )
 
 
 def _kind(tensors: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], torch.dtype]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kedge.algorithm.critic import explained_variance, spread_of_returns
 from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
 from kedge.algorithm.masking import in_float64
-from kedge.algorithm.readout import ROUNDING, ReadoutSums, explained_variance_interval, fit_readout
+from kedge.algorithm.readout import ReadoutSums, explained_by_sums, explained_variance_interval, fit_readout
 from kedge.models import ActorCritic, Precision
 from kedge.models.pretrained import inner_matrices
 from kedge.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_passes, within_memory
@@ -139,16 +139,13 @@ class ReturnsLoss:
 
 def with_explained(metrics: Mapping[str, float]) -> dict[str, float]:
     """Replace the sums in a step's metrics by `explained_variance`; likewise for `eval/` metrics."""
-    moments = {"error", "squared_error", "return", "squared_return"}
+    moments = ("return", "squared_return", "error", "squared_error")
     found = {name: value for name, value in metrics.items() if name.removeprefix("eval/") not in moments}
     for prefix in ("", "eval/"):
         if f"{prefix}return" in metrics:
-            error, errors, target, targets = (
-                metrics[f"{prefix}{name}"] for name in ("error", "squared_error", "return", "squared_return")
-            )
-            spread = targets - target**2
-            varies = spread > ROUNDING * targets
-            found[f"{prefix}explained_variance"] = 1 - (errors - error**2) / spread if varies else 0.0
+            means = [metrics[f"{prefix}{name}"] for name in moments]
+            sums = torch.tensor([1.0, *means], dtype=torch.float64)
+            found[f"{prefix}explained_variance"] = float(explained_by_sums(sums))
     return found
 
 
