@@ -60,6 +60,8 @@ def test_the_line_for_one_machine(
     [
         (["--devices", "2", "ppo", "--out", "runs/ppo"], "write the command after --"),
         (["--devices", "2", "--max-restarts", "2", "--", "ppo", "--model", "m"], "the command needs --out DIR"),
+        (["--devices", "2", "--head", "first", *PPO], "several machines meet: add --nodes N, or leave them out"),
+        (["--devices", "2", "--port", "29400", *PPO], "several machines meet: add --nodes N, or leave them out"),
         (["--devices", "2", "--", "demo"], "kedge demo runs as a single process; kedge launch starts one"),
         (["--devices", "2", "--max-restarts", "2", "--", "evaluate", "--model", "m"], "evaluate cannot be resumed"),
     ],

@@ -35,7 +35,9 @@ def launch(
     head: Annotated[
         str | None, typer.Option(metavar="HOST", help="The machine where all meet; by default this one.")
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="A free port there.")] = 29500,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, metavar="N", help="A free port there; by default 29500.")
+    ] = None,
     max_restarts: Annotated[
         int,
         typer.Option(min=0, metavar="N", help="Times to restart all ranks from the last checkpoint if one fails."),
@@ -48,7 +50,9 @@ def launch(
     where = ["--standalone"]
     if nodes > 1:
         where = ["--nnodes", str(nodes), "--rdzv-backend", "c10d"]
-        where += ["--rdzv-endpoint", f"{head or socket.gethostname()}:{port}"]
+        where += ["--rdzv-endpoint", f"{head or socket.gethostname()}:{port or 29500}"]
+    elif head or port:
+        raise ConfigError("--head and --port say where several machines meet: add --nodes N, or leave them out")
     given = {word.partition("=")[0] for word in command[1:]}
     again: list[str] = []
     if max_restarts:
