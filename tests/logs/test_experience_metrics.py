@@ -145,6 +145,14 @@ def test_the_cases_of_the_clip_and_the_ratios(experience):
         assert len(epoch["ratios"][name]) == 41
 
 
+def test_a_single_token_does_not_make_the_kl_of_an_epoch_infinite(experience):
+    """The loss bounds log ratios at 20, and so do its metrics."""
+    old = torch.full_like(OLD, -120.0)
+    new = torch.zeros_like(OLD)
+    (epoch,) = describe_update(replace(experience, old_logprobs=old), [new], clip=None, **SAMPLED)["epochs"]
+    assert epoch["approx_kl"] == pytest.approx(math.exp(20) - 1 - 20, rel=1e-5)
+
+
 def test_without_a_clip_nothing_is_held(experience):
     details = describe_update(experience, [OLD], clip=None, **SAMPLED)
     assert set(details["epochs"][0]) == {"approx_kl", "ratios"}

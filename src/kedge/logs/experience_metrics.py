@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.experience import ENDINGS, Experience, Rollout
 from kedge.algorithm.logprobs import response_log_ratios
+from kedge.algorithm.policy_losses import MAX_LOG_RATIO
 from kedge.algorithm.shaping import GroupScores
 from kedge.data.tokens import turn_pieces
 from kedge.logs.json_lines import Sample
@@ -352,7 +353,7 @@ def _quantiles(values: Tensor) -> list[float]:
 
 def _epoch(experience: Experience, logprobs: Tensor, clip: tuple[float, float] | None) -> dict[str, Any]:
     seen = experience.rollout.action_mask & ~logprobs.isnan()
-    log_ratio = (logprobs - experience.old_logprobs)[seen]
+    log_ratio = (logprobs - experience.old_logprobs)[seen].clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     advantages = experience.advantages[seen]
     raised = advantages >= 0
     ratio = log_ratio.exp()
