@@ -118,7 +118,7 @@ RELIABILITY = (
     # Memory that runs out.
     Mutation(
         "half-an-update-saved-when-memory-runs-out",
-        "Guard.allows",
+        "Guard.takes",
         "self.before_step()",
         "pass",
         f"{MEMORY}::test_an_update_is_saved_as_long_as_no_step_of_the_next_is_taken[2-saved1]",

@@ -167,12 +167,16 @@ def test_a_stop_of_the_policy_is_none_of_a_separate_critic():
 
 def test_the_numbers_of_refused_steps_count_the_steps_taken():
     # Steps 2 and 3 train the critic alone; after a stop at the second step, so do all that follow.
-    for settings in ({"num_critic_epochs": 2}, {"early_stop_kl": 1e-9}):
+    cases: list[dict[str, Any]] = [{"num_critic_epochs": 2}, {"early_stop_kl": 1e-9}]
+    for settings in cases:
         seen: list[int] = []
-        _, result = trained(make_models(), check_step=lambda step, *_, seen=seen: seen.append(step) or True, **settings)
+        noted: list[Any] = []
+        settings |= {"check_step": lambda step, *_, seen=seen: seen.append(step) or True, "before_step": noted.append}
+        _, result = trained(make_models(), **settings)
         taken = result.num_steps + len(result.critic_steps)
         assert sorted({*seen}) == list(range(taken))
         assert len(seen) == taken + result.stopped_early  # the step that exceeds the limit is not taken
+        assert len(noted) == taken
 
 
 def test_after_a_stop_of_the_policy_a_shared_head_is_trained_without_the_trunk():

@@ -105,7 +105,7 @@ class Guard:
         with guard.watching(update, num_passes=…, num_minibatches=…):
             guard.check_rollout(rollout)
             guard.check_experience(experience)
-            ppo_update(…, check_step=guard.allows)
+            ppo_update(…, check_step=guard.allows, before_step=guard.takes)
 
     Args:
         on_nonfinite: Action on NaN or infinity.
@@ -119,7 +119,7 @@ class Guard:
         warn: Prints a line to the user.
         roll_back: Restores weights and optimizer from the newest checkpoint.
         find_bad_weight: Returns a description of a non-finite weight, or None.
-        before_step: Called before the first step that is taken in an update.
+        before_step: Called before each step that is taken.
 
     Attributes:
         dropped: The update's experience must not be trained on.
@@ -216,12 +216,14 @@ class Guard:
             bad = search()
             self._settle("spike", f"{spike}; {bad}", row=bad.row, figures=figures)
         else:
-            if self.spikes:
-                self.spikes.add(figures)
-            if step == 0:
-                self.before_step()
             return True
         return False
+
+    def takes(self, figures: Mapping[str, float]) -> None:
+        """Note a step that is taken now. Of the steps that are allowed, the KL limit may leave out one."""
+        self.before_step()
+        if self.spikes:
+            self.spikes.add(figures)
 
     def forget_steps(self) -> None:
         """Forget the spike history, because the next steps train other parameters on a different loss."""

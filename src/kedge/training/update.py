@@ -167,6 +167,7 @@ def ppo_update(
     early_stop_kl: float | None = None,
     extra_loss: ExtraLoss | None = None,
     check_step: StepCheck = refuse_nonfinite,
+    before_step: Callable[[Mapping[str, float]], object] = lambda _: None,
     read_states: ReadStates | None = None,
 ) -> UpdateResult:
     """Train policy and critic on one batch of experience.
@@ -197,6 +198,7 @@ def ppo_update(
             skipped. The critic's steps are still taken: they do not move the policy.
         extra_loss: An additional loss, added to every step.
         check_step: Called before each step; False refuses the step and skips the rest of the update.
+        before_step: Called with the metrics of each step that is taken.
         read_states: Called with the rows of each pass of the policy's first epoch and their hidden states.
 
     Raises:
@@ -214,6 +216,7 @@ def ppo_update(
         early_stop_kl=early_stop_kl,
         extra_loss=extra_loss,
         check_step=check_step,
+        before_step=before_step,
         read_states=read_states,
         choose=partial(random_rows, share=num_epochs, generator=generator) if num_epochs < 1 else None,
     )
@@ -243,6 +246,7 @@ class Steps(Generic[B]):
         early_stop_kl: Target of the approximate KL; see `ppo_update`.
         extra_loss: An additional loss, added to every step.
         check_step: Called before each step; False refuses the step and ends the update.
+        before_step: See `ppo_update`.
         read_states: See `ppo_update`.
         choose: Chooses the rows to train on among a number of rows; None trains on all.
         result: The result so far.
@@ -257,6 +261,7 @@ class Steps(Generic[B]):
     early_stop_kl: float | None = None
     extra_loss: ExtraLoss | None = None
     check_step: StepCheck = refuse_nonfinite
+    before_step: Callable[[Mapping[str, float]], object] = lambda _: None
     read_states: ReadStates | None = None
     choose: Callable[[int], Int[Tensor, " rows"]] | None = None
     result: UpdateResult = field(default_factory=UpdateResult)
@@ -323,6 +328,7 @@ class Steps(Generic[B]):
         if self.early_stop_kl is not None and metrics["policy/approx_kl"] > EARLY_STOP_MARGIN * self.early_stop_kl:
             result.stopped_early = True
             return
+        self.before_step(metrics)
         self.optimizer.step()
         result.num_steps += 1
 
@@ -340,6 +346,7 @@ class Steps(Generic[B]):
         }
         result.num_critic_gradients += 1
         if self._is_allowed(metrics, replace(self.objective, train_policy=False), minibatch, rows):
+            self.before_step(metrics)
             self.optimizer.step()
             result.critic_steps.append(metrics)
 

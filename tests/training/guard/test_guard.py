@@ -41,7 +41,11 @@ class Watched:
     def step(self, update, figures, *, offender=None):
         """An update of one step; whether it was taken."""
         with self.guard.watching(update, num_passes=4, num_minibatches=2):
-            return self.guard.allows(0, {**FINE, **figures}, lambda: offender or BadValue("the loss", torch.nan, 2))
+            figures = {**FINE, **figures}
+            allowed = self.guard.allows(0, figures, lambda: offender or BadValue("the loss", torch.nan, 2))
+            if allowed:
+                self.guard.takes(figures)
+            return allowed
 
 
 @pytest.fixture
@@ -144,10 +148,12 @@ def test_there_are_no_more_minibatches_than_responses(experience, num_minibatche
 
 
 def test_a_step_that_the_kl_limit_left_out_is_skipped_if_the_one_in_its_place_is_refused():
-    watched = Watched(on_nonfinite="skip")
+    watched = Watched(on_nonfinite="skip", sigma=5.0)
     with watched.guard.watching(1, num_passes=4, num_minibatches=2):
         assert watched.guard.allows(0, FINE, pytest.fail)
+        watched.guard.takes(FINE)
         assert watched.guard.allows(1, FINE, pytest.fail)  # exceeds the limit, so it is not taken
+        assert watched.guard.spikes.state_dict()["loss/total"] == [0.5]
         assert not watched.guard.allows(1, {"value/loss": torch.inf}, lambda: BadValue("the loss", torch.inf, 5))
     assert watched.guard.metrics()["guard/skipped_steps"] == 7
 

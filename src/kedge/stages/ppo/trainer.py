@@ -454,6 +454,7 @@ class Trainer:
                 critic_generator=stream(settings.seed, "critic minibatches", update),
                 extra_loss=pretraining.draw(update) if pretraining and trains_policy else None,
                 check_step=_unchecked if self.guard is None else self.guard.allows,
+                before_step=_unchecked if self.guard is None else self.guard.takes,
                 read_states=None if readout is None else readout.read,
             )
         # Nothing reads them again, and the next update's sampling and passes need the memory.
