@@ -911,7 +911,7 @@ MUTATIONS = (
     Mutation(
         "gigpo-new-context-by-its-end",
         "turn_states",
-        "prompt[: len(prompt) + 1 + at] if at < 0 else []",
+        "prompt[: len(prompt) + 1 + at] if at < 0 else list[int]()",
         "[]",
         f"{TURNS}::test_a_state_is_what_was_read_since_the_last_turn",
     ),

@@ -148,14 +148,14 @@ RELIABILITY = (
     Mutation(
         "boundary-not-remembered",
         "CheckpointedLoop.complete",
-        "self._is_changing = False\n        self._run_state.remember()",
-        "self._is_changing = False",
+        "self.is_changing = False\n        self._run_state.remember()",
+        "self.is_changing = False",
         f"{KEEPER}::test_a_step_that_is_dropped_is_taken_again_from_where_it_began",
     ),
     Mutation(
         "interrupted-step-saved",
         "CheckpointedLoop.save",
-        "if self._is_changing or not",
+        "if self.is_changing or not",
         "if not",
         f"{KEEPER}::test_half_a_step_is_never_saved",
     ),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from itertools import compress
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kedge.algorithm.experience import Rollout
-from kedge.algorithm.masking import check_same_shape, in_float64, keep_counted
+from kedge.algorithm.masking import check_same_shape, in_float64, keep_counted, unpadded
 
 
 @dataclass(frozen=True)
@@ -84,37 +86,23 @@ def turn_states(rollout: Rollout, starts: Bool[Tensor, "batch time"]) -> Int[Ten
     Source: the anchor states of GiGPO (arXiv 2505.10978) eq. 6.
     """
     states = torch.full_like(rollout.response_ids, -1)
-    numbers = dict[tuple[int, ...], int]()
-    for row, (group, prompt_ids, prompt_mask) in enumerate(
-        zip(_list(rollout.group), rollout.prompt_ids, rollout.prompt_mask, strict=True)
-    ):
-        prompt = _list(prompt_ids[prompt_mask])
-        ids = _list(rollout.response_ids[row])
-        is_own = _list(rollout.action_mask[row])
-        parents = _parents(rollout, row)
-        for slot in _list(starts[row].nonzero().flatten()):
+    numbers = dict[tuple[Any, ...], int]()
+    before = rollout.parents
+    if before is None:
+        slots = torch.arange(starts.shape[1], device=starts.device)
+        newest = torch.where(rollout.token_mask, slots, -1).cummax(-1).values
+        before = pad(newest[:, :-1], (1, 0), value=-1)
+    tables = (rollout.group, rollout.response_ids, rollout.action_mask, before, starts)
+    prompts = unpadded(rollout.prompt_ids, rollout.prompt_mask)
+    rows = zip(prompts, *(cast("Any", table).tolist() for table in tables), strict=True)
+    for row, (prompt, group, ids, is_own, parents, begins) in enumerate(rows):
+        for slot in compress(range(len(begins)), begins):
             read: list[int] = []
             at = parents[slot]
             while at >= 0 and not is_own[at]:
                 read.append(ids[at])
                 at = parents[at]
-            context = prompt[: len(prompt) + 1 + at] if at < 0 else []
+            context = prompt[: len(prompt) + 1 + at] if at < 0 else list[int]()
             key = (group, *context, *reversed(read))
             states[row, slot] = numbers.setdefault(key, len(numbers))
     return states
-
-
-def _parents(rollout: Rollout, row: int) -> list[int]:
-    """The slot of the token that was read before each one, as in `Rollout`."""
-    if rollout.parents is not None:
-        return _list(rollout.parents[row])
-    parents: list[int] = []
-    newest = -1
-    for slot, is_read in enumerate(_list(rollout.token_mask[row])):
-        parents.append(newest)
-        newest = slot if is_read else newest
-    return parents
-
-
-def _list(numbers: Tensor) -> list[int]:
-    return cast("list[int]", numbers.tolist())  # pyright: ignore[reportUnknownMemberType]

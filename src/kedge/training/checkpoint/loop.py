@@ -40,6 +40,7 @@ class CheckpointedLoop:
         until: Called after each step; the run ends early for the reason that it returns, if any.
         at_end: Called with the last step's number if the run ends early, before its state is saved.
         record: Called with a step's number once it is complete, and again, with `saved=True`, once its state is saved.
+        is_changing: A step has changed weights and is not complete.
         saves_start: Save the state before the first step, so that there is a checkpoint to roll back to.
     """
 
@@ -58,7 +59,7 @@ class CheckpointedLoop:
         self._keep_last = keep_last
         self._when_restored: list[Callable[[], object]] = []
         self._warn = warn
-        self._is_best = self._is_changing = False
+        self._is_best = self.is_changing = False
         self._asked_to_end: str | None = None
         self._num_steps: int | None = None
         self.register("end", self, optional=True)
@@ -116,7 +117,7 @@ class CheckpointedLoop:
         Raises:
             NumericsError: No checkpoint is valid.
         """
-        self._is_changing = True  # delays a requested stop, which would save the weights about to be replaced
+        self.is_changing = True  # delays a requested stop, which would save the weights about to be replaced
         self._run_state.restore_weights(on_rejected=on_rejected)
 
     def steps(self, num_steps: int) -> Iterator[int]:
@@ -215,23 +216,18 @@ class CheckpointedLoop:
         Raises:
             KeyboardInterrupt, Terminated: The run was interrupted; the state after the last complete step is saved.
         """
-        if self.done > 0 and not self._is_changing:
+        if self.done > 0 and not self.is_changing:
             self._stop.raise_if_requested()
-        self._is_changing = True
+        self.is_changing = True
 
     def complete(self, step: int) -> None:
         """Mark a step as complete, so that an error from here on does not discard it; its metrics have been seen."""
         is_new = step != self.done
         self.done = step
-        self._is_changing = False
+        self.is_changing = False
         self._run_state.remember()
         if is_new:
             self.record(step)
-
-    @property
-    def is_changing(self) -> bool:
-        """True while a step has changed weights and is not complete."""
-        return self._is_changing
 
     @property
     def can_save(self) -> bool:
@@ -244,7 +240,7 @@ class CheckpointedLoop:
     def save(self) -> None:
         """Save the state after the last complete step, unless it is already saved."""
         with self._stop.saving(), in_phase("saving"):
-            if self._is_changing or not self._run_state.save(self.done):
+            if self.is_changing or not self._run_state.save(self.done):
                 return
             self.record(self.done, saved=True)
         self._is_best = False
