@@ -19,6 +19,7 @@ from kedge.algorithm.policy_losses import (
     own_policy_loss,
     unclipped_policy_loss,
 )
+from kedge.data import EncodedExample
 from kedge.models import ActorCritic, LanguageModel, ScalarModel
 from kedge.models.packing.trunk import Trunk
 from kedge.ranks import AdaptiveTokens
@@ -27,6 +28,7 @@ from kedge.training.learner import LanguageLearner
 from kedge.training.objective import Objective
 from kedge.training.optimizer import CRITIC, build_optimizer
 from kedge.training.pretraining_mix import PretrainingMix
+from kedge.training.supervised.losses import CompletionLoss
 from kedge.training.update import distance_moved, ppo_update
 from kedge_base.errors import NumericsError
 from tests.experience import collected
@@ -443,6 +445,15 @@ def test_a_repeated_pass_reads_the_same_pretraining_texts():
     mix = PretrainingMix(loss, range(1, 100), coef=1.0, batch_size=4, micro_batch_tokens=None, seed=0)
     first, second = islice(mix.draw(1), 2)
     assert list(first()) == list(first()) != list(second())
+
+
+def test_pretraining_texts_of_which_nothing_is_learned_add_nothing():
+    """As the string of EOS alone, where the tokenizer puts no token before a text."""
+    models = make_models()
+    texts = [EncodedExample([], [STOP])]
+    mix = PretrainingMix(CompletionLoss(models.policy), texts, coef=1.0, batch_size=2, micro_batch_tokens=None, seed=0)
+    result = run_update(models, make_experience(models), extra_loss=mix.draw(1), num_epochs=1)
+    assert [step["loss/ptx"] for step in result.steps] == [0.0, 0.0]
 
 
 def test_every_epoch_is_a_fresh_shuffle_that_visits_each_response_once(monkeypatch):

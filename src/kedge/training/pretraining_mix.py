@@ -52,7 +52,7 @@ class PretrainingMix:
 
     def shares(self, batch: Sequence[EncodedExample]) -> Iterator[Tensor]:
         """Yield this rank's shares of a batch's loss, one micro-batch at a time; over all ranks, they sum to it."""
-        total = sum(map(self.loss.weight, batch))
+        total = sum(map(self.loss.weight, batch)) or 1  # rows without a learned token have no weight
         for part in self.ranks.plan(list(map(self.loss.length, batch)), self.micro_batch_tokens):
             loss = self.coef * self.loss.sums([batch[row] for row in part.rows])["loss"] / total
             yield loss if part.counts else loss * 0.0
