@@ -1,4 +1,4 @@
-"""Files with recorded hashes, computed while writing and checked before reading; tensors as safetensors."""
+"""Files with recorded hashes, computed once they are written and checked before reading; tensors as safetensors."""
 
 from __future__ import annotations
 

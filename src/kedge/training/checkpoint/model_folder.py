@@ -42,7 +42,7 @@ class CheckpointModel:
     """The model that every checkpoint of a run contains.
 
     Some architectures are converted when they are saved, so the first save compares the files with the weights. If they
-    are bit-identical, in one file, later saves let the checkpoint write the weights, which it hashes while writing.
+    are bit-identical, in one file, later saves let the checkpoint write the weights, one tensor at a time.
 
     Args:
         module: The trained transformers model.
