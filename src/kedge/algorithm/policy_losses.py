@@ -51,11 +51,12 @@ def named_surrogate(
     if own is not None:
         return partial(own_policy_loss, function=own)
     low, high = clip
+    penalty = partial(kl_penalty_policy_loss, kl_coef=kl_coef)
     surrogates: dict[str, Surrogate] = {
         "clipped": partial(clipped_policy_loss, clip_range=low, clip_range_high=high, dual_clip=dual_clip),
         "unclipped": unclipped_policy_loss,
-        "kl_penalty_fixed": partial(kl_penalty_policy_loss, kl_coef=kl_coef),
-        "kl_penalty_adaptive": partial(kl_penalty_policy_loss, kl_coef=kl_coef),
+        "kl_penalty_fixed": penalty,
+        "kl_penalty_adaptive": penalty,
         "cispo": partial(cispo_policy_loss, clip_range_high=high),
         "double_sided": partial(double_sided_policy_loss, clip_range=low, clip_range_high=high),
     }

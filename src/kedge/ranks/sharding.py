@@ -210,13 +210,6 @@ def gathered_state(module: nn.Module, ranks: Ranks) -> dict[str, Tensor] | None:
     return whole_state_dict(module, gathered) if ranks.is_first else None
 
 
-def in_parts(tensor: Tensor, own: Tensor) -> Tensor:
-    """Return this rank's shard of a full tensor, if `own` is sharded; needs no communication."""
-    if not isinstance(own, DTensor):
-        return tensor
-    return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
-
-
 def own_rows(tensor: DTensor) -> range:
     """Return this rank's rows of a sharded tensor: FSDP2 splits the first axis into shards of equal length."""
     (placement,) = tensor.placements
@@ -226,13 +219,6 @@ def own_rows(tensor: DTensor) -> range:
     length = -(-total // mesh.size())
     start = min(total, length * mesh.get_local_rank())
     return range(start, min(total, start + length))
-
-
-def from_rows(rows: Tensor, own: DTensor) -> DTensor:
-    """Make a tensor sharded like `own` from this rank's rows, without communication."""
-    return DTensor.from_local(
-        rows.to(own.device), own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
-    )
 
 
 @torch.no_grad()
@@ -353,7 +339,13 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def part_for(tensors: Mapping[str, Tensor], name: str, own: Tensor) -> Tensor:
-    """Return a tensor, or this rank's shard if `own` is sharded; of stored tensors, only the shard is read."""
-    if isinstance(own, DTensor) and isinstance(tensors, StoredTensors):
-        return from_rows(tensors.rows(name, own_rows(own)), own)
-    return in_parts(tensors[name], own)
+    """Return a tensor, or this rank's shard if `own` is sharded, without communication; of stored tensors, only the
+    shard is read.
+    """
+    if not isinstance(own, DTensor):
+        return tensors[name]
+    mesh, placements = own.device_mesh, own.placements
+    if not isinstance(tensors, StoredTensors):
+        return distribute_tensor(tensors[name].to(own.device), mesh, placements, src_data_rank=None)
+    rows = tensors.rows(name, own_rows(own)).to(own.device)
+    return DTensor.from_local(rows, mesh, placements, run_check=False, shape=own.shape, stride=own.stride())

@@ -281,12 +281,14 @@ class Guard:
         self, ratio: float, when: str, row: int | None = None, token: int | None = None, *, k3: float = 0.0
     ) -> None:
         """Warn once, or stop, if sampler and trainer disagree about a token, or slightly about many."""
-        disagree = ratio > self.max_ratio or k3 > self.max_k3
+        bound = self.max_k3
+        disagree = ratio > self.max_ratio or k3 > bound
         if not disagree or (self._warned_of_mismatch and not self.strict):
             return
+        distance = f" (k3 is {k3:.3g} nats per token, at most {bound:g} by rounding)" if k3 > bound else ""
         what = (
             f"sampler and trainer disagree: a token's probabilities {when} have the ratio {ratio:.4g}, rounding "
-            f"explains at most {self.max_ratio:g}{self._distance(k3)}; check that both use the same weights, "
+            f"explains at most {self.max_ratio:g}{distance}; check that both use the same weights, "
             "temperature and positions"
         )
         self._note("mismatch", what, "stop" if self.strict else "warn", row=row, token=token)
@@ -294,11 +296,6 @@ class Guard:
             raise NumericsError(f"update {self._update}: {what}")
         self._warned_of_mismatch = True
         self.warn(f"update {self._update}: {what} (shown once; --strict stops the run)")
-
-    def _distance(self, k3: float) -> str:
-        """Describe k3 for a message, if rounding does not explain it."""
-        bound = self.max_k3
-        return f" (k3 is {k3:.3g} nats per token, at most {bound:g} by rounding)" if k3 > bound else ""
 
     def _note(self, kind: Any, what: str, consequence: Any, **details: Any) -> None:
         self.record(Incident(self._update, kind, what, consequence, evidence=self.evidence, **details))
