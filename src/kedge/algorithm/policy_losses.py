@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, overload, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -246,19 +246,34 @@ class Tokens:
 Surrogate = Callable[[Tokens], PolicyLoss]
 """A policy loss with its own settings filled in, such as `partial(clipped_policy_loss, clip_range=0.2)`."""
 
+Settings = ParamSpec("Settings")
 _ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", *SurrogateOptions.__annotations__)
 """Names of the arguments of `Tokens.of`."""
 
 
-def _also_of_tensors(formula: Callable[..., PolicyLoss]) -> Callable[..., PolicyLoss]:
-    """Let a policy loss of prepared tokens also be called with the arguments of `Tokens.of`."""
+@runtime_checkable
+class PolicyLossOf(Protocol[Settings]):
+    """A policy loss, with the settings of its formula; it accepts prepared tokens, or the arguments of `Tokens.of`."""
+
+    @overload
+    def __call__(self, tokens: Tokens, /, *args: Settings.args, **settings: Settings.kwargs) -> PolicyLoss: ...
+
+    @overload
+    def __call__(
+        self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, **settings: Any
+    ) -> PolicyLoss: ...
+
+
+def _also_of_tensors(formula: Callable[Concatenate[Tokens, Settings], PolicyLoss]) -> PolicyLossOf[Settings]:
+    """Let a policy loss also be called with the arguments of `Tokens.of`."""
+    of_tokens: Callable[..., PolicyLoss] = formula
 
     @wraps(formula)
     def loss(*inputs: Any, **settings: Any) -> PolicyLoss:
         if inputs and isinstance(inputs[0], Tokens):
-            return formula(*inputs, **settings)
+            return of_tokens(*inputs, **settings)
         prepared = {name: settings.pop(name) for name in _ARGUMENTS if name in settings}
-        return formula(Tokens.of(*inputs, **prepared), **settings)
+        return of_tokens(Tokens.of(*inputs, **prepared), **settings)
 
     return loss
 
