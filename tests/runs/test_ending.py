@@ -275,19 +275,12 @@ def interrupt(config: Config, folder: Path) -> None:
 def test_an_interruption_says_how_to_resume_if_there_is_something_to(tmp_path: Path, said: list[str]) -> None:
     interrupt(Config(), tmp_path)
     assert said == []
-    (tmp_path / "checkpoints" / "update-000001").mkdir(parents=True)
+    (tmp_path / "config.yaml").touch()
     interrupt(Config(), tmp_path)
     assert said == [f"Resume: kedge ppo --resume {shlex.quote(str(tmp_path))}"]
     with chained():
         interrupt(Config(), tmp_path)
     assert len(said) == 1  # the chain says so itself
-
-
-def test_a_chain_is_resumed_from_a_finished_stage(tmp_path: Path, said: list[str]) -> None:
-    (tmp_path / "sft").mkdir()
-    (tmp_path / "sft" / "finished.json").touch()
-    interrupt(Config(), tmp_path)
-    assert len(said) == 1
 
 
 def test_the_last_lines_name_model_report_and_next_calls(tmp_path: Path, said: list[str]) -> None:

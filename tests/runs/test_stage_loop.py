@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedConfig
 
 from kedge.config import config_from_settings
 from kedge.runs.run import Resume
@@ -15,12 +16,17 @@ from kedge_base.errors import DataError, ModelError
 from tests.tiny import save_tiny_policy
 
 
-def test_a_model_that_cannot_be_saved_is_one_line_before_training(tmp_path: Path, capsys) -> None:
+def test_a_model_that_cannot_be_saved_is_one_line_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     source = save_tiny_policy(tmp_path / "policy")
-    settings = json.loads((source / "config.json").read_bytes())
-    (source / "config.json").write_text(json.dumps({**settings, "output_attentions": True}))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("num_sails must be even")
+
+    monkeypatch.setattr(PreTrainedConfig, "save_pretrained", refuse)
     config = config_from_settings("sft", {"model": str(source), "out": str(tmp_path / "run"), "data.eval_fraction": 0})
-    with pytest.raises(ModelError, match=r"could not be saved with its config\.json as it is: .*output_attentions"):
+    with pytest.raises(ModelError, match=r"could not be saved with its config\.json as it is: num_sails must be even"):
         run_sft(config, demonstrations=[{"prompt": "Deck:", "completion": " Aye."}] * 4)
     assert "loss" not in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

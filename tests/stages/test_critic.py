@@ -260,7 +260,7 @@ def test_a_shared_critic_is_the_policy_with_a_head_beside_it(policy: Path, tmp_p
 def test_parts_of_other_inputs_or_settings_are_not_used(trained: CriticResult, policy: Path, tmp_path: Path) -> None:
     def key(**more: Any) -> dict[str, str]:
         config = config_from_settings("critic", settings(policy, tmp_path / "run", **more))
-        steps: Any = SimpleNamespace(run=SimpleNamespace(fingerprint={"model": "a hash"}, precision="fp32"))
+        steps: Any = SimpleNamespace(run=SimpleNamespace(fingerprint={"model": "a hash"}, precision="fp32", rewards=[]))
         roles: Any = None
         return CriticInputs(
             as_first_update(config, holds_out=True), config.critic.num_prompts, roles, steps

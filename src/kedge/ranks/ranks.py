@@ -119,6 +119,8 @@ class Ranks:
 
     def sums(self, figures: Sequence[float]) -> list[float]:
         """Sum each figure over the ranks, in the order of the ranks, in float64."""
+        if not self.are_several:
+            return list(figures)
         return self.everyones(torch.tensor(figures, dtype=torch.float64)).sum(0).tolist()
 
     def summed(self, tensor: Tensor) -> Tensor:
@@ -131,6 +133,8 @@ class Ranks:
 
     def largest(self, number: int) -> int:
         """Return the maximum of a number over the ranks."""
+        if not self.are_several:
+            return number
         return int(self.everyones(torch.tensor([number])).max())
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:

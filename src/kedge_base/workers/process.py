@@ -28,7 +28,7 @@ _BOOT = (
     "import sys; _, n, tie, *sys.path = sys.argv; del sys.argv[1:]; from {module} import main; main(int(n), int(tie))"
 )
 _POLL_INTERVAL = 0.2
-LONGEST_SEND = 10.0
+LONGEST_SEND = 2.0
 """Seconds to wait for a process to read requests; a batch of responses is more than fits into the socket's buffer."""
 _CHUNK = 1 << 16
 
