@@ -238,6 +238,17 @@ def test_a_policy_of_another_family_is_compared_by_its_texts(tmp_path):
     assert run_evaluate(config, prompts=references).summary["score"] == summary["score"]
 
 
+def test_a_judge_may_read_the_length_limit_of_responses_that_were_not_sampled_in_its_tokens(tmp_path):
+    def share(completions: list[str], max_new_tokens: int) -> list[float]:
+        return [text.count("e") / max_new_tokens for text in completions]
+
+    result = run_evaluate(config_for(tmp_path), prompts=ROWS, judge=share)
+    assert result.summary["score_against"]["value"] == pytest.approx(sum(text.count("e") for text in REFERENCES) / 40)
+    other = save_speaker(tmp_path / "other", "e", tokenizer=tiny_sentencepiece_tokenizer())
+    config = config_for(tmp_path, out=str(tmp_path / "b"), **{"evaluate.against": str(other)})
+    assert run_evaluate(config, prompts=ROWS, judge=share).summary["score_against"]["value"] == 1.0
+
+
 def test_conversations_are_rendered_in_each_policys_own_template(tmp_path):
     templates = [CHAT_TEMPLATE, CHAT_TEMPLATE.replace("assistant|>", "bot|>")]
     ours, theirs = (

@@ -375,10 +375,23 @@ def _rendered(policy: Policy, prompt: Prompt) -> Prompt:
         raise DataError(f"{prompt.place}, for {policy.source!r}: {error}") from error
 
 
+def reencoded(responses: Responses, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> Responses:
+    """Encode the responses of a policy with a different tokenizer or chat template."""
+    written = written_responses(
+        prompts, responses.completions, responses.stopped, tokenizer, max_new_tokens=responses.max_new_tokens
+    )
+    return replace(written, seed=responses.seed, preceding=responses.preceding)
+
+
 def written_responses(
-    prompts: Sequence[Prompt], completions: list[str], stopped: list[bool], tokenizer: PreTrainedTokenizerBase
+    prompts: Sequence[Prompt],
+    completions: list[str],
+    stopped: list[bool],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_new_tokens: int | None,
 ) -> Responses:
-    """Encode texts as responses: references, or responses of a policy with a different tokenizer."""
+    """Encode texts as responses."""
     return Responses(
         prompts=[prompt.text for prompt in prompts],
         completions=completions,
@@ -388,4 +401,5 @@ def written_responses(
         ],
         stopped=stopped,
         columns=prompt_columns(prompts),
+        max_new_tokens=max_new_tokens,
     )

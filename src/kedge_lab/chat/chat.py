@@ -25,8 +25,8 @@ from kedge.stages.policy import (
     Policy,
     SamplingSettings,
     load_policies,
+    reencoded,
     sampling_settings,
-    written_responses,
 )
 from kedge.training.runtime import resolve_device, stream_seed
 from kedge_base.errors import ConfigError, DataError, KedgeError
@@ -295,7 +295,7 @@ class Chat:
         reader = self.policies[0]
         try:
             if policy is not reader and not share_tokens(policy.tokenizer, reader.tokenizer):
-                responses = written_responses([prompt], responses.completions, responses.stopped, reader.tokenizer)
+                responses = reencoded(responses, [prompt], reader.tokenizer)
             return self.scorer.score(responses)[0], ""
         except KedgeError as error:  # the answer is still worth reading
             return None, str(error)

@@ -17,6 +17,7 @@ from kedge.stages.policy import (
     SamplingSettings,
     policy_kl,
     read_references,
+    reencoded,
     render_for,
     written_responses,
 )
@@ -92,7 +93,9 @@ class Evaluator:
     def references(self) -> ScoredResponses:
         """The reference responses in the data; `DataError` if a prompt lacks one."""
         texts = read_references(self.prompts, template=self.template)
-        return self._score(written_responses(self.prompts, texts, [True] * len(texts), self.reader.tokenizer))
+        tokenizer, most = self.reader.tokenizer, self.sampling.max_new_tokens
+        stopped = [True] * len(texts)
+        return self._score(written_responses(self.prompts, texts, stopped, tokenizer, max_new_tokens=most))
 
     def sample(self, policy: Policy) -> ScoredResponses:
         """Sample and score a policy's responses."""
@@ -145,8 +148,7 @@ class Evaluator:
         responses = Responses.joined([each.responses for each in batches])
         if self._reads_alike(policy):
             return responses
-        written = written_responses(self.prompts, responses.completions, responses.stopped, self.reader.tokenizer)
-        return replace(written, preceding=responses.preceding)
+        return reencoded(responses, self.prompts, self.reader.tokenizer)
 
     def _kl(self, policy: Policy, against: Policy | None, batches: Sequence[SampledResponses]) -> Interval | None:
         if against is None or self.player is not None or not share_tokens(policy.tokenizer, against.tokenizer):
