@@ -333,7 +333,7 @@ def context_length(model: PreTrainedModel) -> int | None:
 
 
 def least(*limits: int | None) -> int | None:
-    """The smallest of some limits; None if there are none."""
+    """The smallest limit that is set; None without one."""
     return min((int(limit) for limit in limits if limit is not None), default=None)
 
 

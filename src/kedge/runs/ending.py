@@ -38,7 +38,7 @@ def leave_stage_report(config: Config, folder: Path, *, interrupted: bool | None
     Args:
         config: The configuration.
         folder: The run's folder.
-        interrupted: The stage did not finish; None if it goes on.
+        interrupted: The stage did not finish; None if it is still running.
     """
     if config.runtime.report and is_first_rank():
         ending = None if interrupted is None else "stopped" if interrupted else "finished"

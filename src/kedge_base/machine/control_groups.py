@@ -1,4 +1,4 @@
-"""The control groups of this process, through which containers limit it. Linux only; elsewhere there are none.
+"""The control groups of this process, through which containers limit it. Linux only.
 
 Source: the kernel's cgroup-v2.rst, cgroup-v1/cpusets.rst and scheduler/sched-bwc.rst.
 """
@@ -18,7 +18,9 @@ QUOTA_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 
 
 def group_folders(controller: str) -> list[Path]:
-    """The folders of a controller such as `memory` for this process, innermost first, as far as they are visible here.
+    """The folders of a controller such as `memory` for this process, innermost first.
+
+    Only folders that are visible inside the container are listed.
 
     Lines of /proc/self/cgroup: `0::/path` in version 2, `4:memory:/path` in version 1. Inside a container the path is
     often one of the host, and the container's own group is at the root of the mount.

@@ -49,7 +49,7 @@ def save_result(run: Run, roles: Roles, *, interrupted: bool | None, model: bool
     Args:
         run: The run.
         roles: Its models.
-        interrupted: The run did not finish; None if it goes on.
+        interrupted: The run did not finish; None if it is still running.
         model: Save the policy; False if memory ran out, possibly in the middle of a step: the checkpoint has a
             consistent one.
     """

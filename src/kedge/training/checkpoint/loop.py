@@ -127,7 +127,7 @@ class CheckpointedLoop:
             KeyboardInterrupt, Terminated: The run was interrupted between two steps; the state after the last is saved.
             OutputError: A checkpoint cannot be written.
         """
-        if self._num_steps != num_steps:  # a longer run goes on
+        if self._num_steps != num_steps:  # a longer run continues
             self._asked_to_end = None
         self._num_steps = num_steps
         self._run_state.remember()
