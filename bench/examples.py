@@ -203,7 +203,7 @@ def against_preset(
     max_turns: int,
     max_new_tokens: int,
     tokens: float,
-    num_seeds: int = 5,
+    num_seeds: int = 10,
     num_held_out: int = 512,
     by_turn: bool = True,
 ) -> Example:
