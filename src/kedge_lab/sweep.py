@@ -130,9 +130,8 @@ def run_sweep(
         goal: `max` or `min`; None to go by the metric's name.
 
     Raises:
-        KedgeError: The folder contains something else or is in use, or no run has the metric. A line reports the
-            latter as soon as the first run has finished; the error comes after the table, which then uses the stage's
-            usual metric.
+        KedgeError: The folder contains something else or is in use, or no run has the metric. A missing metric is
+            reported after the first run, and raised after the table, which shows the stage's usual metric instead.
         KeyboardInterrupt, Terminated: The sweep was interrupted; the same command continues it.
     """
     refuse_nested_run()

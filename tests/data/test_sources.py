@@ -348,6 +348,13 @@ def test_a_copy_is_found_beside_other_files_of_its_size(tmp_path):
         values(tmp_path)
 
 
+def test_files_of_one_size_are_compared_only_if_they_begin_alike(tmp_path, monkeypatch):
+    monkeypatch.setattr("filecmp.cmp", lambda *_, **__: pytest.fail("they begin differently"))
+    for name in "abcd":
+        written(tmp_path / f"{name}.jsonl", [{"prompt": name}])
+    assert len(values(tmp_path)) == 4
+
+
 def test_files_of_one_size_are_no_copies(tmp_path):
     for name in ("a.jsonl", "b.jsonl", "old/a.jsonl"):
         written(tmp_path / name, [{"prompt": name[:1] + name[-7:-6]}])

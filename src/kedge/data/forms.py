@@ -208,7 +208,7 @@ def _with_prompt(fields: Fields, tokenizer: PreTrainedTokenizerBase, role: Role)
 
 
 def _repeats(answer: object, prompt: object) -> bool:
-    """True for a full conversation as the answer to its first messages, or to a text, usually its first question."""
+    """True if the answer is a full conversation that begins with the prompt; a text usually is its first question."""
     if not isinstance(answer, (list, tuple)):
         return False
     messages = messages_of(answer, "chosen")

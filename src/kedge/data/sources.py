@@ -179,14 +179,18 @@ def _check_start(path: Path) -> None:
     """Reject a file whose content does not match its name, such as a pointer to the data."""
     if (fault := pointer_fault(path)) is not None:
         raise DataError(fault)
-    try:
-        with path.open("rb") as stream:
-            start = stream.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    start = _start_of(path).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     for (first, ends), kind in _MISNAMED.items():
         if start.startswith(first) and not path.name.lower().endswith(ends):
             raise DataError(f"{path} is {kind}")
+
+
+def _start_of(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(1024)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
@@ -219,10 +223,11 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
 
 def _check_copies(folder: Path, paths: Sequence[Path]) -> None:
     """Reject files that are copies of others, by content or by the names that file managers and Jupyter give copies."""
-    by_size: dict[int, list[Path]] = {}
+    alike: dict[tuple[int, bytes], list[Path]] = {}  # many files of a folder may have the same size
     for path in paths:
-        by_size.setdefault(os.path.getsize(folder / path), []).append(path)
-    twins = (twin for size, same in by_size.items() if size for twin in combinations(same, 2))
+        whole = folder / path
+        alike.setdefault((os.path.getsize(whole), _start_of(whole)), []).append(path)
+    twins = (twin for (size, _), same in alike.items() if size for twin in combinations(same, 2))
     pairs = [twin for twin in twins if filecmp.cmp(*map(folder.joinpath, twin), shallow=False)]
     pairs += [
         (first, path)

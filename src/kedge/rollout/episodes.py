@@ -327,7 +327,7 @@ class Episodes:
         """Return an opening as messages and as tokens.
 
         Raises:
-            RowError: It cannot be rendered, or there is no room for it.
+            RowError: It cannot be rendered, or does not fit.
         """
         name = self.environment.name
         turns = self.turns[row]
