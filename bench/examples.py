@@ -264,7 +264,6 @@ MAZE: Final = against_preset(
     max_turns=24,
     max_new_tokens=160,
     tokens=60_000,
-    num_seeds=3,
     num_held_out=256,
     by_turn=False,
 )
