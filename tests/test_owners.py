@@ -159,6 +159,7 @@ def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     yield ppo("opo", length, advantage="opo", policy_loss="double_sided", **group)
     yield ppo("grpo", per_token, advantage="grpo", kl_in="loss", **group)
     yield ppo("remax", length, advantage="remax", num_updates=1)
+    yield ppo("spo", length, advantage="spo")
     yield ppo("readout", length, critic="readout", num_updates=1)
     yield ppo("frozen", str(judge), critic="frozen", num_updates=1)
     yield ppo("total", length, advantage="total", policy_loss="kl_penalty_adaptive")

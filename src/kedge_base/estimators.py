@@ -6,6 +6,9 @@ NEED_VALUES = ("gae", "monte_carlo", "td", "n_step", "rloo_critic", "reinforce++
 NEED_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo", "gigpo", "rloo_critic")
 """The estimators that compare the responses to a prompt."""
 
+NEED_BASELINE = ("remax", "spo")
+"""The estimators that subtract a score of the prompt: the greedy response's, or the running mean of its responses."""
+
 UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo", "gigpo", "rloo_critic")
 """The estimators published without normalization of the advantages over the batch."""
 

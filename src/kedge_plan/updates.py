@@ -347,7 +347,7 @@ def _cost(
     rest = read_share - share if result.reused_first_pass else 0.0
     flops = costs.metrics(
         rows,
-        sampled=(rows, rows.one_per_prompt()) if settings.needs_baseline else (),
+        sampled=(rows, rows.one_per_prompt()) if settings.samples_greedy else (),
         evaluated=trainer.evaluated_before(result),
         read_share=read_share,
         num_passes=per_epoch * result.num_gradients,
@@ -471,7 +471,7 @@ def _sampled(
     rows = subject.rows
     policy = trainer.roles.actor_critic.policy
     same = config.rollout.num_responses
-    greedy = 1 / same if trainer.settings.needs_baseline else 0.0  # the greedy responses are scored as well
+    greedy = 1 / same if trainer.settings.samples_greedy else 0.0  # the greedy responses are scored as well
     _decode(subject, phases, trainer, rows, "rollout", same=same, times=1 + greedy)
     for count, alike in _measurements(config):
         held_out = rows.like(count, rows.budget)

@@ -1,6 +1,7 @@
 """Group baselines against loops over the responses, written from the papers."""
 
 import math
+import random
 import statistics
 
 import pytest
@@ -9,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.algorithm import (
-    GreedyBaselineAdvantage,
+    BaselineAdvantage,
     GroupMeanAdvantage,
     LeaveOneOutAdvantage,
     OptimalBaselineAdvantage,
     ProcessAdvantage,
     RewardToGo,
+    decayed_mean,
 )
 from kedge_base.errors import ShapeError
 
@@ -94,11 +96,27 @@ def test_scores_that_hardly_differ_are_scaled_without_overflow():
 @given(SEEDS)
 def test_remax_subtracts_the_score_of_the_greedy_response(ragged, seed):
     batch = ragged(seed)
-    found = GreedyBaselineAdvantage()(batch.rewards, batch.mask, baseline=batch.scores)
+    found = BaselineAdvantage()(batch.rewards, batch.mask, baseline=batch.scores)
     for row, mask in enumerate(batch.mask):
         expected = float(batch.rewards[row].sum() - batch.scores[row])
         assert found.advantages[row][mask].tolist() == pytest.approx([expected] * int(mask.sum()))
         assert (found.advantages[row][~mask] == 0).all()
+
+
+@settings(max_examples=12)
+@given(SEEDS)
+def test_a_decayed_mean_is_that_of_spos_beta_distribution(seed):
+    """SPO §3.1: α ← ρα + r, β ← ρβ + (1 − r), v = α / (α + β); it begins with 1/(1 − ρ) scores."""
+    draw, decay = random.Random(seed), 0.9
+    alpha, beta = 4.0, 6.0
+    count, mean = alpha + beta, 0.4
+    for _ in range(20):
+        score = float(draw.random() < 0.7)
+        alpha, beta = decay * alpha + score, decay * beta + 1 - score
+        count, mean = decayed_mean(count, mean, [score], decay=decay)
+        assert (count, mean) == pytest.approx((10.0, alpha / (alpha + beta)))
+    several = decayed_mean(2.0, 0.5, [1.0, 4.0], decay=0.5)
+    assert several == pytest.approx((3.0, (0.5 + 1.0 + 4.0) / 3))
 
 
 @pytest.mark.parametrize("name", ["rloo", "grpo", "dr_grpo"])
@@ -164,4 +182,4 @@ def test_missing_groups_and_baselines_are_named():
         with pytest.raises(ShapeError, match="needs group"):
             estimator(rewards, mask)
     with pytest.raises(ShapeError, match="needs baseline"):
-        GreedyBaselineAdvantage()(rewards, mask)
+        BaselineAdvantage()(rewards, mask)

@@ -228,6 +228,7 @@ def test_how_often_an_algorithm_of_the_family_uses_its_samples() -> None:
         "grpo": (64, 1, 1),  # §4.2: 64 outputs, a single update
         "dr-grpo": (8, 1, 1),  # table 6: 8 responses, 1 inner epoch
         "reinforce++": (1, 4, 1),  # k = 1; the rest is PPO's
+        "spo": (1, 1, 8),  # the authors' recipe: 768 responses, 96 per step
         "critic": (1, 4, 1),  # as reinforce++
         "dapo": (16, 1, 16),  # §4.1: 512 × 16 responses, 512 per step
         "gspo": (16, 1, 4),  # §5.1: four minibatches

@@ -101,6 +101,8 @@ class SlowPpo:
         self.policy_updates = 0
         self.past: list[Any] = []
         """The policy at the start of each update."""
+        self.seen: list[list[tuple[list[int], float]]] = []
+        """The prompts and scores of each update before."""
         self.new = set() if new_head is None else set(new_head.parameters())
         layer = head if critic is None else critic.score
         self.layer = set() if layer is None else set(layer.parameters())
@@ -281,6 +283,12 @@ class SlowPpo:
             self.compare(rows, table)
         if use.advantage == "reinforce++_critic":
             self.add_critic(table)
+        if use.advantage == "spo":
+            for row, tokens in zip(rows, table, strict=True):
+                total, before = tokens[0].advantage, self.earlier(row.prompt)
+                for token in tokens:
+                    token.advantage = total - before
+            self.seen.append([(row.prompt, score) for row, score in zip(rows, scores, strict=True)])
         if use.whiten_advantages is True or (
             use.whiten_advantages == "auto" and use.advantage not in WITHOUT_WHITENING
         ):
@@ -367,6 +375,27 @@ class SlowPpo:
                 found += self.use.step_weight * found
             for token in table[i]:
                 token.advantage = found
+
+    def earlier(self, prompt: list[int], decay: float = 0.875) -> float:
+        """SPO: the mean of the prompt's earlier scores, whose weights fall by ρ with each later update that has it.
+
+        Before them stand 1/(1 − ρ) scores, the mean of all prompts' up to the prompt's first update.
+        """
+
+        def weighted(updates: Sequence[Sequence[float]]) -> tuple[float, float]:
+            pairs = [(decay ** (len(updates) - 1 - i), each) for i, scores in enumerate(updates) for each in scores]
+            return sum(weight * each for weight, each in pairs), sum(weight for weight, _ in pairs)
+
+        everything = [[score for _, score in update] for update in self.seen]
+        own = [[score for text, score in update if text == prompt] for update in self.seen]
+        visits = [number for number, scores in enumerate(own) if scores]
+        if not visits:
+            total, weight = weighted(everything) if everything else (0.0, 1.0)
+            return total / weight
+        total, weight = weighted(everything[: visits[0] + 1])
+        start = decay ** len(visits) / (1 - decay)
+        summed, number = weighted([own[number] for number in visits])
+        return (start * total / weight + summed) / (start + number)
 
     def add_critic(self, table: list[list[Token]]) -> None:
         """Leave the score to go, less w times the change of value that GAE takes from it beyond the mean first value.

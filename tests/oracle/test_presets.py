@@ -64,6 +64,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "grpo": {**GROUPS, "learning_rate": 1e-2},  # the KL starts at 0
     "dr-grpo": GROUPS,
     "reinforce++": {},
+    "spo": {"num_prompts": 4, "num_updates": 5, "num_minibatches": 2},  # until prompts recur
     "critic": {"num_prompts": 8, "num_updates": 4},  # until the critic has a weight
     "dapo": {**GROUPS, "num_minibatches": 4},
     "gspo": {**GROUPS, "num_minibatches": 4},
@@ -76,7 +77,7 @@ SIZES: dict[str, dict[str, Any]] = {
 """What is smaller than in each preset; `reward` is what scores, a function unless it is given."""
 
 
-IN_MAKE_TEST = ("ppo", "tldr-n+", "ziegler", "grpo", "critic", "dapo", "sao")
+IN_MAKE_TEST = ("ppo", "tldr-n+", "ziegler", "grpo", "spo", "critic", "dapo", "sao")
 
 
 @dataclass

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm import (
+    BaselineAdvantage,
     ControlVariateAdvantage,
     GeneralizedAdvantage,
-    GreedyBaselineAdvantage,
     GroupMeanAdvantage,
     LeaveOneOutAdvantage,
     LengthAdaptiveLambda,
@@ -127,7 +127,7 @@ ESTIMATORS: dict[str, Any] = {
     "rloo": LeaveOneOutAdvantage(GAMMA),
     "grpo": GroupMeanAdvantage(GAMMA, scale_by_std=True),
     "dr_grpo": GroupMeanAdvantage(GAMMA),
-    "remax": GreedyBaselineAdvantage(GAMMA),
+    "remax": BaselineAdvantage(GAMMA),
     "rloo_critic": ControlVariateAdvantage(LeaveOneOutAdvantage(GAMMA), GeneralizedAdvantage(GAMMA, 1.0)),
     "reinforce++_critic": ControlVariateAdvantage(RewardToGo(GAMMA), GeneralizedAdvantage(GAMMA, 0.9)),
     "own": OwnAdvantage(lambda rewards, mask, values: (rewards - values, rewards + mask.double()), GAMMA),

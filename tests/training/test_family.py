@@ -30,6 +30,8 @@ NOW = OLD + draw(4, 0.0, 0.8)  # ratios from a fifth to five
 SCORES = torch.tensor([1.0, 0.2, -0.4, 0.0, 2.0, 0.5], dtype=torch.float64)
 VALUES = torch.where(MASK, SCORES[:, None], 0.0) + draw(3, scale=0.5)
 """Of a critic that explains something."""
+BASELINE = torch.tensor([0.3, 0.3, 0.3, 0.8, 0.8, 0.8], dtype=torch.float64)
+"""Mean of each prompt's earlier scores."""
 
 
 def experience_of(config: Config) -> Experience:
@@ -49,7 +51,9 @@ def experience_of(config: Config) -> Experience:
     if estimation.credit == "turn":
         rewards, mask = turns.summed(rewards), turns.starts
     states = torch.where(mask, GROUP[:, None], -1)  # all turns begin after the prompt
-    advantages, returns = estimation.advantage(rewards, mask, values=VALUES, group=GROUP, states=states)
+    advantages, returns = estimation.advantage(
+        rewards, mask, values=VALUES, group=GROUP, states=states, baseline=BASELINE
+    )
     if estimation.credit == "turn":
         advantages = turns.spread(advantages)
     if estimation.whiten_advantages:
@@ -226,6 +230,11 @@ def length_adaptive(alpha: float) -> list[list[float]]:
     return whitened(rows)
 
 
+def spo(lp: Tensor) -> Tensor:
+    rows = [[float(SCORES[i] - BASELINE[i])] * LENGTHS[i] for i in range(6)]
+    return token_mean(lp, whitened(rows), lambda ratio, advantage: clipped(ratio, advantage, 0.2, 0.28))
+
+
 def vapo(lp: Tensor) -> Tensor:
     correct = [lp[i, t] for i in range(6) for t in range(LENGTHS[i]) if SCORES[i] >= 1]
     surrogate = token_mean(lp, length_adaptive(0.05), lambda ratio, advantage: clipped(ratio, advantage, 0.2, 0.28))
@@ -251,6 +260,7 @@ PAPERS = {
     "grpo": grpo,
     "dr-grpo": dr_grpo,
     "reinforce++": reinforce_plus_plus,
+    "spo": spo,
     "critic": critic,
     "dapo": dapo,
     "gspo": gspo,

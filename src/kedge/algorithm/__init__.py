@@ -30,12 +30,13 @@ from kedge.algorithm.critic import (
 )
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
 from kedge.algorithm.group_advantages import (
-    GreedyBaselineAdvantage,
+    BaselineAdvantage,
     GroupInGroupAdvantage,
     GroupMeanAdvantage,
     LeaveOneOutAdvantage,
     OptimalBaselineAdvantage,
     ProcessAdvantage,
+    decayed_mean,
 )
 from kedge.algorithm.logprobs import (
     token_logprobs,
@@ -80,11 +81,11 @@ __all__ = [
     "AdvantageInputs",
     "Advantages",
     "Averaging",
+    "BaselineAdvantage",
     "Bins",
     "ControlVariateAdvantage",
     "Experience",
     "GeneralizedAdvantage",
-    "GreedyBaselineAdvantage",
     "GroupInGroupAdvantage",
     "GroupMeanAdvantage",
     "HistogramLoss",
@@ -113,6 +114,7 @@ __all__ = [
     "cispo_policy_loss",
     "clipped_policy_loss",
     "clipped_value_loss",
+    "decayed_mean",
     "double_sided_policy_loss",
     "explained_variance",
     "generalized_advantages",

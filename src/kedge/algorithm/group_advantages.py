@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -85,10 +86,10 @@ class OptimalBaselineAdvantage:
 
 
 @dataclass(frozen=True)
-class GreedyBaselineAdvantage:
-    """A = S − the score of the greedy response to the same prompt.
+class BaselineAdvantage:
+    """A = S − a score of the prompt: the greedy response's, or the running mean of `PromptMeans`.
 
-    Source: ReMax (arXiv 2310.10505); spec §9.
+    Source: ReMax (arXiv 2310.10505); spec §9. SPO (arXiv 2509.13232).
     """
 
     gamma: float = 1.0
@@ -102,6 +103,24 @@ class GreedyBaselineAdvantage:
         check_same_shape(baseline=baseline, mask_without_time=mask[:, 0])
         compared = total_reward(to_go, mask) - baseline.to(to_go.dtype).unsqueeze(-1)
         return Advantages(keep_counted(compared.expand_as(to_go), mask), to_go)
+
+
+def decayed_mean(count: float, mean: float, scores: Sequence[float], *, decay: float) -> tuple[float, float]:
+    """Count and mean of scores after further ones: n ← ρ·n + k, v ← v + Σ (S − v) / n.
+
+    With one score a time a count of 1/(1 − ρ) stays, and the mean is an exponential moving average. With scores of 0
+    and 1, the mean is that of a Beta distribution, α / (α + β), both of which decay by ρ before they are added to.
+
+    Args:
+        count: n, of the scores before, with their weights.
+        mean: v.
+        scores: k new scores S.
+        decay: ρ in [0, 1].
+
+    Source: SPO (arXiv 2509.13232) §3.1.
+    """
+    count = decay * count + len(scores)
+    return count, mean + math.fsum(score - mean for score in scores) / count
 
 
 @dataclass(frozen=True)

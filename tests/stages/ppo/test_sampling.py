@@ -247,6 +247,33 @@ def test_remax_compares_each_response_with_the_greedy_one_to_its_prompt(policy: 
     assert row["flops/rollout"] > row["flops/experience"]  # the greedy responses are sampled, but not evaluated
 
 
+def test_spo_compares_each_response_with_the_earlier_ones_to_its_prompt(policy: Path, tmp_path: Path) -> None:
+    """By hand for two responses to each of six prompts an update, with ρ = ½; resumed to the bit."""
+    settings: dict[str, Any] = {"advantage": {"spo": 0.5}, "whiten_advantages": False, "kl_coef": 0.0}
+    settings |= {"num_prompts": 6, "num_responses": 2, "constant_groups": "keep"}
+    rows = train(policy, tmp_path / "run", Reward(), num_updates=3, **settings)
+    known, overall, seen = dict[str, tuple[float, float]](), (0.0, 0.0), 0
+    for update in (1, 2, 3):
+        samples = [each for each in read_samples(tmp_path / "run") if each["update"] == update]
+        for sample in samples:
+            before = known.get(sample["prompt"], overall)[1]
+            seen += sample["prompt"] in known
+            assert sample["advantages"] == pytest.approx([sample["score"] - before] * len(sample["tokens"]), abs=1e-3)
+        number = overall[0] / 2 + len(samples)
+        total = overall[0] / 2 * overall[1] + sum(sample["score"] for sample in samples)
+        overall = (number, total / number)
+        for prompt in {sample["prompt"] for sample in samples}:
+            own = [sample["score"] for sample in samples if sample["prompt"] == prompt]
+            weight, mean = known.get(prompt, (2.0, overall[1]))
+            number = weight / 2 + len(own)
+            known[prompt] = (number, (weight / 2 * mean + sum(own)) / number)
+    assert seen > 6
+    settings |= {"num_updates": 3, "checkpoint.every": 1}
+    with pytest.raises(KeyboardInterrupt):
+        train(policy, tmp_path / "other", Reward(limit=3), **settings)
+    assert train(policy, tmp_path / "other", Reward(), resume=Resume(), **settings) == rows
+
+
 @pytest.mark.parametrize(("base", "num_responses"), [("rloo", 2), ("reinforce++", 1)])
 def test_a_critic_that_adds_starts_from_the_estimator_without_one(
     policy: Path, tmp_path: Path, base: str, num_responses: int

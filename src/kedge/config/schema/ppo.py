@@ -14,7 +14,7 @@ from kedge.config.schema.update.kl import KlControl, KlPenalty
 from kedge.config.schema.update.loop import Loop
 from kedge.config.schema.update.measurements import Measurements
 from kedge.config.schema.update.policy_loss import ImportanceWeights, PolicyLoss, RatioOf
-from kedge_base.estimators import NEED_GROUPS, NEED_VALUES, UNWHITENED, may_need_critic
+from kedge_base.estimators import NEED_BASELINE, NEED_GROUPS, NEED_VALUES, UNWHITENED, may_need_critic
 
 CLIPPED = ("clipped", "dual_clip", "cispo", "double_sided")
 """The policy losses with a clip range above 1."""
@@ -153,6 +153,11 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
         return self.estimator in NEED_VALUES
 
     @property
+    def needs_baseline(self) -> bool:
+        """True if the estimator subtracts a score of the prompt."""
+        return self.estimator in NEED_BASELINE
+
+    @property
     def needs_groups(self) -> bool:
         """True if the estimator compares the responses to a prompt."""
         return self.estimator in NEED_GROUPS
@@ -285,11 +290,11 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
                 f"ppo.whiten_rewards=true rescales the rewards that ppo.advantage={self.estimator} compares within "
                 "groups; use false"
             )
-        if self.estimator == "remax" and (self.whiten_rewards or self.gamma < 1):
+        if self.needs_baseline and (self.whiten_rewards or self.gamma < 1):
             setting = "whiten_rewards=true" if self.whiten_rewards else f"gamma={self.gamma:g}"
             raise ValueError(
-                f"ppo.{setting} scales the rewards, but not the greedy response's score, which ppo.advantage=remax "
-                "subtracts; use ppo.whiten_rewards=false and ppo.gamma=1"
+                f"ppo.{setting} scales the rewards, but not the score that ppo.advantage={self.estimator} subtracts; "
+                "use ppo.whiten_rewards=false and ppo.gamma=1"
             )
 
     @check

@@ -416,7 +416,7 @@ class PpoTrainer:
         listed = self._checked(batch, scores, "update")
         if batch._trained:
             raise ConfigError(f"update {batch._trained[0]} has trained on this batch; sample another one")
-        if listed is not None and self._trainer.run_settings.needs_baseline:
+        if listed is not None and self._trainer.run_settings.samples_greedy:
             raise ConfigError(
                 f"ppo.advantage={self.config.ppo.estimator} compares with the score of a greedy response, which "
                 "reward= has to give: call update(batch) without scores"

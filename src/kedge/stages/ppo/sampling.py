@@ -255,7 +255,7 @@ class Sampling:
         with clock.phase("reward"):
             self._check(sampled[0])
             scored = trainer.score(sampled[0], prompts, *names, scores=scores)
-        if not trainer.settings.needs_baseline:
+        if not trainer.settings.samples_greedy:
             return scored
         # Prompts passed in by the caller may be tokenized differently, and their responses may have a different length
         # limit.

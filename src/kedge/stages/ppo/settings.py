@@ -20,7 +20,7 @@ from kedge.algorithm.control_variate import ControlVariateAdvantage
 from kedge.algorithm.critic import Bins, spread_of_returns
 from kedge.algorithm.experience import Experience
 from kedge.algorithm.group_advantages import (
-    GreedyBaselineAdvantage,
+    BaselineAdvantage,
     GroupInGroupAdvantage,
     GroupMeanAdvantage,
     LeaveOneOutAdvantage,
@@ -34,6 +34,7 @@ from kedge.rollout import Estimation
 from kedge.training.controllers import Coefficients, Controllers, ValueWarmup
 from kedge.training.objective import Objective
 from kedge.training.optimizer import learning_rate_at
+from kedge.training.prompt_means import PromptMeans
 from kedge_base.errors import ConfigError
 from kedge_base.importing import find_named
 
@@ -41,6 +42,8 @@ IMPORTANCE_CAP = 2.0
 """Value of `ppo.old_logprobs.cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
 N_STEPS = 5
 """Number of tokens whose rewards precede the bootstrapped value in `ppo.advantage=n_step`, as in A3C."""
+SPO_DECAY = 0.875
+"""SPO's smallest ρ, with which a mean is over the last eight responses."""
 LENGTH_ADAPTIVE_ALPHA = 0.05
 """VAPO's α, the share of a response that GAE looks ahead."""
 SURROGATE_KL_TARGET = 0.01
@@ -113,7 +116,7 @@ class PpoSettings:
         warmup_fraction: Share of the updates during which the learning rate rises.
         learns_in_returns_std: The value loss is measured in standard deviations of the returns.
         measures_distance: A controller needs the distance that each update moves the policy.
-        needs_baseline: The advantages need the score of a greedy response to each prompt.
+        samples_greedy: The advantages need the score of a greedy response to each prompt.
         compares_groups: The advantages compare the responses to a prompt.
         recomputes: Activations are recomputed in the backward pass.
     """
@@ -134,7 +137,7 @@ class PpoSettings:
     warmup_fraction: float
     learns_in_returns_std: bool
     measures_distance: bool
-    needs_baseline: bool
+    samples_greedy: bool
     compares_groups: bool
     recomputes: bool
 
@@ -179,7 +182,7 @@ class PpoSettings:
             warmup_fraction=ppo.warmup_fraction,
             learns_in_returns_std=learns_in_returns_std(config),
             measures_distance=ppo.loss_name == "kl_penalty_adaptive",
-            needs_baseline=estimation.advantage.needs == "baseline",
+            samples_greedy=ppo.estimator == "remax",
             compares_groups=ppo.needs_groups,
             recomputes=config.runtime.recomputes,
         )
@@ -264,7 +267,8 @@ def advantage_of(config: Config) -> Advantage:
         "dr_grpo": GroupMeanAdvantage(use.gamma),
         "reinforce++": RewardToGo(use.gamma),  # whitened over the batch, like the next one
         "reinforce++_baseline": GroupMeanAdvantage(use.gamma),
-        "remax": GreedyBaselineAdvantage(use.gamma),
+        "remax": BaselineAdvantage(use.gamma),
+        "spo": BaselineAdvantage(use.gamma),
         "opo": OptimalBaselineAdvantage(use.gamma),
         "gigpo": GroupInGroupAdvantage(use.gamma, 1.0 if parameter is None else parameter),
         "rloo_critic": ControlVariateAdvantage(LeaveOneOutAdvantage(use.gamma), gae),
@@ -288,6 +292,15 @@ def coefficients_of(config: Config) -> Coefficients:
         surrogate_kl_target=SURROGATE_KL_TARGET if adaptive else None,
     )
     return Coefficients(controllers, ppo.kl_coef, ppo.entropy_coef, ppo.surrogate_kl_coef)
+
+
+def prompt_means_of(config: Config) -> PromptMeans | None:
+    """Create the running means of the prompts' scores; None unless they are the baseline."""
+    advantage = config.ppo.advantage
+    if config.ppo.estimator != "spo":
+        return None
+    assert isinstance(advantage, Choice), "it is no function"
+    return PromptMeans(advantage.parameter or SPO_DECAY)
 
 
 def value_warmup_of(config: Config) -> ValueWarmup | None:

@@ -33,12 +33,13 @@ from kedge.rollout import (
 )
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
-from kedge.stages.ppo.settings import PpoSettings, coefficients_of, value_warmup_of
+from kedge.stages.ppo.settings import PpoSettings, coefficients_of, prompt_means_of, value_warmup_of
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.controllers import Coefficients, FrozenCritic, ValueWarmup
 from kedge.training.guard import Guard
 from kedge.training.learner import LanguageLearner
 from kedge.training.optimizer import set_learning_rate
+from kedge.training.prompt_means import PromptMeans
 from kedge.training.readout import Readout
 from kedge.training.runtime import stream, stream_seed, stream_seeds
 from kedge.training.update import UpdateResult, distance_moved, ppo_update, trained_rows
@@ -63,6 +64,7 @@ class Trainer:
         coefficients: The current coefficients.
         warmup: The critic's warm-up; None for no warm-up.
         frozen: Keeps the critic from being trained; None unless it starts frozen.
+        prompt_means: The baselines of `ppo.advantage=spo`; None for other estimators.
         guard: Checks experience and steps; None checks nothing.
         update: The current update, from 1.
         staleness: Number of updates between the sampling weights and the trained ones.
@@ -76,6 +78,7 @@ class Trainer:
     coefficients: Coefficients
     warmup: ValueWarmup | None = None
     frozen: FrozenCritic | None = None
+    prompt_means: PromptMeans | None = None
     guard: Guard | None = None
     update: int = 1
     staleness: int = 0
@@ -89,7 +92,8 @@ class Trainer:
         settings = PpoSettings.of(config, exact=roles.engine.is_exact, own=roles.own)
         is_frozen = config.ppo.critic.name == "frozen"
         frozen = FrozenCritic(roles.actor_critic.train_critic) if is_frozen else None
-        return cls(run, roles, settings, settings, coefficients_of(config), value_warmup_of(config), frozen)
+        means, warmup = prompt_means_of(config), value_warmup_of(config)
+        return cls(run, roles, settings, settings, coefficients_of(config), warmup, frozen, means)
 
     def register(self, loop: CheckpointedLoop) -> None:
         """Register the coefficients and everything else that a run determines itself for saving with a loop."""
@@ -100,6 +104,8 @@ class Trainer:
             loop.register("value warm-up", self.warmup, optional=True)
         if self.frozen is not None:
             loop.register("frozen critic", self.frozen, optional=True)
+        if self.prompt_means is not None:
+            loop.register("prompt means", self.prompt_means, optional=True)
 
     def begin(self, update: int) -> None:
         """Start an update: set its scheduled settings and coefficients."""
@@ -247,6 +253,8 @@ class Trainer:
         budget = self.run.micro_batch_tokens
         if isinstance(budget, AdaptiveTokens) and not budget.is_found:
             learner.find_tokens(scored.rollout, self.roles.optimizer)
+        if self.prompt_means is not None:
+            scored = replace(scored, baseline=self.prompt_means.baselines(scored.prompts).to(scored.scores))
         started = self.roles.actor_critic.values_started
         starts = takes_steps and started is not None and not started
         rows = self._trained_rows(scored.rollout.num_responses) if takes_steps and self._reads_trained_rows else None
@@ -257,6 +265,8 @@ class Trainer:
         experience = self._estimated(scored, self._with_started_values(scored, outputs) if starts else outputs)
         if self.guard is not None:
             self.guard.check_experience(experience)
+        if self.prompt_means is not None:
+            self.prompt_means.add(scored.prompts, scored.total_scores)
         self._learner = learner  # not of a dropped update, whose evaluation needs the memory of the first pass
         return experience
 
@@ -415,7 +425,7 @@ class Trainer:
     def _estimated(self, scored: ScoredRollout, outputs: RolloutOutputs, **changes: Any) -> Experience:
         """Compute experience with the update's estimation, or with changes to it."""
         estimation = replace(self.settings.estimation, **changes)
-        if scored.baseline is None and self.settings.needs_baseline:
+        if scored.baseline is None and estimation.advantage.needs == "baseline":
             scored = replace(scored, baseline=torch.zeros_like(scored.scores))
         kl_coef = self.settings.reward_kl_coef(self.coefficients)
         return experience_from(scored, outputs, self.models, estimation, kl_coef=kl_coef)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from kedge.config.schema.field import Choice, field
 from kedge.config.schema.section import OwnFunction, Section
@@ -13,6 +13,7 @@ class Advantages(Section):
 
     advantage: (
         Choice[Literal["gigpo"], Literal["gigpo"], Annotated[float, Ge(0)]]
+        | Choice[Literal["spo"], Literal["spo"], Annotated[float, Gt(0), Lt(1)]]
         | Choice[
             Literal[
                 "gae",
@@ -40,15 +41,16 @@ class Advantages(Section):
         meaning="Weight of a token's gradient. With a critic: GAE, return − value, TD residual, or n-step, where n "
         "tokens of reward precede the value: {n_step: 3}; n_step alone has 5, as A3C. Without: the return (to_go, "
         "total, reinforce++), or the score less a baseline: the mean of the prompt's other responses (rloo), of all of "
-        "them (dr_grpo, reinforce++_baseline; grpo divides by their standard deviation), weighted by length (opo), or "
-        "the score of the greedy response (remax); or that of grpo plus ω times that of a turn among those "
+        "them (dr_grpo, reinforce++_baseline; grpo divides by their standard deviation), weighted by length (opo), "
+        "the score of the greedy response (remax), or a running mean of the prompt's scores in earlier updates, which "
+        "decays by ρ: {spo: ρ}; spo alone has 0.875; or that of grpo plus ω times that of a turn among those "
         "that started in the same state, where the policy had read the same since its last turn: {gigpo: ω}; gigpo "
         "alone has 1. Both: rloo or reinforce++ less w times the critic's change of value "
         "since the response's start, with the w in [0, 1] that lowers the variance on other prompts, or 0 "
         "(rloo_critic, reinforce++_critic). Or a function (rewards, mask, values=, group=) → (advantages, "
         "returns), `file.py:name`.",
-        source="S0, S3, S4, N+; monte_carlo is S1's reward − V; RLOO, GRPO, Dr. GRPO, REINFORCE++, OPO, ReMax, GiGPO "
-        "(docs/family.md)",
+        source="S0, S3, S4, N+; monte_carlo is S1's reward − V; RLOO, GRPO, Dr. GRPO, REINFORCE++, OPO, ReMax, SPO, "
+        "GiGPO (docs/family.md)",
         text="a function",
     )
     credit: Literal["token", "turn"] = field(
