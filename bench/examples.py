@@ -159,6 +159,7 @@ def arms_of_critics(responses: int) -> dict[str, dict[str, Any]]:
     return {
         "PPO, head": {"ppo.critic": "shared", **alone},
         "REINFORCE++": {"ppo.advantage": "reinforce++", **alone},
+        "SPO": {"ppo.advantage": "spo", **alone},
         "RLOO": {"ppo.advantage": "rloo", **groups},
         "GRPO": {"ppo.advantage": "grpo", "ppo.aggregation": "sequence", **groups},
         "REINFORCE++, critic": {"ppo.advantage": "reinforce++_critic", "ppo.critic": "shared", **alone},
