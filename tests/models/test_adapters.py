@@ -399,6 +399,9 @@ def test_dora_on_stacks_of_experts_is_refused(tmp_path: Path) -> None:
         ("phimoe", "mlp.router"),
         ("llama4_text", "feed_forward.router"),
         ("zamba", "shared_transf"),
+        ("gemma3", "vision_tower"),
+        ("phi4_multimodal", "embed_tokens_extend"),
+        ("bart", "encoder_attn"),
     ],
 )
 def test_auto_leaves_out_layers_that_cannot_have_an_adapter(tmp_path: Path, architecture: str, left: str) -> None:
@@ -534,6 +537,7 @@ def test_an_adapter_on_a_tied_output_layer_is_refused(tmp_path: Path) -> None:
     [
         ({"target_modules": ["q_proj", "nope"]}, "the model has no layer 'nope'"),
         ({"target_modules": ENDLESS}, "matching target_modules with the names of the model's modules takes over"),
+        ({"target_modules": []}, "adapter.target_modules is empty; use auto, or name layers"),
         ({"target_modules": ".*("}, r"adapter.target_modules=\.\*\(: "),
         ({"target_modules": ["q_proj", "embed_tokens"]}, "an adapter on the embedding of tokens"),
         ({"rank": 10_000}, "adapter.rank=10000 is more than any layer's width"),

@@ -198,19 +198,17 @@ def _stored(folder: Path) -> list[_Stored]:
 
 def _read_head(row: _Stored, bias: str) -> nn.Linear:
     with safe_open(row.path, framework="pt") as file:
-        found = {"weight": file.get_tensor(row.name)}
-        if bias in file.keys():  # noqa: SIM118
-            found["bias"] = file.get_tensor(bias)
+        names = {row.name, bias} & {*file.keys()}
+        found = {name.rpartition(".")[2]: file.get_tensor(name).float() for name in names}
     head = nn.Linear(row.shape[1], 1, bias="bias" in found, device="meta")
-    head.load_state_dict({key: tensor.float() for key, tensor in found.items()}, assign=True)
+    head.load_state_dict(found, assign=True)
     return head
 
 
 def scale_head(head: nn.Linear, gain: float) -> None:
     """Multiply a scalar head's output, in place."""
-    head.weight.mul_(gain)
-    if head.bias is not None:
-        head.bias.mul_(gain)
+    for weight in head.parameters():
+        weight.mul_(gain)
 
 
 def _gaussian_logits(centers: Tensor, mean: Tensor, spread: float) -> Tensor:
@@ -272,7 +270,7 @@ def load_value_head(head: ValueHead, source: str | Path) -> bool:
         bins = _bins_of(saved)
     except (RuntimeError, OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise ModelError(not_a_head) from error
-    if bins is not None and (not isinstance(head, HistogramHead) or bins != _bins_of(head.state_dict())):
+    if bins is not None and bins != _bins_of(head.state_dict()):
         raise ModelError(
             f"{path}: the value head has {bins.num_bins} bins from {bins.low:g} to {bins.high:g}; use it with "
             f"ppo.value_loss={{hl_gauss: [{bins.low:g}, {bins.high:g}, {bins.num_bins}]}}, or delete the file"

@@ -15,7 +15,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -86,7 +85,10 @@ class Bases:
         key = os.path.realpath(name) if os.path.isdir(name) else name
         config = load_config(name, trust_remote_code=self._trusted)
         if key not in self._loaded:
-            own_class = AutoModelForCausalLM if _is_language_model(config) else auto_class
+            # What was saved as a causal language model can be the base of a policy and of a critic.
+            known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+            is_language_model = getattr(known, "__name__", None) in (config.architectures or ())
+            own_class = AutoModelForCausalLM if is_language_model else auto_class
             own_settings = {} if own_class is not auto_class else settings
             loaded = load_pretrained(own_class, name, trust_remote_code=self._trusted, **own_settings)
             nn.Module.to(loaded.model, device)
@@ -117,12 +119,6 @@ class Bases:
             return built_without_weights(
                 lambda: auto_class.from_config(config, dtype=torch.float32, trust_remote_code=self._trusted)
             )
-
-
-def _is_language_model(config: PreTrainedConfig) -> bool:
-    """True if a model was saved as a causal language model, which can be the base of a policy and of a critic."""
-    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return getattr(known, "__name__", None) in (config.architectures or ())
 
 
 def _with_own_heads(base: PreTrainedModel) -> PreTrainedModel:

@@ -70,7 +70,6 @@ def save_untrained_llama(
         intermediate_size=2 * hidden_size,
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
-        num_key_value_heads=num_heads,
         max_position_embeddings=context_length,
         tie_word_embeddings=True,
         initializer_range=initializer_range,

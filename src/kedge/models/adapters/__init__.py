@@ -1,6 +1,6 @@
 """Adapters: reading them, training them, several models on one base."""
 
-from kedge.models.adapters.adapter import Adapter, AdapterSettings, is_frozen, mark_frozen, shared_copy
+from kedge.models.adapters.adapter import Adapter, AdapterSettings, is_frozen, is_product, mark_frozen, shared_copy
 from kedge.models.adapters.folder import ADAPTER_CONFIG, AdapterFolder, is_adapter, read_adapter
 from kedge.models.adapters.merging import merge_adapter
 
@@ -11,6 +11,7 @@ __all__ = [
     "AdapterSettings",
     "is_adapter",
     "is_frozen",
+    "is_product",
     "mark_frozen",
     "merge_adapter",
     "read_adapter",

@@ -125,33 +125,38 @@ class Adapter:
         start: AdapterFolder | None = None,
     ) -> None:
         self._model = model
-        described = _description(settings, start)
-        if start is None:
-            check_patterns(described, vars(settings), [name for name, _ in model.named_modules()])
-        else:
+        is_auto = False
+        if start:
+            described = str(start.folder)
             start.check(model)
-        self._config = _new_config(settings) if start is None else _config_of(start)
+            self._config = _config_of(start)
+        else:
+            assert settings is not None, "a new adapter is trained"
+            described = f"adapter.target_modules={settings.target_modules}"
+            check_patterns(described, vars(settings), [name for name, _ in model.named_modules()])
+            is_auto = settings.target_modules == "auto"
+            self._config = _new_config(settings)
         self._config.base_model_name_or_path = os.path.abspath(base) if os.path.isdir(base) else base
         heads = _heads(model)
-        start = start.for_classifier() if start is not None and heads else start
+        start = start.for_classifier() if start and heads else start
         self._config.task_type = "SEQ_CLS" if heads else "CAUSAL_LM"
         named = [name for name in self._config.modules_to_save or () if not (heads and name in OUTPUT_LAYERS)]
         whole, self._whole = _whole_weights(model, [*heads, *named], start)
         self._config.modules_to_save = None  # PEFT would wrap these modules to switch between adapters
         unfit = _unfit_layers(model)
-        if settings is not None and start is None and settings.target_modules == "auto":
-            self._config.exclude_modules = _left_out(model, heads, unfit)
-        if start is not None or (settings is not None and settings.target_modules == "auto"):
+        if is_auto:
+            self._config.exclude_modules = _left_out(model, heads, unfit | _unreached(model))
+        if start or is_auto:
             _exclude(self._config, {name.rpartition(".")[0] for name in whole}, model)
         _inject(self._config, model, whole, described=described)
-        if settings is not None and start is None:
+        if settings and not start:
             _check_targets(settings, model, unfit)
         for layer in model.modules():
             if hasattr(layer, "parameter_name"):
                 cast(Any, layer)._activate_lora = MethodType(_with_stack, layer)
         for name in whole:
             _unshare(model, name)
-        if start is not None:
+        if start:
             self._load(start)
         kept = {id(weight) for name, weight in model.named_parameters() if ".lora_" in name or name in whole}
         for weight in model.parameters():
@@ -198,22 +203,15 @@ class Adapter:
 
     def _load(self, start: AdapterFolder) -> None:
         weights = under_present_names(self._model, start.weights())
-        parameters = dict(self._model.named_parameters())
-        present = lora_weights(self._model)
-        known = [*present, *start.whole]
-        check_names(start, [PREFIX + each for each in weights], [PREFIX + each for each in known])
-        for name in start.whole:
-            if weights[name].shape != parameters[name].shape:
-                raise ModelError(
-                    f"{start.folder}: {name} is {list(weights[name].shape)}, expected {list(parameters[name].shape)}; "
-                    f"does it belong to {start.base!r}?"
-                )
-            parameters[name].data.copy_(weights[name])
+        whole = {name: self._model.get_parameter(name) for name in start.whole}
+        present = {**lora_weights(self._model), **whole}
+        check_names(start, [PREFIX + each for each in weights], [PREFIX + each for each in present])
         fill_lora(present, weights, start)
 
 
-def _new_config(settings: AdapterSettings | None) -> Any:
-    assert settings is not None, "a new adapter is trained"
+def _new_config(settings: AdapterSettings) -> Any:
+    if not settings.target_modules:
+        raise ModelError("adapter.target_modules is empty; use auto, or name layers, such as [q_proj,v_proj]")
     return import_peft().LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
@@ -294,7 +292,7 @@ def _check_targets(settings: AdapterSettings, model: nn.Module, unfit: Collectio
 
 
 def _left_out(model: PreTrainedModel, heads: Sequence[str], unfit: Collection[str]) -> list[str] | None:
-    """Linear layers that `auto` excludes: those of heads, with shared weights, or that cannot be adapted."""
+    """Linear layers that `auto` excludes: those of heads, with shared weights, or that need no adapter."""
     inside = [name for name, _ in model.named_modules() if name.startswith(tuple(f"{head}." for head in heads))]
     tables = (model.get_input_embeddings(), model.get_output_embeddings())  # PEFT itself leaves these out
     shared = {name.rpartition(".")[0] for names in shared_weights(model) for name in names}
@@ -318,11 +316,25 @@ def _unfit_layers(model: PreTrainedModel) -> set[str]:
     """Linear layers that cannot have an adapter, since they are never called or compute more than a product."""
     unread = tuple(f".{name}" for name in UNREAD.get(model.config.model_type, ()))
     linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
-    return {name for name, part in linear.items() if name.endswith(unread) or not _is_product(part)}
+    return {name for name, part in linear.items() if name.endswith(unread) or not is_product(part)}
 
 
 @torch.no_grad()
-def _is_product(layer: nn.Linear) -> bool:
+def _unreached(model: PreTrainedModel) -> set[str]:
+    """Linear layers that no text reaches, such as those of a vision tower, or of attention to an encoder."""
+    linear = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    # Without numbers, an expert that this text does not choose has the name of one that it does.
+    kinds = {name: re.sub(r"\d+", "", name) for name, _ in linear}
+    called: set[str] = set()
+    handles = [part.register_forward_hook(lambda *_, kind=kinds[name]: called.add(kind)) for name, part in linear]
+    model.base_model(input_ids=torch.arange(4, device=model.device)[None])
+    for handle in handles:
+        handle.remove()
+    return {name for name in kinds if kinds[name] not in called}
+
+
+@torch.no_grad()
+def is_product(layer: nn.Linear) -> bool:
     """False for a subclass that computes more than a product, such as a router that chooses experts.
 
     In a plan, where tensors have no contents and always compare equal, the shape of the output decides.
@@ -335,16 +347,8 @@ def _is_product(layer: nn.Linear) -> bool:
         found = layer(states)
     except Exception:  # the model's code may raise anything
         return False
-    if not isinstance(found, Tensor) or found.shape != expected.shape:
-        return False
-    return bool(torch.isclose(found, expected, atol=1e-4).all())
-
-
-def _description(settings: AdapterSettings | None, start: AdapterFolder | None) -> str:
-    """The origin of an adapter, for messages."""
-    return (
-        f"adapter.target_modules={settings.target_modules}" if settings and not start else str(start and start.folder)
-    )
+    same_shape = isinstance(found, Tensor) and found.shape == expected.shape
+    return same_shape and bool(torch.isclose(found, expected, atol=1e-4).all())
 
 
 def _heads(model: PreTrainedModel) -> list[str]:

@@ -336,7 +336,7 @@ def fill_lora(present: Mapping[str, Tensor], weights: Mapping[str, Tensor], adap
     Raises:
         ModelError: A matrix has a different shape.
     """
-    for name in (each for each in weights if ".lora_" in each):
+    for name in (each for each in weights if each in present):
         if weights[name].shape != present[name].shape:
             raise ModelError(
                 f"{adapter.folder}: {name} is {list(weights[name].shape)}, expected {list(present[name].shape)}; does "

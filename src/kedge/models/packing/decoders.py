@@ -98,8 +98,9 @@ class PaddedDecoder:
 
     def _run(self, ids: Tensor) -> Tensor:
         inputs: dict[str, Any] = {self._cache_name: self._cache}
+        layers = self._cache.layers if isinstance(self._cache, Cache) else ()  # a model may have a cache of its own
         # A recurrent state has no columns to mask, so its mask is only passed with the prompt.
-        if self._cache is None or _has_columns(self._cache):
+        if self._cache is None or any(isinstance(layer, CacheLayerMixin) for layer in layers):
             inputs["attention_mask"] = self._mask.long()
         if self._takes_positions:
             # Positions only count real tokens, so padding does not shift them (spec §2.3).
@@ -154,8 +155,3 @@ class GroupedDecoder:
         hidden = torch.cat([group.hidden for group in self._groups])
         self.hidden = torch.empty_like(hidden).index_copy_(0, self._places, hidden)
         return self.hidden
-
-
-def _has_columns(cache: Any) -> bool:
-    """True if a cache has entries per token, unlike recurrent states and custom caches of a model."""
-    return isinstance(cache, Cache) and any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)

@@ -65,8 +65,9 @@ class Trunk:
         self._packs = self._takes_positions and self._error("packed", self._packed, longest=self._reach) <= TOLERANCE
         # Tested now rather than in the middle of a pass.
         self._shares = self._packs and self._error("shared", self._shared, longest=self._reach) <= TOLERANCE
-        if not self._packs or self._reach is not None:
-            self._check_batches()
+        by_length = partial(self._in_batches, equal=True)
+        if not ((self._packs and self._reach is None) or self.pads) and self._error("by length", by_length) > TOLERANCE:
+            raise self._refusal("a row's states depend on the other rows of its batch")
 
     @cached_property
     def is_causal(self) -> bool:
@@ -161,10 +162,15 @@ class Trunk:
         if self.takes_one_pass:
             return self._packed(rows)
         parts = rows.apart(self._rope_switch)
-        return _join([self._packed(part) if self.packs(part.longest) else self._unpacked(part) for part in parts])
+        return _join(
+            [
+                self._packed(part) if self.packs(part.longest) else self._in_batches(part, equal=not self.pads)
+                for part in parts
+            ]
+        )
 
     def _packed(self, rows: TokenRows) -> Tensor:
-        if rows.prompts and max(rows.lengths) > self.shares_up_to:
+        if rows.prompts and rows.longest > self.shares_up_to:
             rows = replace(rows, prompts=())
         with self._in_mode():
             return packed_states(self.model, rows, self.arranged_for)
@@ -178,9 +184,6 @@ class Trunk:
             hidden = packed_states(self.model, replace(twice, prompts=prompts)).split(twice.lengths)
         pairs = zip(halves, hidden[::2], hidden[1::2], strict=True)
         return torch.cat([part for half, one, other in pairs for part in (one[:half], other[half:])])
-
-    def _unpacked(self, rows: TokenRows) -> Tensor:
-        return self._in_batches(rows, equal=not self.pads)
 
     def _in_batches(self, rows: TokenRows, *, equal: bool) -> Tensor:
         return _join([self._pad_and_run(part) for part in rows.batches(equal=equal)])
@@ -232,10 +235,6 @@ class Trunk:
                 yield
 
         return compute(), recompute()
-
-    def _check_batches(self) -> None:
-        if not self.pads and self._error("by length", partial(self._in_batches, equal=True)) > TOLERANCE:
-            raise self._refusal("a row's states depend on the other rows of its batch")
 
     @cached_property
     def _packed_decoding(self) -> bool:
