@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, FalconConfig, LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from kedge.config import config_from_settings
@@ -103,6 +103,20 @@ def test_models_in_fewer_bits_say_nearly_the_same(name: str, dtype: QuantizedDty
     assert not any(each.requires_grad for each in model.parameters())
     left = [each for each in model.causal.base_model.modules() if isinstance(each, nn.Linear | Conv1D)]
     assert all(dtype == "nf4" and each.in_features % 2 for each in left)  # Mamba has one with a single input
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_layers_of_a_class_of_their_own_are_quantized_where_they_compute_a_product(dtype: QuantizedDtype) -> None:
+    sizes: Any = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.2}
+    for bias in (False, True):
+        config = FalconConfig(vocab_size=300, pad_token_id=0, bias=bias, **sizes)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = LanguageModel(AutoModelForCausalLM.from_config(config), tiny_tokenizer())
+        expected = logprobs(model)
+        hold_frozen(model, dtype, "fp32")
+        assert sum(isinstance(each, QuantizedLinear) for each in model.modules()) == 2 * 4
+        assert 0 < float((logprobs(model) - expected).abs().mean()) < {"int8": 0.03, "nf4": 0.6}[dtype]
 
 
 def test_the_bytes_of_a_matrix() -> None:

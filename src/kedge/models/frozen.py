@@ -28,7 +28,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from kedge.models.adapters import is_frozen, mark_frozen
+from kedge.models.adapters import is_frozen, is_product, mark_frozen
 from kedge.models.language import LanguageModel
 from kedge.models.precision import Precision
 from kedge.models.scalar import ScalarModel
@@ -154,8 +154,8 @@ class _Product(torch.autograd.Function):
 def quantize(body: nn.Module, dtype: QuantizedDtype, *, kept: Collection[nn.Parameter]) -> None:
     """Replace the linear layers of a model by quantized ones, in place.
 
-    Not replaced are subclasses, which may use their weights differently, stacked matrices of experts, and, in nf4,
-    matrices with rows of odd length.
+    Not replaced are subclasses that compute more than a product, stacked matrices of experts, and, in nf4, matrices
+    with rows of odd length.
 
     Args:
         body: The model, already checked, since checks need its original weights.
@@ -332,16 +332,15 @@ def _linear_layers(body: nn.Module, kept: Collection[nn.Parameter]) -> list[tupl
         for parent in body.modules()
         if not hasattr(parent, "parameter_name")
         for name, layer in parent.named_children()
-        if isinstance(layer, nn.Linear | Conv1D)
-        and type(layer) in (nn.Linear, Conv1D)
+        if (type(layer) is Conv1D or (isinstance(layer, nn.Linear) and is_product(layer)))
         and id(layer.weight) not in excluded
     ]
 
 
 def _fits(layer: nn.Linear | Conv1D, dtype: FrozenDtype) -> bool:
     """True if a layer can be stored in this number format."""
-    if dtype == "auto":  # GPT-2's layers multiply in a different order, which rounds differently
-        return isinstance(layer, nn.Linear) and _fits_bf16(layer.weight)
+    if dtype == "auto":  # GPT-2's layers, and Falcon's, multiply in a different order, which rounds differently
+        return type(layer) is nn.Linear and _fits_bf16(layer.weight)
     return dtype != "nf4" or matrix_of(layer).shape[1] % 2 == 0
 
 
