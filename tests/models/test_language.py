@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3Config, Olmo3Config
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3Config, Olmo3Config, Phi3Config
 
 from kedge.data import encode_completion, encode_text
 from kedge.data.chat import end_of_turn
@@ -374,6 +374,21 @@ def test_rotary_settings_by_kind_of_layer_and_of_a_text_part_are_also_saved_by_t
         again = AutoModelForCausalLM.from_pretrained(folder)
         assert again.config.get_text_config().rope_parameters == rope
     assert saved["rope_local_base_freq"] == 7.0  # of Gemma
+
+
+def test_a_longrope_embedding_keeps_its_factors(tmp_path):
+    """transformers 5 prefers the former name, too; its version 4 refuses all but three entries of Phi-3's."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    for own in ({}, {"factor": 4.0}, {"attention_factor": 1.3}):
+        config = Phi3Config(vocab_size=300, pad_token_id=0, rope_parameters={**rope, **own}, **sizes)
+        model = LanguageModel(AutoModelForCausalLM.from_config(config), tiny_tokenizer())
+        folder = save_policy(model, tiny_tokenizer(), tmp_path / "phi3", card=ModelCard("sft", "tiny"))
+        assert json.loads((folder / "config.json").read_text())["rope_scaling"] == {
+            "type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, **own
+        }  # fmt: skip
+        ids = torch.tensor(ROWS[:1])
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(folder)(ids).logits, model.causal(ids).logits)
 
 
 def test_soft_capped_logits_are_capped_as_the_model_itself_does():

@@ -162,7 +162,8 @@ def _former_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
     names = {"rope_theta", "partial_rotary_factor"} & rope.keys()
     scaling = {name: value for name, value in rope.items() if name not in names}
     if kind.startswith("phi3") and "long_factor" in scaling:  # it wants exactly three, and the fourth outside
-        scaling = {"type": rope["rope_type"], **{name: scaling[name] for name in ("short_factor", "long_factor")}}
+        scaling.pop("original_max_position_embeddings", None)
+        scaling = {"type": scaling.pop("rope_type"), **scaling}
     scaled = {} if rope["rope_type"] == "default" else {"rope_scaling": scaling}
     return {**{renamed.get(name, name): rope[name] for name in names}, **scaled}
 
