@@ -391,6 +391,14 @@ def test_a_longrope_embedding_keeps_its_factors(tmp_path):
         assert torch.equal(AutoModelForCausalLM.from_pretrained(folder)(ids).logits, model.causal(ids).logits)
 
 
+def test_weights_that_transformers_divides_whenever_it_loads_them_are_refused(tmp_path):
+    save_policy_folder("mamba", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rescale_prenorm_residual": True}))
+    with pytest.raises(ModelError, match=r"config\.json has rescale_prenorm_residual, .* set it to false"):
+        load_language_model(tmp_path, tokenizer=word_tokenizer())
+
+
 def test_soft_capped_logits_are_capped_as_the_model_itself_does():
     config = Gemma2Config(
         vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,

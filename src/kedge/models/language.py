@@ -95,7 +95,7 @@ class LanguageModel(nn.Module):
         device = device or causal.device
         fit_embedding(causal, tokenizer)
         disable_dropout(causal)
-        ids = torch.arange(output_layer(causal).out_features, device=device)
+        ids = torch.arange(len(output_layer(causal).weight), device=device)
         known = torch.tensor(list(tokenizer.get_vocab().values()), device=device)
         forbidden = torch.isin(ids, known, invert=True) | (ids == tokenizer.pad_token_id)
         self.register_buffer("forbidden", forbidden, persistent=False)
@@ -184,10 +184,9 @@ class LanguageModel(nn.Module):
         layer = output_layer(self.causal)
         is_whole = weight is layer.weight
         logits = (layer(hidden) if is_whole else functional.linear(hidden, weight, layer.bias)).float()
-        if scale := getattr(config, "logit_scale", None):  # Cohere
-            logits = logits * scale
-        if scale := getattr(config, "lm_head_multiplier", None):  # Falcon-H1
-            logits = logits * scale
+        for name in ("logit_scale", "lm_head_multiplier"):  # Cohere, Falcon-H1
+            if scale := getattr(config, name, None):
+                logits = logits * scale
         if scaling := getattr(config, "logits_scaling", None):  # Granite divides, HyperCLOVA X multiplies
             logits = logits * scaling if config.model_type.startswith("hyperclovax") else logits / scaling
         # Gemma, RecurrentGemma

@@ -253,6 +253,11 @@ def load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
             f"model {name!r}: its block-sparse attention depends on the length of the batch; set attention_type to "
             "original_full in config.json"
         )
+    if "mamba" in text.model_type and getattr(text, "rescale_prenorm_residual", False):
+        raise ModelError(
+            f"model {name!r}: config.json has rescale_prenorm_residual, with which transformers divides trained "
+            "weights each time that it loads them; set it to false"
+        )
     if num_layers < 1 or width < 1:
         raise ModelError(
             f"model {name!r}: config.json has num_hidden_layers={num_layers} and hidden_size={width}; both must be "
@@ -366,7 +371,7 @@ def rope_switch(model: PreTrainedModel) -> int | None:
     Source: transformers, `modeling_rope_utils.py`, `dynamic_rope_update`.
     """
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    kinds = [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
+    kinds = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # one, or by kind of layer
     return least(*(each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"))
 
 
