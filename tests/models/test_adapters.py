@@ -438,6 +438,15 @@ def test_a_layer_that_cannot_have_an_adapter_is_refused_by_name(tmp_path: Path, 
         load_language_model(tmp_path / "base", tokenizer=load_tokenizer(tmp_path / "base"), adapter=settings)
 
 
+def test_a_separate_critic_of_an_architecture_without_classifiers_is_refused_as_without_an_adapter(
+    tmp_path: Path,
+) -> None:
+    save_policy_folder("granite", tmp_path)
+    for settings in (None, AdapterSettings(rank=2)):
+        with pytest.raises(ModelError, match="Granite is not a reward model that transformers knows"):
+            load_scalar_model(tmp_path, tokenizer=load_tokenizer(tmp_path), init="fresh", adapter=settings)
+
+
 def test_an_adapter_on_layers_that_share_a_weight_is_refused(tmp_path: Path) -> None:
     base = tmp_path / "base"
     save_policy_folder("zamba", base)

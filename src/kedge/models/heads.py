@@ -293,8 +293,8 @@ def _bins_of(state: Mapping[str, Tensor]) -> Bins | None:
 
 
 def _fill(head: ValueHead, saved: dict[str, Tensor], *, scalar: bool) -> None:
-    if scalar and saved.keys() == {"weight"}:
-        saved = {**saved, "bias": torch.zeros(1)}
+    if scalar:
+        saved = {"bias": torch.zeros(1), **saved}
     if scalar and isinstance(head, HistogramHead):
         source = nn.Linear(head.in_features, 1, device=head.weight.device)
         source.load_state_dict(saved)

@@ -84,11 +84,11 @@ class Bases:
         name = check_source(source)
         key = os.path.realpath(name) if os.path.isdir(name) else name
         config = load_config(name, trust_remote_code=self._trusted)
+        # What was saved as a causal language model can be the base of a policy and of a critic.
+        known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        is_language_model = getattr(known, "__name__", None) in (config.architectures or ())
+        own_class = AutoModelForCausalLM if is_language_model else auto_class
         if key not in self._loaded:
-            # What was saved as a causal language model can be the base of a policy and of a critic.
-            known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-            is_language_model = getattr(known, "__name__", None) in (config.architectures or ())
-            own_class = AutoModelForCausalLM if is_language_model else auto_class
             own_settings = {} if own_class is not auto_class else settings
             loaded = load_pretrained(own_class, name, trust_remote_code=self._trusted, **own_settings)
             nn.Module.to(loaded.model, device)
@@ -99,12 +99,12 @@ class Bases:
                 config.pad_token_id = pad  # restore the file's value, which every role expects
             # Never trained: a role's trainable weights are only those of its adapter and its head.
             self._loaded[key] = Loaded(loaded.model.requires_grad_(False), loaded.missing)
-        known = self._loaded[key]
-        base = shared_copy(known.model)
+        found = self._loaded[key]
+        base = shared_copy(found.model)
         other = self._without_weights(auto_class, name, **settings)
-        if other is None or type(other) is type(base):
-            return Loaded(_with_own_heads(base), known.missing)
-        grafted = _on_trunk_of(base, other)
+        if type(other) is type(base) or (other is None and own_class is auto_class):
+            return Loaded(_with_own_heads(base), found.missing)
+        grafted = other and _on_trunk_of(base, other)
         return grafted or load_pretrained(auto_class, name, trust_remote_code=self._trusted, **settings)
 
     @property
