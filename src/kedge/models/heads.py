@@ -127,12 +127,10 @@ def initialize_head(head: ValueHead, init: HeadInit) -> ValueHead:
         scalar = nn.Linear(head.in_features, 1, device=head.weight.device)
         initialize_head(scalar, init)
         return head.start_from(scalar, shift=-_location_of_start(head.bins), relative_spread=NEW_SPREAD)
-    if init == "zero":
-        nn.init.zeros_(head.weight)
-    else:
+    for weight in head.parameters():
+        nn.init.zeros_(weight)
+    if init == "normal":
         nn.init.normal_(head.weight, std=1 / math.sqrt(head.in_features + 1))
-    if head.bias is not None:
-        nn.init.zeros_(head.bias)
     return head
 
 

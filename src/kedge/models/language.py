@@ -182,12 +182,12 @@ class LanguageModel(nn.Module):
     def _raw_logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
         config = self.causal.config.get_text_config()
         layer = output_layer(self.causal)
-        is_whole = weight is layer.weight
-        logits = (layer(hidden) if is_whole else functional.linear(hidden, weight, layer.bias)).float()
+        logits = (layer(hidden) if weight is layer.weight else functional.linear(hidden, weight, layer.bias)).float()
         for name in ("logit_scale", "lm_head_multiplier"):  # Cohere, Falcon-H1
             if scale := getattr(config, name, None):
                 logits = logits * scale
-        if scaling := getattr(config, "logits_scaling", None):  # Granite divides, HyperCLOVA X multiplies
+        # Granite and Inkling divide, HyperCLOVA X multiplies.
+        if scaling := getattr(config, "logits_scaling", None) or getattr(config, "logits_mup_width_multiplier", None):
             logits = logits * scaling if config.model_type.startswith("hyperclovax") else logits / scaling
         # Gemma, RecurrentGemma
         if cap := getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None):
@@ -225,10 +225,14 @@ class LanguageModel(nn.Module):
 
         handle = self.trunk.model.register_forward_hook(amplify)
         try:
-            expected = self.causal(input_ids=ids[None]).logits[0].float()
+            expected = self.causal(input_ids=ids[None], use_cache=False).logits[0].float()
         finally:
             handle.remove()
-        return relative_error(self._raw_logits(hidden, weight).log_softmax(-1), expected.log_softmax(-1))
+        logits = self._raw_logits(hidden, weight)
+        width = expected.shape[-1]  # Inkling leaves out rows that only pad the matrix
+        if self.forbidden[width:].all():
+            logits = logits[:, :width]
+        return relative_error(logits.log_softmax(-1), expected.log_softmax(-1))
 
 
 def _base_model(causal: PreTrainedModel) -> PreTrainedModel:

@@ -354,12 +354,13 @@ def configured_length(config: PreTrainedConfig) -> int | None:
 
 def _numbered_positions(model: PreTrainedModel) -> list[int]:
     """Usable positions of learned position embeddings whose first ones are reserved for padding (RoBERTa's family)."""
-    tables = [
-        module
-        for name, module in model.named_modules()
-        if name.endswith("embeddings.position_embeddings") and isinstance(module, nn.Embedding)
+    return [
+        table.num_embeddings - table.padding_idx - 1
+        for name, table in model.named_modules()
+        if name.endswith("embeddings.position_embeddings")
+        and isinstance(table, nn.Embedding)
+        and table.padding_idx is not None
     ]
-    return [table.num_embeddings - table.padding_idx - 1 for table in tables if table.padding_idx is not None]
 
 
 def rope_switch(model: PreTrainedModel) -> int | None:
@@ -483,10 +484,10 @@ def inner_matrices(module: nn.Module) -> list[nn.Parameter]:
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
     """
     models = [each for each in module.modules() if isinstance(each, PreTrainedModel)]
-    outside = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
-    outside |= {id(each) for model in models if (layer := model.get_output_embeddings()) for each in layer.parameters()}
+    outside = {each.weight for each in module.modules() if isinstance(each, nn.Embedding)}
+    outside |= {each for model in models if (layer := model.get_output_embeddings()) for each in layer.parameters()}
     layers = [
         layer for model in models for layer in model.base_model.modules() if isinstance(layer, nn.Linear | Conv1D)
     ]
-    found = {id(layer.weight): layer.get_parameter("weight") for layer in layers}
-    return [weight for name, weight in found.items() if name not in outside]
+    found = dict.fromkeys(layer.get_parameter("weight") for layer in layers)
+    return [weight for weight in found if weight not in outside]

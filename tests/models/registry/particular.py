@@ -47,7 +47,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]},
     "granitemoehybrid": {"mamba_n_heads": 8, "layer_types": ["linear_attention", "full_attention"] * 2},
     "inkling2_text": {"rel_extent": 8, "log_scaling_n_floor": 4, "n_layers_per_attn_res_block": 2},
-    "inkling_text": {"logits_mup_width_multiplier": 1.0, "rel_extent": 8, "log_scaling_n_floor": 4},
+    "inkling_text": {
+        "logits_mup_width_multiplier": 2.0,
+        "unpadded_vocab_size": 93,
+        "rel_extent": 8,
+        "log_scaling_n_floor": 4,
+    },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "laguna": {"layer_types": ["full_attention", "sliding_attention"] * 2},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8, "visual_embed": False, "input_size": 16, "patch_size": 8},

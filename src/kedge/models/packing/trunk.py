@@ -59,7 +59,6 @@ class Trunk:
         self._reach = least(*(getattr(config, name, None) or None for name in WINDOW_LIMITS))
         self._floor = least(*(getattr(config, name, None) for name in FLOORS))
         self._rope_switch = rope_switch(model)
-        self._limit = least(self._reach, self._rope_switch)
         self._pad_id = getattr(config, "pad_token_id", None) or 0
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._packs = self._takes_positions and self._error("packed", self._packed, longest=self._reach) <= TOLERANCE
@@ -91,7 +90,7 @@ class Trunk:
     @property
     def shares_up_to(self) -> float:
         """Maximum length of rows that can share the tokens of a common prompt; 0 if sharing does not work."""
-        return 0 if not self._shares else math.inf if self._limit is None else self._limit
+        return (least(self._reach, self._rope_switch) or math.inf) if self._shares else 0
 
     def checkpoint_activations(self) -> None:
         """Enable activation checkpointing: the backward pass recomputes the activations inside the layers.
