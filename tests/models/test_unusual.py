@@ -32,6 +32,7 @@ from transformers import (
     Qwen2PreTrainedModel,
     RecurrentGemmaConfig,
     RobertaConfig,
+    T5Config,
     XLMConfig,
     XLNetConfig,
     YosoConfig,
@@ -362,6 +363,15 @@ def test_padding_is_the_tokenizers():
     tokenizer = tiny_tokenizer()
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(299)
     assert find_batching(ScalarModel(classifier, tokenizer).classifier) == "right"
+
+
+def test_texts_of_a_trial_have_one_end_each_whatever_the_vocabulary():
+    """T5 reads its score there, and refuses a batch of texts that do not have equally many."""
+    config = T5Config(
+        vocab_size=131, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, num_labels=1, pad_token_id=0,
+        eos_token_id=2, decoder_start_token_id=0,
+    )  # fmt: skip
+    assert find_batching(build(config, AutoModelForSequenceClassification)) == "right"
 
 
 def test_a_reward_model_with_random_scores_is_refused():

@@ -179,13 +179,13 @@ def trial_rows(model: PreTrainedModel, *, longest: int = LONGEST, ending: int | 
     Args:
         model: Supplies vocabulary, context and device.
         longest: Most tokens of a row, ≥ 4.
-        ending: The last token of every row; None for any.
+        ending: The last token of every row, and nowhere else; None for any.
     """
     config = model.config.get_text_config()
     longest = min(longest, context_length(model) or longest)
     lengths = (longest, *[max(3, 2 * longest // 3)] * 2, max(3, longest // 2))
     pad_id = getattr(config, "pad_token_id", None)
-    tokens = [token for token in range(min(num_embeddings(model), 4096)) if token != pad_id]
+    tokens = [token for token in range(min(num_embeddings(model), 4096)) if token not in (pad_id, ending)]
     ids = [tokens[(37 * place + 5) % len(tokens)] for place in range(sum(lengths))]
     rows = TokenRows(torch.tensor(ids, device=model.device), lengths)
     if ending is not None:
