@@ -247,7 +247,8 @@ class DataUsage:
     @property
     def public_line(self) -> str:
         """The line with only the last part of each local path, to reveal nothing about the machine."""
-        return self._line([os.path.basename(name.rstrip("/")) if _is_path(name) else name for name in self.sources])
+        paths = [name for name in self.sources if os.path.exists(name) or name.startswith((".", "~", os.sep))]
+        return self._line([os.path.basename(name.rstrip("/")) if name in paths else name for name in self.sources])
 
     def as_json(self) -> dict[str, Any]:
         """The counts and the line."""
@@ -269,7 +270,3 @@ class DataUsage:
             drawn = (f"{share:.0%} {name}" for share, name in zip(self.shares, names, strict=True))
             parts.append(f"drawn as {', '.join(drawn)}")
         return "; ".join([*parts, *self.notes])
-
-
-def _is_path(name: str) -> bool:
-    return os.path.exists(name) or name.startswith((".", "~", os.sep))

@@ -85,7 +85,10 @@ def numbered_rows(source: Source) -> Iterator[tuple[int, Row]]:
         names = source
     else:
         return ((0, row) for row in listed_rows(table_rows(source, "the data")))
-    return ((index, row) for index, name in enumerate(names) for row in _named_rows(os.path.expanduser(name)))
+    named = map(os.path.expanduser, names)
+    # Opened lazily, with the first row, so that the memory limit also covers opening.
+    opened = (within_free_memory(chain.from_iterable(map(_open_rows, (name,))), name) for name in named)
+    return ((index, row) for index, rows in enumerate(opened) for row in rows)
 
 
 def _is_source_name(entry: object) -> bool:
@@ -99,11 +102,6 @@ def _is_source_name(entry: object) -> bool:
         or os.path.exists(os.path.expanduser(entry))
         or _HUB_ID.fullmatch(entry) is not None
     )
-
-
-def _named_rows(name: str) -> Iterator[Row]:
-    # Opened lazily, with the first row, so that the memory limit also covers opening.
-    return within_free_memory(chain.from_iterable(map(_open_rows, (name,))), name)
 
 
 def _open_rows(name: str) -> Iterator[Row]:

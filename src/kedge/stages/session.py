@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import ExitStack
@@ -60,6 +61,7 @@ class Session:
     process: int = field(default_factory=os.getpid)
     is_open: bool = True
     closed_by: str = ""
+    _calling: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def folder(self) -> Path:
@@ -75,11 +77,16 @@ class Session:
         atexit.register(self._forgotten)
 
     def check_usable(self) -> None:
-        """Check that the run is open, and in this process (`ConfigError` if not)."""
+        """Check that the run is open, in this process, and not in a call already (`ConfigError` if not)."""
         if not self.is_open:
             raise ConfigError(f"the trainer of {self.folder} is closed{self.closed_by}; open another with resume=True")
         if self.process != os.getpid():
             raise ConfigError(f"process {self.process} trains in {self.folder}, and a fork of it cannot")
+        if self._calling.locked():
+            raise ConfigError(
+                f"a call of the trainer of {self.folder} has not returned yet; on_update, rewards and other threads "
+                "cannot use the trainer meanwhile"
+            )
 
     def call(self, do: Callable[[], T]) -> T:
         """Call a function that uses the models.
@@ -89,7 +96,8 @@ class Session:
         discarded.
         """
         try:
-            return self.variables.run(self._interruptible, do)
+            with self._calling:
+                return self.variables.run(self._interruptible, do)
         except BaseException as error:
             if self.loop.is_changing:
                 self.closed_by = f" after an error in update {self.loop.done + 1}"
@@ -112,9 +120,13 @@ class Session:
 
         Args:
             error: The error that ends it; None if its owner does.
+
+        Raises:
+            ConfigError: A call is in progress.
         """
         if not self.is_open or self.process != os.getpid():
             return
+        self.check_usable()
         self.is_open = False
         self._forgotten.detach()
         atexit.unregister(self._forgotten)
@@ -129,8 +141,10 @@ class Session:
             if not is_run(self.folder):  # unless the start was measured
                 say("No update was made, so no run is left.")
         finally:
-            if self.loop.done:
-                self._say_ending(is_whole=is_whole)
+            if self.loop.done and not (is_whole and self.loop.done >= self.num_updates):
+                say(f"Resume: the same loop with kedge.PpoTrainer(..., out={str(self.folder)!r}, resume=True)")
+            if is_whole:
+                say(f"Model:  {self.folder / 'model'}")
 
     @default_modes()
     def _end(self, error: BaseException | None) -> None:
@@ -144,12 +158,6 @@ class Session:
                 self.loop.ended = "the loop ended it"
             self.loop.save()
 
-    def _say_ending(self, *, is_whole: bool) -> None:
-        if not is_whole or self.loop.done < self.num_updates:
-            say(f"Resume: the same loop with kedge.PpoTrainer(..., out={str(self.folder)!r}, resume=True)")
-        if is_whole:
-            say(f"Model:  {self.folder / 'model'}")
-
     def _close_forgotten(self) -> None:
         try:
             self.close()
@@ -160,11 +168,15 @@ class Session:
 
 
 def session_call(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Decorate a method that uses the models: it runs in its owner's `_session`, with the lists of the first rank."""
+    """Decorate a method that uses the models: it runs in its owner's `_session`, with the lists of the first rank.
+
+    What it has drawn is drawn again by the next call if it fails, even at its very end.
+    """
     declared = signature(method)
-    kinds = {name: each.kind for name, each in declared.parameters.items() if name != "self"}
     places = [
-        "[…]" if name in LISTS else name for name, kind in kinds.items() if kind is Parameter.POSITIONAL_OR_KEYWORD
+        "[…]" if name in LISTS else name
+        for name, each in declared.parameters.items()
+        if name != "self" and each.kind is Parameter.POSITIONAL_OR_KEYWORD
     ]
     example = f"{method.__name__}({', '.join(places)})"
 
@@ -178,7 +190,12 @@ def session_call(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatena
         bound.arguments |= session.run.ranks.first(
             lambda: {name: _listed(name, each, example) for name, each in lists.items()}
         )
-        return session.call(partial(method, *bound.args, **bound.kwargs))
+        drawn = self._drawn()
+        try:
+            return session.call(partial(method, *bound.args, **bound.kwargs))
+        except BaseException:
+            self._draw_again(*drawn)
+            raise
 
     return call
 

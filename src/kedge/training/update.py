@@ -337,7 +337,10 @@ class Steps(Generic[B]):
             return
         result = self.result
         rows, minibatch, divisors = self._chosen(rows, self._minibatch(rows))
-        totals = self._gradients(minibatch, partial(self._critic_terms, divisors))
+        totals = self._gradients(
+            minibatch,
+            lambda _, part: self.objective.critic_terms(self.learner.evaluate_critic(part), part, divisors),
+        )
         scale_output_gradients(self.optimizer)
         ranks = self.learner.ranks
         metrics = {
@@ -442,10 +445,6 @@ class Steps(Generic[B]):
         if self.read_states is not None and outputs.states is not None and len(rows) and len(self.result.passes) == 1:
             self.read_states(rows, outputs.states)
         return self.objective(outputs, part, divisors)
-
-    def _critic_terms(self, divisors: Divisors, part_rows: Int[Tensor, " part"], part: B) -> Terms:
-        """Compute the value term of a micro-batch."""
-        return self.objective.critic_terms(self.learner.evaluate_critic(part), part, divisors)
 
 
 def search_minibatch(

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -1091,3 +1092,48 @@ def test_the_critic_learns_on_where_the_kl_ends_the_policys_steps_before_the_fir
         given = trainer.batch(batch.prompt_ids, batch.response_ids, logprobs=logprobs)
         row = trainer.update(given, [0.0, 1.0, 2.0, 3.0])
         assert row["value/extra_loss"] > 0
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["on_update", "thread"])
+def test_a_call_in_the_middle_of_another_is_refused(policy: Path, tmp_path: Path, thread: bool) -> None:
+    """It changes nothing: the run is complete, as it is without such calls."""
+    refused = list[str]()
+
+    def call_all() -> None:
+        calls = [lambda: trainer.generate(PROMPTS), trainer.sample, lambda: trainer.update(batch), trainer.save]
+        for call in [*calls, trainer.close]:
+            with pytest.raises(ConfigError, match=r"a call of the trainer of .* has not returned yet") as error:
+                call()
+            refused.append(str(error.value))
+
+    def on_update(_: kedge.Update) -> None:
+        if not thread:
+            return call_all()
+        other = threading.Thread(target=call_all)
+        other.start()
+        other.join()
+
+    settings = {**SIZES, "num_updates": 1, "prompts": PROMPTS}
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", on_update=on_update, **settings) as trainer:
+        batch = trainer.sample()
+        trainer.update(batch, scored(batch.responses))
+    assert len(refused) == 5
+    assert json.loads((tmp_path / "run" / "finished.json").read_text())["updates"] == 1
+
+
+def test_an_interrupt_at_the_end_of_a_call_leaves_nothing_of_what_it_drew(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawn(folder: Path, *, interrupted: bool) -> list[Any]:
+        found = list[Any]()
+        with kedge.PpoTrainer(model=policy, prompts=PROMPTS, out=folder, **{**SIZES, "num_prompts": 1}) as trainer:
+            for call in (lambda: trainer.generate(PROMPTS), lambda: trainer.sample().rollout.response_ids.tolist()):
+                if interrupted:
+                    with monkeypatch.context() as patch:
+                        patch.setattr(trainer._stop, "raise_if_requested", lambda: signal.raise_signal(signal.SIGINT))
+                        with pytest.raises(KeyboardInterrupt):
+                            call()
+                found.append(call())
+        return found
+
+    assert drawn(tmp_path / "whole", interrupted=False) == drawn(tmp_path / "interrupted", interrupted=True)

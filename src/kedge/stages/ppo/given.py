@@ -178,11 +178,12 @@ class Reader:
                     raise DataError(f"prompt {place} has no tokens")
                 if self.room is not None and len(found) > self.room:
                     raise DataError(f"prompt {place} has {len(found)} tokens; the context leaves {self.room}")
-                rows.append(Prompt(str(tokenizer.decode(found))))
-                encoded.append(found)
+                row = Prompt(str(tokenizer.decode(found)))
             else:
-                rows.append(next(texts))
-                encoded.append(encode_prompt(tokenizer, rows[-1].text))
+                row = next(texts)
+                found = encode_prompt(tokenizer, row.text)
+            rows.append(row)
+            encoded.append(found)
         return rows, encoded
 
     def prompts_to_sample(self, prompts: Sequence[Any]) -> tuple[list[Prompt], list[list[int]]]:
@@ -246,8 +247,7 @@ class Reader:
             for place, response in enumerate(responses)
         ]
         for response in encoded:
-            if response.counts:
-                self._check_lengths(response)
+            self._check_lengths(response)
         numbers, firsts = _groups(rows, prompt_ids, groups)
         table = Responses.empty(len(responses), trainer.settings.rollout.max_new_tokens, pad_id=trainer.pad_id)
         for place, response in enumerate(encoded):
@@ -262,12 +262,12 @@ class Reader:
         request = Request([*opened], seeds=(), groups=numbers, policy_version=version)
         rollout = table.rollout(request, stop_tokens=trainer.roles.stop_tokens.ids, device=trainer.run.device)
         # The caller decides, regardless of the last token.
-        ended = torch.tensor([response.stopped for response in encoded], device=trainer.run.device)
-        rollout = replace(rollout, stopped=ended)
+        tables = {"stopped": torch.tensor([response.stopped for response in encoded])}
         if any(response.opening or len(response.starts) > 1 for response in encoded):
-            rollout = replace(rollout, turn_starts=table.turn_starts.to(ended.device))
+            tables["turn_starts"] = table.turn_starts
         if any(response.opening for response in encoded):
-            rollout = replace(rollout, parents=table.parents.to(ended.device))
+            tables["parents"] = table.parents
+        rollout = replace(rollout, **{name: each.to(trainer.run.device) for name, each in tables.items()})
         if logprobs is None:
             self.say(
                 f"The log probabilities of {len(responses)} responses when they were sampled are not known; those of "
@@ -290,19 +290,17 @@ def _groups(
     rows: Sequence[Prompt], prompt_ids: Sequence[Sequence[int]], groups: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
     """Return each response's group, numbered in order of appearance, and each group's first response."""
-    if groups is None:
-        keys = [tuple(ids) for ids in prompt_ids]
-    else:  # the entries of a tensor are never equal as keys
-        keys = groups.tolist() if isinstance(groups, Tensor) else list(groups)
-        for key in keys:
-            if isinstance(key, (list, dict, set)):
-                raise DataError(
-                    f"groups has an entry of type {type(key).__name__}; expected the number of each response's prompt"
-                )
+    # The entries of a tensor are never equal as keys.
+    keys = list(map(tuple, prompt_ids) if groups is None else plain_value(groups))
+    for key in keys:
+        if isinstance(key, (list, dict, set)):
+            raise DataError(
+                f"groups has an entry of type {type(key).__name__}; expected the number of each response's prompt"
+            )
     firsts = {key: place for place, key in reversed(list(enumerate(keys)))}
     order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     for place, key in enumerate(keys):
-        if tuple(prompt_ids[place]) != tuple(prompt_ids[firsts[key]]):
+        if prompt_ids[place] != prompt_ids[firsts[key]]:
             raise DataError(f"responses {firsts[key]} and {place} are in one group and have different prompts")
     if groups is None:
         columns = [plain_json(row.columns) for row in rows]  # in JSON, missing values are equal; NaN is not
@@ -344,9 +342,10 @@ class _Response:
         parts = [(given, True)] if isinstance(given, str) or is_ids(given) else _parts(given, name)
         for number, (part, own) in enumerate(parts):
             if isinstance(own, bool):
-                is_text = isinstance(part, str)
-                tokenizer = trainer.roles.tokenizer
-                found = encode_completion(tokenizer, part, eos=False) if is_text else _checked(trainer, part, name)
+                if isinstance(part, str):
+                    found = encode_completion(trainer.roles.tokenizer, part, eos=False)
+                else:
+                    found = _checked(trainer, part, name)
                 self.starts += [episode.length] if own and found else []
                 episode.add(found)
                 self.own += [own] * len(found)
@@ -433,7 +432,7 @@ def _checked(trainer: Trainer, ids: Any, name: str) -> list[int]:
     found = list(plain_value(ids))
     size = len(trainer.roles.tokenizer)
     for token in found:
-        if isinstance(token, bool) or not isinstance(token, Integral):
+        if not is_whole(token):
             raise DataError(f"{name} has {token!r:.40} among its token ids")
         if not 0 <= int(token) < size:
             raise DataError(f"{name} has the token id {token}; the policy's tokenizer has 0 to {size - 1}")

@@ -19,9 +19,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from kedge.config import Config, with_values
+from kedge.data import PromptStream
 from kedge.logs.experience_metrics import describe_experience
 from kedge.rewards import RewardTerm
 from kedge.rewards.score import describe_responses
@@ -143,38 +144,27 @@ class PpoTrainer:
             in_memory = {field: objects.get(name) for name, field in find_stage("ppo").arguments.items()}
             if not has_prompts:
                 in_memory["data.prompts"] = _own_prompts
-            self._open_run(config, opening, in_memory, has_prompts, resume, on_update)
-            player = self.roles.player
+            run = self._run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
+            run.facts = {**run.facts, "loop": "own"}
+            self._stop = Stopping(run.ranks)
+            self.config = config
+            self._updates = opening.enter_context(
+                opened_updates(run, has_prompts=has_prompts, has_scores=True, stop=self._stop, callback=on_update)
+            )
+            self._loop = self._updates.loop
+            trainer = self._trainer = self._updates.trainer
+            roles = self.roles = trainer.roles
+            player = roles.player
             self._has_reward = others_score or (player is not None and player.environment.is_scored)
+            self._stream = prompt_stream(trainer, self._loop) if has_prompts else None
+            say = self._updates.log.progress.say
+            self._sampling = Sampling(None, trainer, check=self._updates.guard.check_rollout, say=say)
+            room = longest_prompt(config, roles.actor_critic, roles.reward.weighted_models, player)
+            self._reader = Reader(trainer, room, say)
+            self._begin_again()
+            self._steps = self._updates.steps()
+            self._next = next(self._steps, None)
             return opening.pop_all()
-
-    def _open_run(
-        self,
-        config: Config,
-        opening: ExitStack,
-        in_memory: Mapping[str, Any],
-        has_prompts: bool,
-        resume: Resume | None,
-        on_update: Callback | None,
-    ) -> None:
-        run = self._run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
-        run.facts = {**run.facts, "loop": "own"}
-        self._stop = Stopping(run.ranks)
-        self.config = config
-        self._updates = opening.enter_context(
-            opened_updates(run, has_prompts=has_prompts, has_scores=True, stop=self._stop, callback=on_update)
-        )
-        loop = self._loop = self._updates.loop
-        self._trainer = self._updates.trainer
-        roles = self.roles = self._trainer.roles
-        self._stream = prompt_stream(self._trainer, loop) if has_prompts else None
-        say = self._updates.log.progress.say
-        self._sampling = Sampling(None, self._trainer, check=self._updates.guard.check_rollout, say=say)
-        room = longest_prompt(config, roles.actor_critic, roles.reward.weighted_models, roles.player)
-        self._reader = Reader(self._trainer, room, say)
-        self._begin_again()
-        self._steps = self._updates.steps()
-        self._next = next(self._steps, None)
 
     @property
     def folder(self) -> Path:
@@ -227,36 +217,27 @@ class PpoTrainer:
             DataError: A prompt cannot be used, such as one that is too long, or ids with an environment.
             ConfigError: No prompts are given, the limit is invalid, or the run has ended.
         """
-        stream = self._stream
-        if prompts is None and stream is None:
+        if prompts is None and self._stream is None:
             raise ConfigError("sample() needs prompts: pass them, or give the trainer prompts=")
         number, clock = self._begin()
         longest = self._trainer.settings.rollout.max_new_tokens
         if max_new_tokens is not None and not (is_whole(max_new_tokens) and 1 <= max_new_tokens <= longest):
             raise ConfigError(f"max_new_tokens is {max_new_tokens!r}; rollout.max_new_tokens allows 1 to {longest}")
-        before = stream and stream.state_dict()
-        try:
-            if prompts is None:
-                assert stream is not None
-                rows = stream.next(self._trainer.settings.rollout.num_prompts)
-                prompt_ids = None
-            else:
-                rows, prompt_ids = self._reader.prompts_to_sample(list(prompts))
-            # A second batch for the same update draws different random numbers.
-            again = ("again", self._num_sampled) if self._num_sampled else ()
-            self._published |= self._trainer.publish(number - 1)
-            with clock.phase("rollout"):
-                rollout = self._trainer.sample(
-                    rows, "rollout", number, *again, prompt_ids=prompt_ids, max_new_tokens=max_new_tokens
-                )
-            is_exact = self._trainer.run_settings.exact
-            batch = Batch.of(rollout, rows, self.roles.tokenizer, owner=self, is_exact=is_exact)
-        except BaseException:  # the next call draws the prompts of this one
-            if stream and before:
-                stream.load_state_dict(before)
-            raise
-        self._num_sampled += 1
-        return batch
+        prompt_ids = None
+        if prompts is not None:
+            rows, prompt_ids = self._reader.prompts_to_sample(list(prompts))
+        else:
+            rows = cast("PromptStream", self._stream).next(self._trainer.settings.rollout.num_prompts)
+        # A second batch for the same update draws different random numbers.
+        again = ("again", count) if (count := self._counts["sample"]) else ()
+        self._counts["sample"] += 1
+        self._published |= self._trainer.publish(number - 1)
+        with clock.phase("rollout"):
+            rollout = self._trainer.sample(
+                rows, "rollout", number, *again, prompt_ids=prompt_ids, max_new_tokens=max_new_tokens
+            )
+        exact = self._trainer.run_settings.exact
+        return Batch.of(rollout, rows, self.roles.tokenizer, owner=self, is_exact=exact)
 
     @session_call
     def batch(
@@ -294,8 +275,8 @@ class PpoTrainer:
         Raises:
             DataError: A prompt or response cannot be used; the message says which and why.
         """
-        options = {"logprobs": logprobs, "stopped": stopped, "groups": groups, "policy_version": policy_version}
-        options = self._run.ranks.first(lambda: options)
+        given = {"logprobs": logprobs, "stopped": stopped, "groups": groups, "policy_version": policy_version}
+        options = self._run.ranks.first(lambda: given)
         self._begin()
         rollout, rows = self._reader.rollout(list(prompts), list(responses), done=self.done, **options)
         return Batch.of(rollout, rows, self.roles.tokenizer, owner=self, is_exact=False)
@@ -314,7 +295,16 @@ class PpoTrainer:
             ConfigError: The batch has been trained on, or the run has ended.
             NumericsError: The guard stops the run.
         """
-        listed = self._checked_for_update(batch, scores)
+        listed = self._checked(batch, scores, "update")
+        if batch._trained:
+            raise ConfigError(f"update {batch._trained[0]} has trained on this batch; sample another one")
+        if listed is not None and self._trainer.run_settings.samples_greedy:
+            raise ConfigError(
+                f"ppo.advantage={self.config.ppo.estimator} compares with the score of a greedy response, which "
+                "reward= has to give: call update(batch) without scores"
+            )
+        if listed is not None and self.config.ppo.on_nonfinite == "stop":  # before the guard records a stop
+            checked_scores(listed, name="scores", lengths=[len(ids) for ids in batch.response_ids])
         number, clock = self._begin()
         try:
             metrics = self._updates.make(number, partial(self._scored, batch, listed), clock)
@@ -342,9 +332,9 @@ class PpoTrainer:
         """
         rows, prompt_ids = self._reader.prompts_to_sample(list(prompts))
         self._trainer.publish(self.done)
-        names = ("generate", self.done, self._num_generated)
+        self._counts["generate"] += 1
+        names = ("generate", self.done, self._counts["generate"])
         rollout = self._trainer.sample(rows, *names, groups=range(len(rows)), greedy=greedy, prompt_ids=prompt_ids)
-        self._num_generated += 1
         return describe_responses(rollout, rows, self.roles.tokenizer).completions
 
     @session_call
@@ -394,11 +384,21 @@ class PpoTrainer:
             self._next = next(self._steps, None)
             raise
 
+    def _drawn(self) -> tuple[Any, ...]:
+        """The state of what calls draw: the run's prompts, and random numbers that depend on the number of calls."""
+        return self.done, self._counts.copy(), self._stream and self._stream.state_dict()
+
+    def _draw_again(self, done: int, counts: dict[str, int], stream: Any) -> None:
+        """Restore `_drawn`, unless an update is complete since."""
+        if done == self.done:
+            self._counts = counts
+            if self._stream:
+                self._stream.load_state_dict(stream)
+
     def _begin_again(self) -> None:
         """Count the calls of an update from its start, as a resumed run does."""
         self._clock: Stopwatch | None = None
-        self._num_sampled = 0
-        self._num_generated = 1
+        self._counts = {"sample": 0, "generate": 0}
         self._published: dict[str, float] = {}
 
     def _begin(self) -> tuple[int, Stopwatch]:
@@ -412,28 +412,15 @@ class PpoTrainer:
             self._clock = Stopwatch(self._run.device)
         return self._next, self._clock
 
-    def _checked_for_update(self, batch: Batch, scores: Iterable[Any] | None) -> list[Any] | None:
-        listed = self._checked(batch, scores, "update")
-        if batch._trained:
-            raise ConfigError(f"update {batch._trained[0]} has trained on this batch; sample another one")
-        if listed is not None and self._trainer.run_settings.samples_greedy:
-            raise ConfigError(
-                f"ppo.advantage={self.config.ppo.estimator} compares with the score of a greedy response, which "
-                "reward= has to give: call update(batch) without scores"
-            )
-        if listed is not None and self.config.ppo.on_nonfinite == "stop":  # before the guard records a stop
-            checked_scores(listed, name="scores", lengths=[len(ids) for ids in batch.response_ids])
-        return listed
-
     def _checked(self, batch: Batch, scores: Iterable[Any] | None, call: str) -> list[Any] | None:
         """Check that a batch can be used with these scores, and return them as a list."""
         if not isinstance(batch, Batch):
             raise ConfigError(f"{call} takes a batch from sample() or batch(), not one of type {type(batch).__name__}")
         if batch._owner is not self:
             raise ConfigError("this batch belongs to another trainer; sample it with this one, or use batch()")
-        if scores is None and not self._has_reward:
-            raise RewardError(NO_SCORES)
         if scores is None:
+            if not self._has_reward:
+                raise RewardError(NO_SCORES)
             return None
         check_count(listed := list(scores), len(batch))
         return batch.by_token(listed)

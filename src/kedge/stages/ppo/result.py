@@ -55,13 +55,9 @@ def save_result(run: Run, roles: Roles, *, interrupted: bool | None, model: bool
     """
     run.sync()
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
-    if not model:
-        pass
-    elif not run.ranks.is_sharded:
-        if run.ranks.is_first:
-            _save(run, roles, metrics)
-    elif not interrupted:  # an interrupted run may lack a rank, and its checkpoint has the policy
-        weights = gathered_state(roles.actor_critic.policy.causal, run.ranks)
+    is_sharded = run.ranks.is_sharded
+    if model and not (is_sharded and interrupted):  # a rank may be missing, and the checkpoint has the policy
+        weights = gathered_state(roles.actor_critic.policy.causal, run.ranks) if is_sharded else None
         if run.ranks.is_first:
             _save(run, roles, metrics, weights)
     leave_stage_report(run.config, run.folder, interrupted=interrupted)
@@ -78,18 +74,13 @@ def _save(run: Run, roles: Roles, metrics: Sequence[dict[str, Any]], weights: di
         source = run.config.ppo.reference
         reference = "the start" if source is None else public_name(source)
         facts[f"KL to {reference}, last update"] = f"{last['objective/kl']:.2f} nats per response"
-    facts.update(_held_out(metrics))
+    measured = next((row for row in reversed(metrics) if any(name.startswith("eval/") for name in row)), {})
+    facts |= {f"held-out {label}": measured[name] for name, label in HELD_OUT.items() if measured.get(name) is not None}
     _save_policy(run, roles, run.folder / "model", facts, len(metrics), weights, ended=True)
 
 
 def _facts(roles: Roles, num_updates: int) -> dict[str, object]:
     return {"updates": num_updates, **({} if roles.reward.is_empty else {"reward": roles.reward.name})}
-
-
-def _held_out(metrics: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """The last evaluation on held-out prompts, if there was one."""
-    last = next((row for row in reversed(metrics) if any(name.startswith("eval/") for name in row)), {})
-    return {f"held-out {label}": last[name] for name, label in HELD_OUT.items() if last.get(name) is not None}
 
 
 def checkpoint_model(run: Run, roles: Roles) -> CheckpointModel:
