@@ -96,6 +96,9 @@ class FunctionReward:
         }
         self._check_settings()
 
+    def close(self) -> None:
+        """Do nothing: it has no process."""
+
     @property
     def is_async(self) -> bool:
         """True if calling the function returns a coroutine."""

@@ -120,6 +120,11 @@ class GuardedReward:
         self._ranks = ranks
         self.name = name or self._function.name
 
+    def close(self) -> None:
+        """End the function's process, if any."""
+        if self._function:
+            self._function.close()
+
     def check(self, columns: Collection[str]) -> None:
         """See `FunctionReward.check`."""
         self._on_first(lambda: self._function.check(columns))
@@ -352,6 +357,12 @@ class WeightedReward:
             for own, model in source.models.items()
             if judges is not bool(weight)
         }
+
+    def close(self) -> None:
+        """End the processes of functions; a further call starts others."""
+        for source in self.sources:
+            if isinstance(source, GuardedReward):
+                source.close()
 
     def check(self, columns: Collection[str]) -> None:
         """Check before a run that the prompts have the columns that every source needs (`RewardError` if not)."""

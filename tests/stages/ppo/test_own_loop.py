@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pandas
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -1137,3 +1138,21 @@ def test_an_interrupt_at_the_end_of_a_call_leaves_nothing_of_what_it_drew(
         return found
 
     assert drawn(tmp_path / "whole", interrupted=False) == drawn(tmp_path / "interrupted", interrupted=True)
+
+
+def test_a_closed_trainer_has_no_processes(policy: Path, tmp_path: Path) -> None:
+    code = tmp_path / "code.py"
+    code.write_text(
+        "def length(completions):\n    return [float(len(text)) for text in completions]\n\n\n"
+        "class World:\n"
+        "    def reset(self, row, seed):\n        return None\n\n"
+        "    def step(self, text):\n        return ' yes', 1.0, True, False\n"
+    )
+    before = psutil.Process().children()
+    parts = {"environment": f"{code}:World", "reward": f"{code}:length", "eval_prompts": PROMPTS, "eval_every": 3}
+    settings = {**SIZES, **parts, "evaluate": {"judge": f"{code}:length"}, "prompts": ["A sail", "The sea"]}
+    trainer = kedge.PpoTrainer(model=policy, out=tmp_path / "run", **settings)
+    assert len(psutil.Process().children()) == len(before) + 3
+    trainer.close()
+    assert psutil.Process().children() == before
+    assert trainer.roles.reward.names

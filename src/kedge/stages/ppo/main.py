@@ -124,7 +124,7 @@ def opened_updates(
     roles = with_background(config, run, load_roles(config, run, has_prompts=has_prompts, has_scores=has_scores))
     with (
         running(run, save=partial(save_result, run, roles)) as summary,
-        closing(roles.engine),
+        closing(roles),
         stage_loop(run, model=checkpoint_model(run, roles), stop=stop) as loop,
         ppo_log(trainer := Trainer.of(config, run, roles), loop) as log,
     ):

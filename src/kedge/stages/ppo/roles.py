@@ -89,6 +89,16 @@ class Roles:
     player: Player | None
     privileged: PrivilegedText | None
 
+    def close(self) -> None:
+        """End the processes of the engine, the environment, and the functions that score or judge."""
+        self.engine.close()
+        if self.player is not None:
+            self.player.environment.close()
+        judge = self.prompts.judge
+        for source in (self.reward, judge and judge.source):
+            if isinstance(source, WeightedReward):
+                source.close()
+
 
 def load_roles(config: Config, run: Run, *, has_prompts: bool = True, has_scores: bool = False) -> Roles:
     """Load policy, reference, reward, critic and prompts, from the configuration or from Python objects.
