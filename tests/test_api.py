@@ -560,13 +560,18 @@ def modes_of_a_caller() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def test_a_run_is_the_same_whatever_modes_of_torch_its_caller_has_set(models, tmp_path):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_is_the_same_whatever_modes_of_torch_its_caller_has_set(models, tmp_path, precision):
+    """In bf16, the caller's autocast would keep copies of the weights from before each step."""
+    ppo: dict[str, Any] = {**PPO, "precision": precision}
+
     def weights(out: Path) -> dict[str, bytes]:
         sft: dict[str, Any] = {"model": models / "policy", "demonstrations": DEMONSTRATIONS, **QUIET}
+        sft["precision"] = precision
         result = kedge.sft(**sft, out=out / "sft", adapter={"kind": "lora"})
         kedge.merge(result.model, out / "merged")
-        kedge.ppo(model=models / "policy", prompts=PROMPTS, reward=count_letters, out=out / "ppo", **PPO)
-        with kedge.PpoTrainer(model=models / "policy", out=out / "loop", **PPO) as trainer:
+        kedge.ppo(model=models / "policy", prompts=PROMPTS, reward=count_letters, out=out / "ppo", **ppo)
+        with kedge.PpoTrainer(model=models / "policy", out=out / "loop", **ppo) as trainer:
             batch = trainer.sample(PROMPTS)
             trainer.update(batch, count_letters(batch.responses))
         return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.safetensors")}

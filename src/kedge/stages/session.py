@@ -153,7 +153,7 @@ class Session:
             return
         with self.contexts:  # ends the run even if it cannot be saved
             if not self.loop.done:
-                raise _NoUpdate("no update was made")
+                raise _NoUpdate
             if self.loop.done < self.num_updates and self.loop.ended is None:
                 self.loop.ended = "the loop ended it"
             self.loop.save()
@@ -209,8 +209,9 @@ def _listed(name: str, given: Any, call: str) -> list[Any]:
     """
     is_one = isinstance(given, (str, bytes, Mapping, Set)) or not getattr(given, "ndim", 1)
     if is_one or not isinstance(given, Iterable):
-        kind = RewardError if name == "scores" else DataError
-        raise kind(f"{name} are of type {type(given).__name__}; pass a list: {call}")
+        raise (RewardError if name == "scores" else DataError)(
+            f"{name} are of type {type(given).__name__}; pass a list: {call}"
+        )
     return list(table_rows(given, name))
 
 

@@ -147,6 +147,11 @@ def default_modes() -> Iterator[None]:
         for kind in ("cpu", "cuda", "mps"):
             if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
                 modes.enter_context(torch.autocast(kind, enabled=False))
+        # An autocast context keeps its copies of weights until the outermost one ends: the run's must be outermost.
+        while torch.autocast_decrement_nesting() >= 0:
+            modes.callback(torch.autocast_increment_nesting)
+        torch.autocast_increment_nesting()
+        torch.clear_autocast_cache()
         if torch.get_default_device().type != "cpu":
             modes.enter_context(torch.device("cpu"))
         modes.enter_context(_float32())

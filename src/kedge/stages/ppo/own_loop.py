@@ -236,8 +236,7 @@ class PpoTrainer:
             rollout = self._trainer.sample(
                 rows, "rollout", number, *again, prompt_ids=prompt_ids, max_new_tokens=max_new_tokens
             )
-        exact = self._trainer.run_settings.exact
-        return Batch.of(rollout, rows, self.roles.tokenizer, owner=self, is_exact=exact)
+        return Batch.of(rollout, rows, self.roles.tokenizer, owner=self, is_exact=self._trainer.run_settings.exact)
 
     @session_call
     def batch(
@@ -404,9 +403,11 @@ class PpoTrainer:
     def _begin(self) -> tuple[int, Stopwatch]:
         """Start the next update unless it has been started; return its number and its clock."""
         if self._next is None:
-            more = f"; num_updates={2 * self.num_updates} and resume=True would make more" if not self.ended else ""
-            why = self.ended or f"it has made its {self.num_updates} updates (ppo.num_updates)"
-            raise ConfigError(f"the run in {self.folder} has ended: {why}{more}")
+            why = self.ended or (
+                f"it has made its {self.num_updates} updates (ppo.num_updates); num_updates={2 * self.num_updates} and "
+                "resume=True would make more"
+            )
+            raise ConfigError(f"the run in {self.folder} has ended: {why}")
         if self._clock is None:
             self._trainer.begin(self._next)
             self._clock = Stopwatch(self._run.device)
