@@ -239,6 +239,46 @@ def test_two_tabs_of_one_person_do_not_answer_twice(opened, tmp_path):
     assert len(read_labels(tmp_path).answers) == 1
 
 
+def test_a_copy_of_a_tab_cannot_answer_either(opened, tmp_path):
+    opened.expected.append("409")
+    with serving(tmp_path, ["ana"]) as server:
+        one = opened(server.urls["ana"])
+        count(one, 0, 6)
+        press(one, "Tab", "u")  # the draft is kept, and a browser copies it into the new tab
+        with one.expect_popup() as copied:
+            one.evaluate("window.open(location.href)")
+        two = copied.value
+        count(two, 0, 6)
+        press(one, "ArrowLeft")
+        count(one, 1, 6)
+        press(two, "ArrowRight")
+        count(two, 1, 6)
+        playwright.expect(two.locator("#error")).to_contain_text("answered in another window")
+    assert len(read_labels(tmp_path).answers) == 1
+
+
+def test_an_answer_whose_reply_was_lost_can_be_undone_and_given_again(opened, tmp_path):
+    opened.expected.append("net::ERR_FAILED")
+    with serving(tmp_path, ["ana"]) as server:
+        page = opened(server.urls["ana"])
+        count(page, 0, 6)
+        page.route("**/answer", lambda route: (route.fetch(), route.abort()))
+        press(page, "ArrowLeft")
+        playwright.expect(page.locator("#error")).to_contain_text("Not saved yet")
+        page.unroute_all(behavior="wait")
+        page.reload()
+        count(page, 1, 6)
+        press(page, "z")
+        playwright.expect(page.locator("#changing")).to_be_visible()
+        page.wait_for_timeout(PAUSE)
+        press(page, "s")
+        count(page, 0, 6)
+        press(page, "ArrowRight")
+        count(page, 1, 6)
+    [found] = read_labels(tmp_path).answers
+    assert (found.item, [found.ranks[place] for place in found.order]) == (PAIR[0].id, [2, 1])
+
+
 def test_hostile_texts_are_text(opened, tmp_path):
     prompt = [{"role": "user" + NASTY, "content": NASTY}]
     item = Item("1", prompt, (NASTY, "y" * 1_000_000), ("m", "m"))

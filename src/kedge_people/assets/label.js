@@ -66,7 +66,6 @@ function startDraft() {
     kept = JSON.parse(sessionStorage.getItem(draftKey()));
   } catch { /* as above */ }
   draft = kept ?? {
-    id: crypto.randomUUID(),
     ranks: fill(answer?.ranks, null),
     axes: Object.fromEntries(state.axes.map((axis) => [axis, fill(answer?.axes[axis], null)])),
     thumbs: fill(answer?.thumbs, 0),
@@ -343,7 +342,8 @@ async function send(verdict, ranks) {
   busy = true;
   const key = draftKey();
   const { id, replaces } = state.question;
-  const body = JSON.stringify({ ...draft, question: id, replaces, verdict, ranks });
+  // A draft may be sent again after a reload, or from a copy of the tab, as another answer: the id is that of the sending.
+  const body = JSON.stringify({ ...draft, id: crypto.randomUUID(), question: id, replaces, verdict, ranks });
   const slow = setTimeout(() => say("Saving …"), 300);
   let reply = null;
   while (reply === null) {
