@@ -81,13 +81,15 @@ class Assignments:
         """
         counts = Counter(answer.item for answer in own)
         counts.update({answer.item for answer in own if answer.verdict == "skipped"})
-        found: list[Question] = []
-        for question in self.questions(person, items):
+        asked = self.questions(person, items)
+        answered = {(answer.item, answer.order) for answer in own}
+        done = set[Question]()
+        # Those in the order of an answer first: the first of two may be undone after the second was answered.
+        for question in sorted(asked, key=lambda each: each not in answered):
             if counts[question.item] > 0:
                 counts[question.item] -= 1
-            else:
-                found.append(question)
-        return found
+                done.add(question)
+        return [question for question in asked if question not in done]
 
     def question(self, person: str, item: Item, *, again: bool = False) -> Question:
         """An item with its responses in random order, in another one if it is asked again."""

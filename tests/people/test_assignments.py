@@ -1,6 +1,7 @@
 """Who is asked what: shares, overlap, repeats, orders, and people who join later."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,18 @@ def test_repeats_come_much_later_in_another_order():
         assert questions[first].order != questions[second].order
         assert sorted(questions[first].order) == sorted(questions[second].order) == [0, 1, 2]
     assert dealt.questions("ana", found.items) == questions, "a reload asks the same"
+
+
+def test_a_first_answer_undone_after_its_repeat_is_asked_again_in_its_own_order():
+    found = labels(4, size=2)
+    dealt = Assignments(repeats=0.25).dealt(found, ["ana"])
+    questions = dealt.questions("ana", found.items)
+    given = [Answer(str(number), each.item, "ana", "", 1.0, each.order, "bad") for number, each in enumerate(questions)]
+    [item] = [name for name, count in Counter(each.item for each in questions).items() if count == 2]
+    first = [each.item for each in questions].index(item)
+    assert dealt.left("ana", found.items, given[:first] + given[first + 1 :]) == [questions[first]]
+    reseeded = [replace(each, order=each.order[::-1]) for each in given]
+    assert dealt.left("ana", found.items, reseeded) == [], "the order of an answer decides between questions alone"
 
 
 def test_a_single_response_is_not_asked_again():
