@@ -25,27 +25,17 @@ def ask_judges(folder: Path, assignments: Assignments, file: AnswerFile, config:
     labels = read_labels(folder)
     for name in filter(names_judge, assignments.people):
         answered = {answer.item for answer in labels.answers if answer.person == name}
-        questions = {question.item: question for question in assignments.questions(name, labels.items)}
-        waiting = [question for item, question in questions.items() if item not in answered]
+        questions = assignments.questions(name, labels.items)
+        waiting = {question.item: question for question in questions if question.item not in answered}
         if not waiting:
             continue
         judge = open_judge(name, config, folder)
         with Progress(name, total=len(waiting)) as progress:
-            for number, question in enumerate(waiting, 1):
+            for number, question in enumerate(waiting.values(), 1):
                 started = time.monotonic()
                 item = labels.items[question.item]
                 ranks = judge.rank(item.prompt, item.responses)
                 seconds = round(time.monotonic() - started, 2)
-                verdict = "skipped" if ranks is None else "ranked"
-                given = (
-                    f"{name}-{uuid.uuid4()}",
-                    item.id,
-                    name,
-                    now(),
-                    seconds,
-                    question.order,
-                    verdict,
-                    tuple(ranks or ()),
-                )
-                file.add(Answer(*given))
+                kept = f"{name}-{uuid.uuid4()}", item.id, name, now(), seconds, question.order
+                file.add(Answer(*kept, "ranked" if ranks else "skipped", tuple(ranks or ())))
                 progress.update(number)

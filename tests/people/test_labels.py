@@ -5,6 +5,7 @@ import json
 import os
 import threading
 
+import pydantic
 import pytest
 
 from kedge_base.errors import DataError, OutputError
@@ -200,6 +201,15 @@ def test_damaged_items_are_named(folder):
     (folder / ITEMS_FILE).write_text('{"id": "1", "prompt": "p", "responses": 5, "models": ["m"]}\n')
     with pytest.raises(DataError, match=r"items\.jsonl, line 1: responses: Input should be a valid list"):
         read_labels(folder)
+
+
+def test_the_schema_of_a_line_is_built_once(folder, monkeypatch):
+    built: list[object] = []
+    real = pydantic.TypeAdapter.__init__
+    monkeypatch.setattr(pydantic.TypeAdapter, "__init__", lambda *given: (built.append(given), real(*given))[1])
+    write_items(folder, [Item(str(number), "p", ("a",), ("m",)) for number in range(20)])
+    assert len(read_labels(folder).items) == 20
+    assert len(built) <= 2
 
 
 def test_a_folder_without_items_is_named(tmp_path):
