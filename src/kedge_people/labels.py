@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -218,16 +219,16 @@ def comparisons(labels: Labels) -> Iterator[dict[str, Any]]:
 
 
 def demonstrations(labels: Labels) -> Iterator[dict[str, Any]]:
-    """Yield the corrected responses, and those with a thumb up that were not corrected."""
+    """Yield the corrected responses, and those with a thumb up that were not corrected; of a post, also as `summary`,
+    which `data.template=tldr` reads.
+    """
     for answer in labels.answers:
         item = labels.items[answer.item]
-        edits = answer.edits or (None,) * len(item.responses)
-        thumbs = answer.thumbs or (0,) * len(item.responses)
-        for text, edited, thumb in zip(item.responses, edits, thumbs, strict=True):
-            if edited is not None:
-                yield _row(item, answer, {"completion": edited}, source="correction")
-            elif thumb > 0:
-                yield _row(item, answer, {"completion": text}, source="thumbs")
+        names = ("completion", "summary") if "post" in item.columns else ("completion",)
+        for text, edited, thumb in zip_longest(item.responses, answer.edits, answer.thumbs):
+            if edited is not None or thumb == 1:
+                learned, source = (text, "thumbs") if edited is None else (edited, "correction")
+                yield _row(item, answer, dict.fromkeys(names, learned), source=source)
 
 
 def _row(item: Item, answer: Answer, values: Mapping[str, Any], *, source: str = "ranking") -> dict[str, Any]:

@@ -8,6 +8,7 @@ import threading
 import pydantic
 import pytest
 
+from kedge.data.parsing import ReadingOptions, parse_comparison, parse_demonstration
 from kedge_base.errors import DataError, OutputError
 from kedge_people.labels import (
     ANSWERS_FILE,
@@ -21,6 +22,7 @@ from kedge_people.labels import (
     write_data_sets,
     write_items,
 )
+from tests.tiny import tiny_tokenizer
 
 PAIR = Item("1", "a question", ("short", "a long one"), ("old", "new"), {"post": "p"})
 SINGLE = Item("2", [{"role": "user", "content": "hello"}], ("hi",), ("new",))
@@ -110,6 +112,20 @@ def test_rankings_corrections_and_thumbs_become_comparisons(folder):
         ("a long one", "thumbs"),
     ]
     assert written[-2]["prompt"] == SINGLE.prompt
+
+
+@pytest.mark.parametrize("template", ["none", "tldr"])
+def test_summaries_of_posts_are_read_with_and_without_their_template(tmp_path, template):
+    post = {"subreddit": "sail", "title": "Rope", "post": "It broke."}
+    prompt = "SUBREDDIT: r/sail\n\nTITLE: Rope\n\nPOST: It broke.\n\nTL;DR:"
+    write_items(tmp_path, [Item("1", prompt, (" one", " two"), ("m", "m"), post)])
+    add(tmp_path, answer("a1", thumbs=(1, 0), edits=(None, " three")))
+    options = ReadingOptions(tiny_tokenizer(), template=template)
+    found = [parse_demonstration(row, options) for row in rows(tmp_path, DEMONSTRATIONS_FILE)]
+    assert [(each.prompt, each.completion) for each in found] == [(prompt, " one"), (prompt, " three")]
+    for row, expected in zip(rows(tmp_path), [(" one", " two"), (" three", " two")], strict=True):
+        ranking = parse_comparison(row, options)
+        assert (ranking.prompt, ranking.responses) == (prompt, expected)
 
 
 def test_a_torn_line_is_dropped_before_the_next_answer(folder):
