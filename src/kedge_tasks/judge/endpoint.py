@@ -123,8 +123,8 @@ class Endpoint:
         names = [str(row.get("id")) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         # Azure lists what can be deployed, not the deployments.
         if names and self.model not in names and not self.url.partition("/openai")[0].endswith(".azure.com"):
-            some = ", ".join(names[:8]) + (", …" if names[8:] else "")
-            raise RewardError(f"judge openai:{self.model}: {self.url} has no such model; it has {self.clean(some)}")
+            some = _short(self.clean(", ".join(names)))
+            raise RewardError(f"judge openai:{self.model}: {self.url} has no such model; it has {some}")
 
     def request(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request, a POST if there is a body; return the answer's JSON.

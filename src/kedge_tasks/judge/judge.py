@@ -35,6 +35,9 @@ FORMATS = ("json_schema", "json_object", "text")
 
 BAD_REQUEST = (400, 413, 422)
 
+NONSENSE = 2**40
+"""Tokens that no request uses, and of which the file could not hold many sums."""
+
 
 class Judge:
     """A judge; also a reward function for TRL, with one score from 1 to 10 per completion.
@@ -237,7 +240,7 @@ class Judge:
             used = (0, 0) if error.is_free else None
             raise
         finally:
-            self._ledger.settle(number, used)
+            self._ledger.settle(number, used if sum(used or ()) < NONSENSE else None)
         match found:
             case {"choices": [{"message": {"content": content}}, *_]}:
                 self._has_answered = True

@@ -117,6 +117,16 @@ def test_thoughts_that_only_the_total_has_are_counted(server, total, counted):
     assert ours._ledger.usage()["tokens"] == counted
 
 
+@pytest.mark.parametrize("used", [(10**30, 5), (2**62, 2**62), (10, 2**63 - 1)])
+def test_a_use_that_is_nonsense_counts_as_unknown(server, tmp_path, used):
+    server.answer = lambda body: said({"score": 5}, usage=used)
+    for text in "ef":
+        assert Judge(server.judge, max_tokens=500, file=tmp_path / "a").score(["a"], [text]) == [5]
+    found = read_usage(tmp_path / "a")
+    assert found is not None
+    assert 2 * 500 < found["tokens"] < 10_000
+
+
 def test_the_bound_of_a_prompt_is_above_what_any_tokenizer_makes_of_it(server):
     # A tokenizer with NFKC makes 18 characters of this one.
     bounds: list[tuple[int, int]] = []
