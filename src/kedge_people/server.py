@@ -48,7 +48,7 @@ _ID = re.compile(r"[0-9A-Za-z-]{8,64}")
 
 
 class Stale(DataError):
-    """An answer to a question that is not this person's next one: another page of theirs has answered it."""
+    """An answer to a question that does not wait for this person: another page of theirs has answered it."""
 
 
 @contextmanager
@@ -171,7 +171,7 @@ class Desk:
 
         Raises:
             OutputError: It cannot be written now.
-            Stale: It answers another question than the person's next one, or replaces an answer that does not count.
+            Stale: It answers a question that does not wait for the person, or replaces an answer that does not count.
             DataError: It is not an answer to the question.
         """
         given = values.get("id")
@@ -184,12 +184,13 @@ class Desk:
             raise OutputError("the server is ending")
         replaces = values.get("replaces")
         if replaces is None:
-            left = self._left(person)
-            question = left[0] if left else None
+            # Not the next one alone: while a page shows it, an earlier answer may be undone elsewhere, or people join.
+            asked = self._left(person)
         else:
             before = self._answers.get(str(replaces))
-            question = Question(before.item, before.order) if before and before.person == person else None
-        if question is None or values.get("question") != _question_id(question):
+            asked = [Question(before.item, before.order)] if before and before.person == person else []
+        question = next((each for each in asked if _question_id(each) == values.get("question")), None)
+        if question is None:
             raise Stale("this question was answered in another window, or is not yours; the next one is shown")
         item = self._items[question.item]
         about = {"id": name, "person": person, "when": now(), "replaces": replaces}

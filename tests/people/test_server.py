@@ -217,6 +217,30 @@ def test_an_answer_that_was_undone_is_asked_again(tmp_path):
         assert (state["done"], state["question"]["id"] != first["question"]["id"]) == (1, True)
 
 
+def test_a_question_on_another_page_waits_while_an_answer_is_undone(tmp_path):
+    with serving(tmp_path, ["ana"]) as server:
+        first = ask(server, "ana")
+        shown = give(server, "ana", "answer-1")
+        undone = answer(ask(server, "ana", 1), "answer-2", verdict="skipped", ranks=[])
+        assert send(server, "ana", "answer", undone)[0] == 200
+        status, state = send(server, "ana", "answer", answer(shown, "answer-3"))
+        assert (status, state["done"], state["question"]["id"]) == (200, 1, first["question"]["id"])
+        assert send(server, "ana", "answer", answer(shown, "answer-4"))[0] == 409
+    assert [each.item for each in read_labels(tmp_path).answers] == [PAIR[1].id]
+
+
+def test_the_question_on_the_screen_is_taken_after_somebody_joins(tmp_path):
+    items = [replace(PAIR[0], id=str(number)) for number in range(20)]
+    with serving(tmp_path, ["ana"], items=items, overlap=0, repeats=0.5) as server:
+        state = ask(server, "ana")
+        for number in range(9):
+            state = give(server, "ana", f"answer-{number}")
+    with serving(tmp_path, ["ana", "ben"]) as server:
+        assert ask(server, "ana")["question"]["id"] != state["question"]["id"], "an item is asked again earlier now"
+        assert send(server, "ana", "answer", answer(state, "answer-9"))[0] == 200
+    assert [each.item for each in read_labels(tmp_path).answers] == [str(number) for number in range(10)]
+
+
 def test_repeats_are_further_answers_and_what_was_skipped_is_not_repeated(tmp_path):
     items = [replace(PAIR[0], id=str(number)) for number in range(20)]
     with serving(tmp_path, ["ana"], items=items, repeats=0.1) as server:
