@@ -143,5 +143,6 @@ def win_rates(labels: Labels, comparisons: Iterable[Comparison]) -> list[WinRate
 
 
 def _win_rate(models: tuple[str, str], rows: np.ndarray) -> WinRate:
-    wins, ours, theirs = rows[:, 0].tolist(), rows[:, 1 : 1 + len(COVARIATES)], rows[:, 1 + len(COVARIATES) :]
-    return WinRate(models, len(rows), share_interval(wins), controlled_win_rate(wins, ours, theirs))
+    won, *sides = np.split(rows, [1, 1 + len(COVARIATES)], 1)
+    wins = won[:, 0].tolist()
+    return WinRate(models, len(rows), share_interval(wins), controlled_win_rate(wins, *sides))

@@ -8,13 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from kedge.config import Config
-from kedge.data import Rendered, Sources, read_rows, rows_of
+from kedge.data import Prompt, Rendered, Sources, read_rows, rows_of
 from kedge.data.fields import Messages, is_conversation, messages_of
+from kedge.data.parsing import ReadingOptions, parse_prompt
 from kedge.data.records import RowError
 from kedge.rewards import MESSAGES_COLUMN
 from kedge.runs.inputs import reading
@@ -52,15 +55,16 @@ def sample_items(
     Raises:
         KedgeError: An input cannot be read or does not fit, or no item is left.
     """
-    evaluated = _known_prompts(not_in)
     policies = load_policies(names, config)
     reader = policies[0]
     sampling = sampling_settings(config, num_responses=num_responses)
     options = reading(config, "prompts", reader.tokenizer, room=reader.room(sampling.max_new_tokens))
     share = config.data.max_rejected_fraction
-    read = read_rows(Sources(tuple(config.data.prompts)), "prompts", max_rejected_fraction=share, **options).records
-    hashes = [_hashes({**prompt.columns, "prompt": prompt.text}) for prompt in read]
-    prompts = [read[place] for place in _drawn(hashes, evaluated, num_prompts, seed)]
+    table = read_rows(Sources(tuple(config.data.prompts)), "prompts", max_rejected_fraction=share, **options)
+    # Other columns may be alike in different prompts, such as a question about many texts.
+    read = [*{" ".join(prompt.text.split()): prompt for prompt in table.records}.values()]
+    evaluated = _known_prompts(not_in, ReadingOptions(**options))
+    prompts = [read[place] for place in _drawn([*map(_prompt_hashes, read)], evaluated, num_prompts, seed)]
     found: list[Candidate] = []
     for prompt in prompts:
         # A conversation stays one, so that the template of the reward model closes its answers.
@@ -117,12 +121,12 @@ def _items(candidates: Sequence[Candidate], num_responses: int, seed: int) -> li
     """Make items of candidates with enough different responses that are not blank: two, or one if one is asked for."""
     items: list[Item] = []
     for candidate in candidates:
-        pairs = [(text, model) for text, model in candidate.responses.items() if text.strip()]
-        chosen = random.Random(f"responses {seed} {len(items)}").sample(pairs, min(num_responses, len(pairs)))
+        texts = [*filter(str.strip, candidate.responses)]
+        chosen = random.Random(f"responses {seed} {len(items)}").sample(texts, min(num_responses, len(texts)))
         if len(chosen) >= min(num_responses, 2):
-            texts, models = zip(*chosen, strict=True)
+            models = tuple(candidate.responses[text] for text in chosen)
             post = {name: candidate.columns[name] for name in POST_FIELDS if candidate.columns.get(name)}
-            items.append(Item(str(len(items) + 1), candidate.prompt, texts, models, post))
+            items.append(Item(str(len(items) + 1), candidate.prompt, tuple(chosen), models, post))
     if not items:
         raise DataError(
             "no prompt has two different responses; raise generate.temperature, or label with --responses 1"
@@ -132,16 +136,10 @@ def _items(candidates: Sequence[Candidate], num_responses: int, seed: int) -> li
     return items
 
 
-def _drawn(hashes: Sequence[Collection[str]], evaluated: frozenset[str], count: int, seed: int) -> list[int]:
-    """Draw prompts at random, each once, without those that are evaluated; returns their places, in order."""
-    seen = set[str]()
-    free: list[int] = []
-    for place, own in enumerate(hashes):
-        if seen.isdisjoint(own):
-            free.append(place)
-        seen.update(own)
-    others = [place for place in free if evaluated.isdisjoint(hashes[place])]
-    if known := len(free) - len(others):
+def _drawn(hashes: Sequence[set[str]], evaluated: set[str], count: int, seed: int) -> list[int]:
+    """Draw prompts at random, without those that are evaluated; returns their places, in order."""
+    others = [place for place, own in enumerate(hashes) if not own & evaluated]
+    if known := len(hashes) - len(others):
         say(f"{known} prompts are left out: they are in the data of --not-in")
     if not others:
         raise DataError("all prompts are in the data of --not-in; give others")
@@ -150,27 +148,35 @@ def _drawn(hashes: Sequence[Collection[str]], evaluated: frozenset[str], count: 
     return sorted(random.Random(f"prompts {seed}").sample(others, min(count, len(others))))
 
 
-def _known_prompts(sources: Sequence[str]) -> frozenset[str]:
-    """The hashes of all prompts in some data."""
-    rows = [row.value for source in sources for row in rows_of(source)]
-    return frozenset(found for row in rows for found in _hashes(row if isinstance(row, Mapping) else {"prompt": row}))
+def _known_prompts(sources: Sequence[str], *parsings: ReadingOptions) -> set[str]:
+    """The hashes of all prompts in some data, as they are, and as they are read with some options."""
+    found = set[str]()
+    for row in chain.from_iterable(map(rows_of, sources)):
+        found |= _hashes(row.value if isinstance(row.value, Mapping) else {"prompt": row.value})
+        for options in parsings:
+            with suppress(RowError, DataError):  # not every row has to be a prompt
+                found |= _prompt_hashes(parse_prompt(row.value, options))
+    return found
+
+
+def _prompt_hashes(prompt: Prompt) -> set[str]:
+    return _hashes({**prompt.columns, "prompt": prompt.text})
 
 
 def _hashes(fields: Mapping[str, Any]) -> set[str]:
     """Hashes of a prompt in all the forms that a row has it in: a question as text equals the same as a message."""
     found = set[str]()
     for name in PROMPT_COLUMNS:
-        value = fields.get(name)
+        # Alpaca's instruction is a part of the prompt if there is an input.
+        value = None if name == "instruction" and fields.get("input") else fields.get(name)
         if is_conversation(value):
             try:
-                messages = messages_of(value, name)
+                turns = [(turn["role"], turn["content"]) for turn in messages_of(value, name)]
             except RowError:  # such as tool calls, with which no prompt is read
                 continue
-            turns = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-            is_question = len(turns) == 1 and turns[0]["role"] == "user"
-            value = (
-                turns[0]["content"] if is_question else json.dumps([[turn["role"], turn["content"]] for turn in turns])
-            )
+            if turns[-1][0] == "assistant":
+                turns.pop()
+            value = turns[0][1] if len(turns) == 1 and turns[0][0] == "user" else json.dumps(turns)
         if isinstance(value, str) and value.strip():
             found.add(hashlib.sha256(" ".join(value.split()).encode("utf-8", "surrogatepass")).hexdigest())
     return found

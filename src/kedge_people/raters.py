@@ -180,8 +180,9 @@ def fit_severities(answers: Iterable[Answer]) -> dict[str, dict[str, Interval]]:
             first.setdefault((answer.person, answer.item), answer)
     for (person, item), answer in first.items():
         for axis, given in answer.axes.items():
-            rows = [((item, at), person, grade) for at, grade in enumerate(given) if grade is not None]
-            grades.setdefault(axis, []).extend(rows)
+            grades.setdefault(axis, []).extend(
+                ((item, at), person, grade) for at, grade in enumerate(given) if grade is not None
+            )
     return {axis: _severities(rows) for axis, rows in sorted(grades.items()) if rows}
 
 

@@ -128,15 +128,16 @@ def _tables(quality: Quality) -> Iterator[Table]:
     if not quality.people:
         return
     limits = " or ".join(f"{FASTEST_READING[unit]} {unit}" for unit in sorted({each.unit for each in quality.people}))
-    columns = ["person", "answers", "skipped", "ties", "time", "per minute", "too fast", "same again"]
     yield Table(
         f"People (too fast: over {limits} per minute)",
-        columns,
+        ["person", "answers", "skipped", "ties", "time", "per minute", "too fast", "same again"],
         {person.name: _habits(person) for person in quality.people},
     )
-    columns = ["person", "agrees", "reliability", "shown first", "longer"]
-    title = "Choices (reliability: share of the better response, biases aside, by the joint model)"
-    yield Table(title, columns, {person.name: _choices(person) for person in quality.people})
+    yield Table(
+        "Choices (reliability: share of the better response, biases aside, by the joint model)",
+        ["person", "agrees", "reliability", "shown first", "longer"],
+        {person.name: _choices(person) for person in quality.people},
+    )
     axes = sorted({axis for person in quality.people for axis in person.above})
     if axes:
         rows = {person.name: [person.above.get(axis) for axis in axes] for person in quality.people}

@@ -36,9 +36,8 @@ def human_labels(
         folder.mkdir(exist_ok=True)
         write_items(folder, items)
     labels = write_data_sets(folder)
-    answered = {each.item for each in labels.answers}
     needed = len(labels.items) if least is None else min(least, len(labels.items))
-    return list(comparisons(labels)), max(0, needed - len(answered))
+    return list(comparisons(labels)), max(0, needed - len({each.item for each in labels.answers}))
 
 
 def _item(number: int, row: Mapping[str, Any]) -> Item:

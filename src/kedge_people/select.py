@@ -129,11 +129,9 @@ def score_items(items: Sequence[Item], model: str, **reading: Any) -> list[list[
     options = ReadingOptions(tokenizer, max_length=scorer.context_length, ties=True, **reading)
     rows: list[tuple[list[int], ...]] = []
     for item in items:
-        asked = {**item.columns, "prompt": item.prompt}
+        ranked = {"responses": list(item.responses), "ranks": [1] * len(item.responses)}
         try:
-            record = parse_comparison(
-                {**asked, "responses": list(item.responses), "ranks": [1] * len(item.responses)}, options
-            )
+            record = parse_comparison({**item.columns, "prompt": item.prompt, **ranked}, options)
             rows.append(RankedResponses.encode(tokenizer, record).rows)
         except RowError:
             rows.append(())

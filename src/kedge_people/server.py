@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from statistics import median
@@ -70,11 +71,12 @@ def label_server(
     known_port, tokens = _read_links(folder)
     tokens = {name: tokens.get(name) or new_token() for name in assignments.people if not names_judge(name)}
     desk = Desk(folder, assignments, file)
+    made = partial(LocalServer, desk.reply, takes_posts=True, tokens=tokens)
     server = None
     if port is None and known_port:
         with suppress(ConfigError):  # taken by another program
-            server = LocalServer(desk.reply, port=known_port, takes_posts=True, tokens=tokens)
-    server = server or LocalServer(desk.reply, port=port or 0, takes_posts=True, tokens=tokens)
+            server = made(port=known_port)
+    server = server or made(port=port or 0)
     path = folder / LINKS_FILE
     with writing(path):
         replace_contents(path, [json.dumps({"port": server.port, "tokens": tokens}).encode()], mode=0o600)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, groupby
 from os.path import abspath, normpath
 from pathlib import Path
 from typing import Any
@@ -143,10 +143,8 @@ def _is_weights(name: str) -> bool:
 
 def _ranges(numbers: list[int]) -> str:
     """Write sorted numbers: `1–3, 7`."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
+    parts = [
+        [number for _, number in consecutive]
+        for _, consecutive in groupby(enumerate(numbers), lambda each: each[1] - each[0])
+    ]
     return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)

@@ -81,6 +81,41 @@ def test_prompts_are_drawn_each_once_and_not_those_of_an_evaluation(models, ques
         sample_items(config(questions), [models.first], **{**GIVEN, "not_in": [questions]})
 
 
+ALPACA = [{"instruction": "Add.", "input": f"{number} and 1"} for number in range(4)]
+PAIRS = [
+    {
+        name: [{"role": "user", "content": f"q{number}"}, {"role": "assistant", "content": name}]
+        for name in ("chosen", "rejected")
+    }
+    for number in range(4)
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "evaluated", "fields"),
+    [
+        (ALPACA, ALPACA, ()),
+        ([{"prompt": f"Text {number}. Who wrote it?", "question": "Who wrote it?"} for number in range(4)], None, ()),
+        ([{"asked": f"q{number}"} for number in range(4)], None, ["data.columns.prompt=asked"]),
+        ([{"conversations": [{"from": "human", "value": f"q{number}"}]} for number in range(4)], None, ()),
+        ([{"prompt": f"q{number}"} for number in range(4)], PAIRS, ()),
+    ],
+    ids=["Alpaca", "a column alike", "a column's name", "ShareGPT", "pairs"],
+)
+def test_prompts_of_every_form_differ_and_are_known_in_an_evaluation(models, tmp_path, asked, evaluated, fields):
+    given = config(rows(tmp_path / "asked.jsonl", asked), *fields)
+    assert len(sample_items(given, [models.first], **GIVEN)) == 4
+    others = evaluated or [{**row, "question": ""} for row in asked]
+    not_in = rows(tmp_path / "eval.jsonl", others[:3])
+    [item] = sample_items(given, [models.first], **GIVEN, not_in=[not_in])
+    assert "3" in str(item.prompt)
+
+
+def test_a_question_about_many_finished_texts_is_many_prompts(tmp_path):
+    asked = [{"prompt": f"Text {n}. Who?", "question": "Who?", "responses": ["a", "b"]} for n in range(4)]
+    assert len(read_items([rows(tmp_path / "r.jsonl", asked)], **GIVEN)) == 4
+
+
 def test_equal_responses_are_nothing_to_compare(models, questions):
     with pytest.raises(DataError, match="two different responses"):
         sample_items(config(questions, "generate.temperature=0"), [models.first], **GIVEN)
