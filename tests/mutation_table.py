@@ -1377,8 +1377,8 @@ MUTATIONS = (
     Mutation(
         "changed-answer-read-as-sampled",
         "Episodes._new_context",
-        "if before.read == read[:place] and before.tools == tools:",
-        "if before:",
+        "if before.read == shown[:place] and before.tools == tools and not turns.rewrites:",
+        "if not turns.rewrites:",
         f"{PLAYER_CONTEXTS}::test_a_changed_history_is_another_branch[True]",
     ),
     Mutation(

@@ -70,14 +70,14 @@ class Script:
 
 
 def play(environment, said, tokenizer, *, stop, prompt=None, context=None, **limits):
-    """An episode in which the policy says given texts, written as an engine writes them; what it read by turn."""
+    """An episode in which the policy says texts or ids, written as an engine writes them; what it read by turn."""
     player = Player(environment, Limits(**{"turns": 9, "tokens": 300, **limits}), by_turn=True)
     player.begin([stop], 200, context, tokenizer, [])
     episodes = player.episodes(tokenizer, [prompt or Prompt(Rendered("Go."), ROW)], [0])
     [opening] = episodes.open([0])
     read, tokens, parents, turns = [opening], [], {}, []
     for text in said:
-        ids = [*encode_completion(tokenizer, text, eos=False), stop]
+        ids = [*(text if isinstance(text, list) else encode_completion(tokenizer, text, eos=False)), stop]
         ids = ids[: episodes.limit(0)]
         ids = ids[: episodes.kept({0: ids}).get(0, len(ids))]
         turns.append(ids)
@@ -193,6 +193,37 @@ def test_a_changed_history_is_another_branch(tagged):
     played = chat(script, ["Yes", "No"])
     assert played.texts == [written(first), written(second)]
     assert len(played.parents) == 1
+
+
+@pytest.mark.parametrize("again", [1, 3])
+def test_what_was_sampled_is_read_up_to_the_first_change(again):
+    """A change leaves the answers before it as they were, also those with the same text."""
+    tokenizer = CHATML.tokenizer()
+    said = [[*encode_completion(tokenizer, letter, eos=False)] for letter in "the sea"]
+    said = [token for each in said for token in each]  # the text itself has fewer tokens
+    assert len(said) > len(encode_completion(tokenizer, "the sea", eos=False))
+    first = [user("Hi.")]
+    second = [*first, answer(0, "the sea"), user("Go on.")]
+    changed = {1: {"role": "assistant", "content": "the sea!"}, 3: answer(1, "the sea")}[again]
+    third = [*second[:2], user("Go on." if again == 1 else "Go."), changed, user("And?")]
+    script = Script(Turn(context=first), Turn(context=second), Turn(context=third), Turn(ending="completed"))
+    played = chat(script, [said, said, "No"])
+    assert played.texts[2] == written(third)
+    assert played.read[2][: len(played.read[0]) + len(said)] == [*played.read[0], *said]
+    assert played.read[2][-len(tokenizer.encode(f"the sea{'!' * (again == 1)}")) :] != said
+
+
+def test_a_conversation_that_goes_on_twice_from_an_answer_is_read_once():
+    """Two samples after the same answer, and one after another sample with the same text."""
+    first = [user("Hi.")]
+    second = [*first, answer(0, "Yes"), user("Go on.")]
+    third = [*second, answer(1, "No"), user("And?")]
+    contexts = [first, second, second, third, third]
+    script = Script(*(Turn(context=each) for each in contexts), Turn(ending="completed"))
+    played = chat(script, ["Yes", "No", "No", "So", "So"])
+    assert played.texts == [*map(written, contexts)]
+    told = sum(len(played.read[turn]) - len(played.read[turn - 1]) - len(played.said[turn - 1]) for turn in (1, 3))
+    assert len(played.tokens) == told + sum(map(len, played.said))
 
 
 def test_two_samples_of_one_context():

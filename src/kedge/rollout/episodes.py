@@ -121,11 +121,11 @@ class Episode:
         """The strings that end the turn that is under way."""
         return [stop for stop in (self.asked.stop if self.asked else ()) if stop]
 
-    def known(self, ids: Sequence[int]) -> tuple[int, int]:
-        """Find how much of a context's start the episode has already read: the number of tokens, and the slot of the
-        last one.
+    def known(self, ids: Sequence[int], after: int | None = None) -> tuple[int, int]:
+        """Find how much of a context's start, or of what follows a slot, the episode has already read: the number of
+        tokens, and the slot of the last one.
         """
-        ends = [-len(self.prompt) - 1]
+        ends = [-len(self.prompt) - 1 if after is None else after]
         for count, token in enumerate(ids):
             following = [slot for end in ends for slot in self.slots.get((end, token), ())]
             if not following:
@@ -381,7 +381,7 @@ class Episodes:
             read: The conversation in messages, if it is needed.
         """
         episode = self._played[row]
-        episode.turns.append(_Turn(num_read, read, episode.asked and episode.asked.tools))
+        episode.turns.append(_Turn(num_read, read and _shown(read), episode.asked and episode.asked.tools))
         episode.opening = ""
         if self._has_tools(episode):
             episode.opening = opened_thought(str(self.tokenizer.decode([*tokens[-LONGEST_MARK:]])))
@@ -439,21 +439,24 @@ class Episodes:
     ) -> tuple[Sequence[int], int, Reply]:
         """Return the last tokens of a context or all of them, their number in all, and those new to the episode.
 
-        A conversation that continues after a turn of the policy, with the same tools, keeps the tokens sampled then.
+        An answer of the policy keeps the tokens that were sampled if the tools and all before it are as they were.
         """
-        place = next((place for place in range(len(read) - 1, -1, -1) if read[place]["role"] == "assistant"), -1)
-        number = read[place].get("answer") if place >= 0 else None
-        if number is not None and not turns.rewrites and place + 1 < len(read):
-            before = episode.turns[int(number)]
-            if before.read == read[:place] and before.tools == tools:
-                tokens = turns.after([episode.tokens[before.end]], read[place + 1 :])
-                parent = None if before.end == episode.length - 1 else before.end
-                return tokens, before.num_read + before.num_said + len(tokens), Reply(tokens, parent)
-        ids = turns.context(_shown(read)) if read else []
-        if not ids:
-            raise RowError("the new context is empty")
-        count, slot = episode.known(ids)
-        return ids, len(ids), Reply(ids[count:], None if slot == episode.length - 1 else slot)
+        shown = _shown(read)
+        answers = [
+            (place, episode.turns[int(each["answer"])]) for place, each in enumerate(read[:-1]) if "answer" in each
+        ]
+        for place, before in reversed(answers):
+            if before.read == shown[:place] and before.tools == tools and not turns.rewrites:
+                ids = turns.after([episode.tokens[before.end]], shown[place + 1 :])
+                num_before, start = before.num_read + before.num_said, before.end
+                break
+        else:
+            ids = turns.context(shown) if read else []
+            num_before, start = 0, None
+            if not ids:
+                raise RowError("the new context is empty")
+        count, slot = episode.known(ids, start)
+        return ids, num_before + len(ids), Reply(ids[count:], None if slot == episode.length - 1 else slot)
 
     def _pay(self, row: int, turn: EnvironmentTurn) -> None:
         """Add a reward at the policy's last token so far, and those of single turns at their last tokens."""
