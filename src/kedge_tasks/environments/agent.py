@@ -76,12 +76,10 @@ class Agent:
         self._task.add_done_callback(lambda _: self._news.set())
         return await self._next()
 
-    async def step(
-        self, text: str, num_tokens: int = 0, num_read: int = 0, is_complete: bool = True
-    ) -> EnvironmentTurn:
-        """Answer the request with the policy's text; return the conversation of the next one, or the reward."""
+    async def step(self, **said: Any) -> EnvironmentTurn:
+        """Answer the request, see `Request.answered`; return the conversation of the next one, or the reward."""
         request, awaited = self._queue.popleft()
-        answer = request.answered(len(self._answers.texts), text, num_tokens, num_read, is_complete)
+        answer = request.answered(len(self._answers.texts), **said)
         self._answers.add(request.conversation, answer)
         if not awaited.done():  # otherwise its client has given it up
             awaited.set_result(answer)
@@ -101,8 +99,7 @@ class Agent:
 
     async def _answered(self, request: Request) -> Sequence[Answer]:
         """See `Answering`."""
-        future = asyncio.get_running_loop().create_future
-        answers = [future() for _ in range(request.number)]
+        answers = [asyncio.Future[Answer]() for _ in range(request.number)]
         self._queue.extend((request, answer) for answer in answers)
         self._news.set()
         return await asyncio.gather(*answers)
@@ -120,7 +117,7 @@ class Agent:
         return self._end()
 
     def _end(self) -> EnvironmentTurn:
-        """Return the function's reward.
+        """Return the function's reward; 0 for the first answers to a last request that was not sent the others.
 
         Raises:
             EnvError: It has raised, returned something else, or not called the policy.
@@ -129,14 +126,17 @@ class Agent:
         if error is not None:
             raise EnvError(f"{self._name} raised {typed_error_text(error)} ({place_of(error)})") from error
         number = len(self._answers.texts)
-        rewards = value if isinstance(value, list) else [*[0.0] * (number - 1), 0.0 if value is None else value]
+        unsent = [request.number for request, _ in self._queue if request is self._queue[0][0]]
+        rewards = [*[0.0] * (number - 1), 0.0 if value is None else value]
+        if isinstance(value, list):
+            rewards = value + [0.0] * (max(unsent, default=0) - len(unsent))
         if not number or len(rewards) != number:
             raise EnvError(
                 f"{self._name} returned {value!r:.60} after {number} calls of the policy; expected a reward after one "
                 "or more calls, or a list with one for each"
             )
-        rewards = [finite_number(each, f"{self._name} returned the reward") for each in rewards]
-        return EnvironmentTurn(rewards=rewards, ending="completed")
+        giver = f"{self._name} returned the reward"
+        return EnvironmentTurn(rewards=[finite_number(each, giver) for each in rewards], ending="completed")
 
     def _refuse(self) -> None:
         """Answer all requests, and later ones, with an error."""
@@ -157,7 +157,7 @@ async def _played(play: Callable[[], Awaitable[Any]], client: Any) -> tuple[Any,
 
 async def _played_in_thread(play: Callable[[], Any], client: Any) -> tuple[Any, Any]:
     """Run a function in a daemon thread; see `_played`."""
-    future: Future[tuple[Any, Any]] = Future()
+    future = Future[tuple[Any, Any]]()
     future.set_running_or_notify_cancel()
     process = os.getpid()
 

@@ -99,7 +99,7 @@ class Request:
         stop = [stop] if isinstance(stop, str) else stop
         limit = _checked("max_tokens", take("max_completion_tokens", take("max_tokens", None)))
         _ = tools.schemas and tools.description  # fails if a schema cannot be read
-        shown = [dict(schema) for schema in tools.schemas] or None
+        shown = [*map(dict, tools.schemas)] or None
         turn = EnvironmentTurn(tools=shown, max_tokens=limit, stop=[text for text in stop if text > ""])
         request = cls(_messages(messages), _checked("n", take("n", 1), LARGEST_NUMBER), tools, turn)
         for key, value in given.items():
@@ -111,7 +111,9 @@ class Request:
                 )
         return request
 
-    def answered(self, number: int, text: str, num_tokens: int, num_read: int, is_complete: bool) -> Answer:
+    def answered(
+        self, number: int, text: str, num_tokens: int = 0, num_read: int = 0, is_complete: bool = True
+    ) -> Answer:
         """Parse an answer; `number`, its number in the episode, becomes part of the ids of its tool calls."""
         calls = self.tools.calls_in(text) if self.tools.schemas else []
         found = [call for call in calls if not call.fault]
@@ -210,8 +212,7 @@ class Answers:
         context: list[Message] = []
         num_changed = 0
         for message, before, key in _states(conversation):
-            found = self._known.get(key, [])
-            if found:
+            if found := self._known.get(key):
                 number = next((number for number, place in reversed(found) if place == before), found[-1][0])
                 message = {"role": "assistant", "content": self.texts[number], "answer": number}
             elif message["role"] == "assistant" and key not in self._others:

@@ -122,8 +122,8 @@ class Endpoint:
                     "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "kedge"}],
                 }
             }
-        kind = next((kind for kind in KINDS if asked == f"POST /v1/{kind}"), None)
-        if kind is None:
+        kind = asked.removeprefix("POST /v1/")
+        if kind not in KINDS:
             raise Refusal(f"{asked:.60} is not supported; there are {', '.join(KINDS)}", 404)
         body = await request.json()
         parsed = Request.of(responses_api.as_chat(body) if kind == "responses" else body, self._temperature)

@@ -68,8 +68,11 @@ class Session:
 
     def describe(self) -> dict[str, Any]:
         """Describe the tools, and say whether calls run concurrently and episodes have rewards."""
-        schemas = () if self.tools is None else self.tools.schemas
-        return {"tools": [dict(schema) for schema in schemas], "is_async": self.is_async, "is_scored": self.is_scored}
+        return {
+            "tools": [*map(dict, self.tools.schemas)] if self.tools else [],
+            "is_async": self.is_async,
+            "is_scored": self.is_scored,
+        }
 
     def call(self, what: str, episodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Call a method in several episodes, concurrently if the environment is async.

@@ -239,8 +239,7 @@ class Kinds:
         calls = 0
         try:
             while True:
-                await said(client)
-                calls += 1
+                calls += len((await ask(client, n=row.get("n"))).choices)
         except openai.APIStatusError as error:
             calls -= 100 * (error.code != "episode_ended")
             return [1.0] * calls if row.get("by_call") else float(calls)

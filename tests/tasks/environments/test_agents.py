@@ -554,6 +554,14 @@ def test_kedge_ends_an_episode_of_too_many_calls(worker, kind, reward, most):
     assert (len(turns), paid(turns[-1])) == (most + 2, min(reward, most))
 
 
+@pytest.mark.parametrize(("most", "reward"), [(4, 3.0), (2, 0.0), (3, 3.0)])
+def test_an_agent_pays_for_what_it_was_sent(worker, most, reward):
+    """An episode may end in the middle of a request for several answers, the first of which it cannot know."""
+    turns = play(worker(), {"kind": "pays_after_the_end", "by_call": True, "n": 3}, most=most)
+    assert (len(turns), paid(turns[-1])) == (most + 2, reward)
+    assert len(turns[-1].rewards) == most
+
+
 @pytest.mark.parametrize(
     ("kind", "line"),
     [
