@@ -150,14 +150,12 @@ def _import_module(name: str, kind: _Kind) -> ModuleType:
     try:
         with importing_user_code():
             return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # Only the module itself or one of its parents is a wrong name; any other is an import inside the module.
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            raise kind.error(f"{kind.word} module {name!r} not found: there is no module {error.name!r}") from error
-        raise _failed(f"{kind.word} module {name!r}", error, kind) from error
     except RunEnded:
         raise
     except (Exception, SystemExit) as error:
+        # Only the module itself or one of its parents is a wrong name; any other is an import inside the module.
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise kind.error(f"{kind.word} module {name!r} not found: there is no module {error.name!r}") from error
         raise _failed(f"{kind.word} module {name!r}", error, kind) from error
 
 

@@ -58,8 +58,8 @@ def markdown(text: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 response`, `1,200 responses`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """A number with its noun: `1 response`, `1,200 responses`, `2 batches`."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith(('ch', 'ss', 'x')) else 's'}"
 
 
 def shortened(text: str, most: int) -> str:

@@ -4,6 +4,7 @@ from math import ceil
 
 from kedge.config.schedules import count_epochs
 from kedge.config.schema.root import Config
+from kedge_base.texts import counted
 
 SMALL_SHARE = 0.2
 """If a smaller share of the score reaches the first token without the critic, the schedule mentions λ."""
@@ -23,21 +24,21 @@ def schedule_in_words(config: Config, num_prompts_available: int | None = None, 
 def _update(config: Config) -> list[str]:
     rollout, loop, responses = config.rollout, config.ppo, config.responses_per_update
     share = responses // loop.num_minibatches
-    passes = f"makes {_count(ceil(loop.num_epochs), 'pass')} over them"
+    passes = f"makes {counted(ceil(loop.num_epochs), 'pass')} over them"
     if loop.num_epochs < 1:
         share = max(1, round(loop.num_epochs * share))
         passes = f"makes a pass over {share * loop.num_minibatches:,} of them, chosen at random"
     return [
         "Each update",
-        f"  samples {_count(rollout.num_responses, 'response')} for each of {_count(rollout.num_prompts, 'prompt')}: "
-        f"{_count(responses, 'response')}",
-        f"  of at most {_count(rollout.max_new_tokens, 'token')} each (rollout.max_new_tokens), "
-        f"{_count(responses * rollout.max_new_tokens, 'token')} in all,",
+        f"  samples {counted(rollout.num_responses, 'response')} for each of {counted(rollout.num_prompts, 'prompt')}: "
+        f"{counted(responses, 'response')}",
+        f"  of at most {counted(rollout.max_new_tokens, 'token')} each (rollout.max_new_tokens), "
+        f"{counted(responses * rollout.max_new_tokens, 'token')} in all,",
         *_baseline(config),
         *_left_out(config),
-        f"  {passes}, each in {_count(loop.num_minibatches, 'minibatch')} of {_count(share, 'response')},",
+        f"  {passes}, each in {counted(loop.num_minibatches, 'minibatch')} of {counted(share, 'response')},",
         "  and takes one optimizer step per minibatch:",
-        f"  {_count(ceil(loop.num_epochs) * loop.num_minibatches, 'optimizer step')} per update"
+        f"  {counted(ceil(loop.num_epochs) * loop.num_minibatches, 'optimizer step')} per update"
         f"{', fewer if ppo.early_stop_kl is exceeded' if loop.early_stop_kl else ''}.",
         *_critic_passes(config),
     ]
@@ -55,7 +56,7 @@ def _critic_passes(config: Config) -> list[str]:
     passes = config.ppo.critic_passes - 1
     if passes < 1:
         return []
-    number = _count(_critic_steps(config, 1), "optimizer step")
+    number = counted(_critic_steps(config, 1), "optimizer step")
     return [f"  After each pass the critic makes {passes} more alone: another {number} per update."]
 
 
@@ -66,7 +67,7 @@ def _left_out(config: Config) -> list[str]:
         return []
     lines = ["  leaves out the prompts whose responses all score the same,"]
     if groups == "resample":
-        rounds = _count(config.ppo.max_resamples, "additional round")
+        rounds = counted(config.ppo.max_resamples, "additional round")
         lines.append(f"  samples others in their place, in at most {rounds},")
     return lines
 
@@ -78,14 +79,14 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
     # The number of responses that replace groups without spread is not known beforehand.
     resamples = loop.constant_groups.name == "resample"
     lines = [
-        f"The run makes {_count(updates, 'update')}: {_count(updates * config.responses_per_update, 'response')}"
+        f"The run makes {counted(updates, 'update')}: {counted(updates * config.responses_per_update, 'response')}"
         f"{' to train on' if resamples else ''}, "
-        f"at most {_count(updates * config.responses_per_update * config.rollout.max_new_tokens, 'new token')}, "
-        f"{_count(count_epochs(config, updates) * loop.num_minibatches, 'optimizer step')}"
+        f"at most {counted(updates * config.responses_per_update * config.rollout.max_new_tokens, 'new token')}, "
+        f"{counted(count_epochs(config, updates) * loop.num_minibatches, 'optimizer step')}"
         f"{'; more responses are sampled in the additional rounds' if resamples else ''}.",
     ]
     if extra := _critic_steps(config, updates):
-        lines.append(f"The further passes of the critic take another {_count(extra, 'optimizer step')}.")
+        lines.append(f"The further passes of the critic take another {counted(extra, 'optimizer step')}.")
     if warmup := loop.value_warmup_updates.at_most:
         lines.append(_warmup(config, warmup))
     if loop.resolved_critic == "separate":
@@ -101,7 +102,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
         least = "at least " if resamples else ""
         passes = _number(prompts / num_prompts_available)
         lines.append(
-            f"It uses {least}{_count(prompts, 'prompt')} from the {num_prompts_available:,} available: "
+            f"It uses {least}{counted(prompts, 'prompt')} from the {num_prompts_available:,} available: "
             f"{passes} {'pass' if passes == '1' else 'passes'} over them."
         )
     return lines
@@ -153,10 +154,10 @@ def _critic_cost(config: Config) -> str:
 
 def _warmup(config: Config, warmup: int) -> str:
     ppo = config.ppo
-    until, others = ppo.value_warmup_updates.until, _count(ppo.num_policy_updates, "update")
+    until, others = ppo.value_warmup_updates.until, counted(ppo.num_policy_updates, "update")
     steps = count_epochs(config, warmup) * ppo.num_minibatches * min(1, ppo.critic_passes)
     steps += _critic_steps(config, warmup)
-    first = f"{_count(warmup, 'update')} ({_count(steps, 'optimizer step')})"
+    first = f"{counted(warmup, 'update')} ({counted(steps, 'optimizer step')})"
     if until is None:
         return (
             f"Only the critic is trained in the first {first}. The learning-rate schedule and the "
@@ -180,9 +181,9 @@ def _evaluation(config: Config, num_held_out: int | None) -> list[str]:
     share = responses / max(1, updates * config.responses_per_update)
     judged = "scored and compared with the start's by the judge" if config.evaluate.judge else "scored"
     return [
-        f"{most.capitalize()}{_count(prompts, 'held-out prompt')} are answered before the first update, every "
-        f"{_count(evaluation.updates, 'update')} and at the end, and the responses are {judged}: "
-        f"{_count(number, 'evaluation')}, {most}{_count(responses, 'response')} ({_share(share)} those trained on)."
+        f"{most.capitalize()}{counted(prompts, 'held-out prompt')} are answered before the first update, every "
+        f"{counted(evaluation.updates, 'update')} and at the end, and the responses are {judged}: "
+        f"{counted(number, 'evaluation')}, {most}{counted(responses, 'response')} ({_share(share)} those trained on)."
     ]
 
 
@@ -198,10 +199,10 @@ def _critic_checks(config: Config, num_held_out: int | None) -> list[str]:
     responses = number * (prefixes + (prefixes + prompts) * continuations)
     share = responses / max(1, updates * config.responses_per_update)
     return [
-        f"The critic is checked before the first update, every {_count(check.every, 'update')} and at the end: "
-        f"up to {_count(prefixes, 'prefix')} of responses to {_count(prompts, 'held-out prompt')}, "
-        f"{_count(continuations, 'continuation')} of each: {_count(number, 'check')}, at most "
-        f"{_count(responses, 'response')} ({_share(share)} those trained on)."
+        f"The critic is checked before the first update, every {counted(check.every, 'update')} and at the end: "
+        f"up to {counted(prefixes, 'prefix')} of responses to {counted(prompts, 'held-out prompt')}, "
+        f"{counted(continuations, 'continuation')} of each: {counted(number, 'check')}, at most "
+        f"{counted(responses, 'response')} ({_share(share)} those trained on)."
     ]
 
 
@@ -213,9 +214,3 @@ def _share(share: float) -> str:
 def _number(value: float) -> str:
     """Format a positive number with three significant digits: `1.05`, `2`, `1,000`."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
-
-
-def _count(number: int, noun: str) -> str:
-    """Format a number with its noun: `1 response`, `2 minibatches`."""
-    plural = f"{noun}{'es' if noun.endswith(('ch', 'ss', 'x')) else 's'}"
-    return f"{number:,} {noun if number == 1 else plural}"
