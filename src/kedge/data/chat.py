@@ -428,17 +428,20 @@ class _Renderer:
                     with suppress(WorkerEnded):
                         return self._reply(self._process, request)
                 self._process = WorkerProcess("kedge.template_worker", CallLog(None, self._NAME))
-                load = Request.of(self._NAME, "load")
-                self._process.send(load)
-                self._process.reply(load, STARTUP_SECONDS, "starting its process")
+                self._reply(self._process, Request.of(self._NAME, "load"), STARTUP_SECONDS, "starting its process")
                 return self._reply(self._process, request)
         except WorkerError as error:
             raise DataError(str(error)) from error
 
     @staticmethod
-    def _reply(process: WorkerProcess, request: Request) -> dict[str, Any]:
-        process.send(request)
-        return process.reply(request, TEMPLATE_SECONDS, "rendering one conversation")
+    def _reply(
+        process: WorkerProcess,
+        request: Request,
+        seconds: float = TEMPLATE_SECONDS,
+        doing: str = "rendering one conversation",
+    ) -> Any:
+        process.send(request, seconds=seconds)
+        return process.reply(request, seconds, doing)
 
 
 @cache

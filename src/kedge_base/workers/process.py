@@ -29,7 +29,7 @@ _BOOT = (
 )
 _POLL_INTERVAL = 0.2
 LONGEST_SEND = 2.0
-"""Seconds to wait for a process to read requests; a batch of responses is more than fits into the socket's buffer."""
+"""Seconds that `send` waits for a process to read; a batch of responses is more than fits into the socket's buffer."""
 _CHUNK = 1 << 16
 
 
@@ -94,6 +94,7 @@ class WorkerProcess:
         self._log = log
         self._outgoing = bytearray()
         self._incoming = bytearray()
+        self._sending = 0.0
         self._connection, theirs = socket.socketpair()
         tied, tie = os.pipe()  # nothing is sent: it closes when kedge ends, however that happens
         with theirs, os.fdopen(tied, "rb", 0):
@@ -128,16 +129,17 @@ class WorkerProcess:
         """True if the process is running."""
         return self._finalizer.alive and self._process.poll() is None
 
-    def send(self, *requests: Request) -> None:
+    def send(self, *requests: Request, seconds: float) -> None:
         """Send requests, which the process reads in a thread while it answers others.
 
-        `reply` sends the rest to a process that has not read them after some seconds.
+        `reply` sends the rest to a process that has not read them after `seconds`, the time limit of a call, or sooner.
         """
         self._outgoing += b"".join(request.line for request in requests)
-        until = time.monotonic() + LONGEST_SEND
+        start = time.monotonic()
         with suppress(WorkerEnded):  # `reply` raises it
-            while self._outgoing and time.monotonic() < until:
+            while self._outgoing and time.monotonic() < start + min(seconds, LONGEST_SEND):
                 self._exchange(_POLL_INTERVAL)
+        self._sending = time.monotonic() - start
 
     def reply(
         self,
@@ -151,7 +153,7 @@ class WorkerProcess:
 
         Args:
             request: A request that was sent.
-            seconds: The time limit, from now.
+            seconds: The time limit, from now; the first reply's includes the time that `send` took.
             doing: The activity of the process, for the error.
             is_valid: Checks the form of the result, which user code could have written.
 
@@ -160,15 +162,16 @@ class WorkerProcess:
             WorkerEnded: The process ended.
             WorkerError: The request failed, or the process sent something other than a reply, and was killed.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds - self._sending
+        self._sending = 0.0
         reply: dict[str, Any] = {}
         try:
             while reply.get("id") != request.number:
                 reply = decode(self._line(deadline))
             match reply:
                 case {"error": str(message), "traceback": str(traceback), "row": int() | None as row}:
-                    error = WorkerError(message, row, is_lasting=reply.get("lasting") is True)
-                    raise self._failed(error, traceback)
+                    is_lasting = reply.get("lasting") is True
+                    raise self._failed(WorkerError(message, row, is_lasting=is_lasting), traceback)
                 case {"result": result} if is_valid(result):
                     self._log.end()
                     return result
@@ -182,8 +185,9 @@ class WorkerProcess:
             raise self._failed(WorkerEnded(f"{self._log.name}: its process {error}")) from error
         except (ValueError, RecursionError) as error:
             self.kill()
-            text = f"{self._log.name}: its process sent something other than an answer"
-            raise self._failed(WorkerError(text)) from error
+            raise self._failed(
+                WorkerError(f"{self._log.name}: its process sent something other than an answer")
+            ) from error
 
     def _failed(self, error: WorkerError, traceback: str = "") -> WorkerError:
         self._log.end(*traceback.splitlines(), f"[{error}]")
@@ -231,7 +235,7 @@ class WorkerProcess:
         self._receive()
 
     def _send(self) -> None:
-        with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+        with suppress(BlockingIOError, ConnectionError):
             while self._outgoing:
                 del self._outgoing[: self._connection.send(self._outgoing)]
 
@@ -281,9 +285,8 @@ def _end(
     if os.getpid() != owner:
         return  # garbage collection in a fork of the owner, which is not the process's parent
     connection.close()
-    if grace:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(grace)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(grace)
     # Also done if the process itself has ended, because its children may still be running.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -161,7 +161,7 @@ class Environment:
     def _replies(self, requests: Sequence[Request], seconds: float, doing: str) -> list[Any]:
         assert self._worker is not None
         try:
-            self._worker.send(*requests)
+            self._worker.send(*requests, seconds=seconds)
             return [self._worker.reply(request, seconds, doing) for request in requests]
         except BaseException as error:  # includes Ctrl-C: an abandoned call leaves its episodes in an unknown state
             self._worker.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,13 +49,13 @@ def worker(tmp_path: Path) -> Iterator[WorkerProcess]:
 
 def ask(worker: WorkerProcess, do: str, limit: float = 60.0, **arguments: object) -> object:
     request = Request.of("clerk", do, **arguments)
-    worker.send(request)
+    worker.send(request, seconds=limit)
     return worker.reply(request, limit)
 
 
 def test_replies_are_told_apart_by_their_numbers(worker: WorkerProcess) -> None:
     requests = [Request.of("clerk", "add", a=number, b=1) for number in range(3)]
-    worker.send(*requests)
+    worker.send(*requests, seconds=60.0)
     assert worker.reply(requests[2], 60.0) == 3, "those to the first two, which were abandoned, are skipped"
     assert ask(worker, "write", text='{"id": 7, "result": 5}') == "written"
 
@@ -80,6 +81,16 @@ def test_a_process_that_is_late_or_ends_is_one_line(worker: WorkerProcess, tmp_p
     assert not late.is_running
 
 
+@pytest.mark.parametrize("limit", [0.5, 2.5])
+def test_the_limit_includes_the_time_of_sending(worker: WorkerProcess, limit: float) -> None:
+    assert ask(worker, "add", a=1, b=2) == 3
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(WorkerTimeout, match=f"^clerk: a call took over {limit} s; it was killed$"):
+        ask(worker, "add", limit, a="a" * 1_000_000, b="b")
+    assert time.monotonic() - start < limit + 1.0
+
+
 @pytest.mark.parametrize("text", ["no JSON", "[1]", "7"])
 def test_what_is_no_reply_ends_the_process(worker: WorkerProcess, text: str) -> None:
     with pytest.raises(WorkerError, match=r"^clerk: its process sent something other than an answer$"):
@@ -89,7 +100,7 @@ def test_what_is_no_reply_ends_the_process(worker: WorkerProcess, text: str) -> 
 
 def test_a_result_of_another_form_ends_the_process(worker: WorkerProcess) -> None:
     request = Request.of("clerk", "add", a=1, b=2)
-    worker.send(request)
+    worker.send(request, seconds=60.0)
     with pytest.raises(WorkerError, match=r"^clerk: its process sent something other than an answer$"):
         worker.reply(request, 60.0, is_valid=lambda result: isinstance(result, str))
     assert not worker.is_running

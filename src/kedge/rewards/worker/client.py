@@ -134,9 +134,10 @@ class RemoteFunction:
         self._first_memory = None
         worker = WorkerProcess("kedge.rewards.worker.main", self._log)
         request = Request.of(self.name, "load", **self._loading)
+        seconds = self._limits.startup_timeout
         try:
-            worker.send(request)
-            loaded = _reply(worker, request, "load", self._limits.startup_timeout)
+            worker.send(request, seconds=seconds)
+            loaded = _reply(worker, request, "load", seconds)
         except BaseException:
             worker.kill()  # the error's traceback refers to the worker, which would run until that is garbage-collected
             raise
@@ -162,13 +163,13 @@ class RemoteFunction:
         request = Request.of(self.name, do, **arguments)
         receiver = self._worker if self._worker.is_running else None
         if receiver is not None:
-            receiver.send(request)
+            receiver.send(request, seconds=seconds)
 
         def collect() -> Any:
             if receiver is None:
                 self._worker.kill()  # the process has ended, but its children may still be running
                 self._worker = self._new_worker()
-                self._worker.send(request)
+                self._worker.send(request, seconds=seconds)
             return _reply(receiver or self._worker, request, do, seconds)
 
         return collect
