@@ -29,13 +29,13 @@ from kedge.runs.run import Run, open_run
 from kedge.runs.training import measuring
 from kedge.stages.judges import load_judge
 from kedge.stages.policy import Policy, load_policy, sampling_settings
-from kedge_base.errors import ConfigError, DataError
+from kedge_base.errors import ConfigError, DataError, RewardError
 from kedge_base.intervals import Interval
 from kedge_base.machine.invocation import as_argument
 from kedge_base.machine.progress import say
 from kedge_base.run_folder.output import JUDGE_FILE
 from kedge_base.run_folder.record_format import text_hash
-from kedge_base.texts import names_judge
+from kedge_base.texts import counted, names_judge
 from kedge_lab.evaluation.evaluator import Evaluator
 from kedge_lab.evaluation.report import Evaluation, report
 from kedge_lab.evaluation.solved import Solved, report_solved
@@ -127,6 +127,8 @@ def run_evaluate(
         evaluator = replace(evaluator, on_phase=on_phase)
         opponent = evaluator.references() if against is None else evaluator.sample(_announced(against))
         result = evaluator.compare(_announced(policy), opponent, against)
+        if (win_rate := result.win_rate) is None:
+            raise RewardError(f"the judge decided none of {counted(len(evaluator.prompts), 'pair')}")
         frontier = (_announced(load_policy(source, config, run)) for source in settings.frontier)
         others = [evaluator.compare(other, opponent, against) for other in frontier]
         on_phase("done", len(evaluator.prompts), len(evaluator.prompts))
@@ -134,7 +136,7 @@ def run_evaluate(
         evaluation = Evaluation(evaluator.judge, result, opponent, settings.against or "references", others, usage)
         summary = report(evaluation, run.folder, is_shown=run.ranks.is_first)
     say_results(run, "summary.json", {"num_judged": summary["num_judged"]})
-    return EvaluateResult(run.shared_folder, result.win_rate, summary)
+    return EvaluateResult(run.shared_folder, win_rate, summary)
 
 
 @stage_function("evaluate")

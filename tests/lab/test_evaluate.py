@@ -204,6 +204,23 @@ def test_the_frontier_places_further_policies(tmp_path):
     assert result.summary["score_against"]["value"] < point["score"]["value"] < result.summary["score"]["value"]
 
 
+def test_a_policy_of_the_frontier_without_a_decided_pair_leaves_the_rest(tmp_path, capsys):
+    start, blank = save_speaker(tmp_path / "start", lead=0.0), save_speaker(tmp_path / "blank", lead=6.0)
+    given = {"evaluate.against": str(start), "evaluate.frontier": [str(blank), str(start)]}
+    calls = []
+
+    def silent_once(completions, **columns):
+        calls.append(completions)
+        return [None if len(calls) == 3 else float(text.count("e")) for text in completions]
+
+    result = run_evaluate(config_for(tmp_path, "generate.temperature=1", **given), prompts=ROWS, judge=silent_once)
+    undecided, even = result.summary["frontier"]
+    assert (undecided["win_rate"], undecided["won"], undecided["score"]) == (None, 0, None)
+    assert undecided["kl"]["value"] > 0
+    assert even["win_rate"]["value"] == 0.5
+    assert "0 / 0 / 0" in capsys.readouterr().out
+
+
 def test_a_frontier_that_cannot_be_sampled_is_refused_before_anything_is(tmp_path, capsys):
     start = save_tiny_policy(tmp_path / "start")
     reward = save_tiny_reward_model(tmp_path / "reward")

@@ -66,6 +66,20 @@ def test_a_judge_that_scores_nothing_is_an_error(tmp_path):
     assert not (tmp_path / "run").exists()  # the corrected command may use the same folder
 
 
+def test_another_policy_without_a_score_leaves_the_rest(tmp_path, capsys):
+    calls = []
+
+    def silent_once(completions, **columns):
+        calls.append(completions)
+        return [None if len(calls) == 2 else 1.0 for _ in completions]
+
+    policy = save_tiny_policy(tmp_path / "policy")
+    config = config_for(tmp_path, f"evaluate.frontier=[{policy}, {policy}]", model=policy)
+    result = run_pass_at_k(config, prompts=ROWS, judge=silent_once)
+    assert [each["pass@k"] == {} for each in result.summary["others"]] == [True, False]
+    assert capsys.readouterr().out.count("no response has a score") == 1
+
+
 def test_pass_and_majority_are_those_of_the_responses_in_the_file(tmp_path, capsys):
     result = evaluate_or_check(config_for(tmp_path), prompts=ROWS, judge=last_letter)
     rows = read_json_lines(tmp_path / "run" / "judgments.jsonl")

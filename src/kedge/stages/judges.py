@@ -25,7 +25,7 @@ from kedge_base.errors import ConfigError, EnvError, RewardError
 from kedge_base.intervals import Interval, score_interval
 from kedge_base.machine.invocation import as_argument
 from kedge_base.term_names import source_name
-from kedge_base.texts import counted, names_function, names_judge
+from kedge_base.texts import names_function, names_judge
 
 if TYPE_CHECKING:
     from kedge.rollout.player import Player
@@ -88,15 +88,8 @@ class PairOutcomes:
 
     @property
     def decided(self) -> list[float]:
-        """The outcomes of the decided pairs.
-
-        Raises:
-            RewardError: No pair is decided.
-        """
-        decided = [win for win in self.wins if win is not None]
-        if not decided:
-            raise RewardError(f"the judge decided none of {counted(len(self.wins), 'pair')}")
-        return decided
+        """The outcomes of the decided pairs."""
+        return [win for win in self.wins if win is not None]
 
     @property
     def counts(self) -> dict[str, int]:

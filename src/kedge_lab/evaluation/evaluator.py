@@ -47,9 +47,10 @@ class PolicyResult:
     kl: Interval | None
 
     @property
-    def win_rate(self) -> Interval:
-        """Share of the pairs that the policy wins; ties count half."""
-        return share_interval(self.outcomes.decided)
+    def win_rate(self) -> Interval | None:
+        """Share of the decided pairs that the policy wins; ties count half. None if no pair is decided."""
+        decided = self.outcomes.decided
+        return share_interval(decided) if decided else None
 
     def summary(self) -> dict[str, Interval | float | str | None]:
         """Figures for `summary.json`."""

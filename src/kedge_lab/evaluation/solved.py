@@ -119,12 +119,12 @@ def report_solved(
         is_shown: False on a rank that is not the first: nothing is printed.
 
     Raises:
-        RewardError: No response of a policy has a score.
+        RewardError: No response of the evaluated policy has a score.
     """
     first, *others = policies
     scores = first.scored.scores or []
-    if unscored := next((each for each in policies if not each.pass_at), None):
-        raise RewardError(f"{judge} scored none of {counted(len(scores), 'response')} of {unscored.name}")
+    if not first.pass_at:
+        raise RewardError(f"{judge} scored none of {counted(len(scores), 'response')} of {first.name}")
     summary = {
         **first.summary(),
         "judge": judge,
@@ -151,14 +151,13 @@ def report_solved(
 
 def _rows(policy: Solved) -> Iterator[dict[str, Any]]:
     scored = policy.scored
-    endings = scored.endings or None
-    named = {"score": scored.scores, "reason": scored.reasons, "answer": scored.answers, "ending": endings}
+    named = {"score": scored.scores, "reason": scored.reasons, "answer": scored.answers, "ending": scored.endings}
     columns: dict[str, Sequence[Any]] = {
         "prompt": scored.responses.prompts,
         "completion": scored.responses.completions,
         "stopped": scored.responses.stopped,
         "length": scored.num_tokens,
-        **{name: entries for name, entries in named.items() if entries is not None},
+        **{name: entries for name, entries in named.items() if entries},
     }
     return ({"model": policy.name, **row} for row in as_rows(columns))
 
@@ -174,7 +173,7 @@ def _print(policies: Sequence[Solved], title: str) -> None:
         print_table(f"{each.name}: {title}", ["k", "pass@k", "maj@k", "difference in pass@k"], rows)
         length, stopped = mean(each.scored.num_tokens), mean(map(float, each.scored.responses.stopped))
         score = each.scored.figures(each.num_samples)["score"]
-        known = "" if score is None else f"mean score {score}, "
+        known = "no response has a score, " if score is None else f"mean score {score}, "
         print(f"{known}{format_figure(length)} tokens on average, {stopped:.0%} with a stop token")
         for line in verdict_lines(each.scored.verdicts):
             print(line)
