@@ -443,7 +443,9 @@ def test_more_ranks_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(*each)
     monkeypatch.setattr(start.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(start.torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="LOCAL_RANK is 2, and this machine has 2 GPUs: start at most 2 ranks on it"):
+    with pytest.raises(
+        ConfigError, match="LOCAL_RANK is 2, and the last GPU of this machine is number 1: start one rank per"
+    ):
         start.join_ranks()
 
 

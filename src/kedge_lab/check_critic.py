@@ -132,7 +132,7 @@ def _print(summary: dict[str, Any], test: PrefixTest) -> None:
         for label, own, prompt_mean, ceiling, chance in FIGURES
     }
     title = (
-        f"{test.num_prefixes} prefixes of responses to {counted(test.num_prompts, 'prompt')}, "
+        f"{counted(test.num_prefixes, 'prefix')} of responses to {counted(test.num_prompts, 'prompt')}, "
         f"{test.num_continuations:.3g} continuations of each, scored by {summary['reward']}"
     )
     if template := summary.get("privileged"):

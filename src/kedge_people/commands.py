@@ -19,7 +19,7 @@ from kedge_base.errors import ConfigError, DataError, RewardError
 from kedge_base.machine.durable import replaced_folder
 from kedge_base.run_folder.output import check_output, is_run, waiting_for, writing
 from kedge_base.run_folder.record_format import read_json_lines
-from kedge_base.texts import names_judge, printable
+from kedge_base.texts import counted, names_judge, printable
 from kedge_people.assignments import (
     AXES,
     Assignments,
@@ -240,8 +240,8 @@ def _items(
         raise DataError(f"no prompt has {size} different responses that the --scorer can read; lower --responses")
     if len(chosen) < (asked := min(count, len(items))):
         typer.echo(
-            f"{len(chosen)} of {asked} prompts: only these have {size} different responses that the --scorer can "
-            "read; a lower --responses finds more",
+            f"{len(chosen)} of {counted(asked, 'prompt')}: only these have {size} different responses that the "
+            "--scorer can read; a lower --responses finds more",
             err=True,
         )
     return chosen

@@ -132,7 +132,7 @@ def _items(candidates: Sequence[Candidate], num_responses: int, seed: int) -> li
             "no prompt has two different responses; raise generate.temperature, or label with --responses 1"
         )
     if fewer := len(candidates) - len(items):
-        say(f"{fewer} of {len(candidates)} prompts are left out: their responses are all the same, or blank")
+        say(f"Prompts whose responses are all the same, or blank, are left out: {fewer} of {len(candidates)}")
     return items
 
 
@@ -140,11 +140,11 @@ def _drawn(hashes: Sequence[set[str]], evaluated: set[str], count: int, seed: in
     """Draw prompts at random, without those that are evaluated; returns their places, in order."""
     others = [place for place, own in enumerate(hashes) if not own & evaluated]
     if known := len(hashes) - len(others):
-        say(f"{known} prompts are left out: they are in the data of --not-in")
+        say(f"Prompts in the data of --not-in are left out: {known}")
     if not others:
         raise DataError("all prompts are in the data of --not-in; give others")
     if len(others) < count:
-        say(f"{len(others)} different prompts instead of {count}")
+        say(f"Different prompts: {len(others)} instead of {count}")
     return sorted(random.Random(f"prompts {seed}").sample(others, min(count, len(others))))
 
 

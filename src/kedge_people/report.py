@@ -110,7 +110,10 @@ def _sentences(quality: Quality) -> Iterator[str]:
         yield "Nothing to report: no answer compares responses."
         return
     total = sum(person.num_answers for person in people)
-    yield f"{total:,} answers by {len(people):,} people; {quality.num_shared:,} items have those of two or more."
+    yield (
+        f"{total:,} answers by {'one person' if len(people) == 1 else f'{len(people):,} people'}; "
+        f"{quality.num_shared:,} items have those of two or more."
+    )
     if quality.agreement is None:
         yield "Agreement is unknown yet: no item has answers of two people."
         return

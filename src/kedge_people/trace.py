@@ -16,6 +16,7 @@ from kedge_base.run_folder.output import CHECKPOINTS, CONFIG_FILE, LABELS_FILE, 
 from kedge_base.run_folder.receipt import Recorded, read_lines
 from kedge_base.run_folder.record_format import read_config, read_json_lines, read_json_object, read_metrics
 from kedge_base.stage import stages
+from kedge_base.texts import counted
 from kedge_people.labels import ANSWERS_FILE
 
 
@@ -42,8 +43,11 @@ def trace(folder: Path, runs: Path, sought: str) -> list[str]:
         if not labels:
             continue
         steps = sorted({step for label in labels for step in label["steps"] if step <= run.done})
-        by, when, count = labels[0]["person"], labels[0]["when"], len({label["answer"] for label in labels})
-        who = f"{sought}, {count} answers" if by == sought else f"answer {sought} ({by}, {when})"
+        by = labels[0]["person"]
+        count = len({label["answer"] for label in labels})
+        who = (
+            f"{sought}, {counted(count, 'answer')}" if by == sought else f"answer {sought} ({by}, {labels[0]['when']})"
+        )
         used = f"optimizer steps {_ranges(steps)}" if steps else "in no optimizer step: read, held out, or not reached"
         lines.append(f"{who}: {run}, {used}")
         if steps:

@@ -21,6 +21,7 @@ from kedge.rollout.privileged import privileged_text
 from kedge.runs.inputs import reading
 from kedge_base.errors import KedgeError
 from kedge_base.stage import find_stage
+from kedge_base.texts import counted
 
 SAMPLE = 256
 """Rows to read from the data."""
@@ -63,14 +64,13 @@ def lengths_of(config: Config, stage: str) -> Lengths:
     ptx = _lengths_of_answers(config, "pretraining", source) if stage == "ppo" and config.ppo.ptx_coef.coef else None
     table = _read(config, role, source)
     if table is None:
-        longest = (config.data.max_prompt_tokens,)
-        return Lengths(longest, origin="data.max_prompt_tokens", assumed=True, pretraining=ptx)
+        return Lengths((config.data.max_prompt_tokens,), origin="data.max_prompt_tokens", assumed=True, pretraining=ptx)
     tokenizer, records, rows = table
     found = [encode_prompt(tokenizer, record.text) for record in records]
     text = privileged_text(config.ppo.privileged) if not config.environment.source else None
     return Lengths(
         tuple(map(len, found)),
-        origin=f"the first {len(found):,} prompts",
+        origin=f"the first {counted(len(found), 'prompt')}",
         rows=rows,
         pretraining=ptx,
         common=common_start(found),
@@ -87,7 +87,7 @@ def _lengths_of_answers(config: Config, role: str, source: str | None) -> Length
     encoded = [encode_example(tokenizer, record.prompt, each) for record in records for each in _answers(record)]
     prompts, completions = ([len(getattr(each, name)) for each in encoded] for name in ("prompt", "completion"))
     common = common_start([each.prompt for each in encoded]) if role == "comparisons" else 0
-    origin = f"the first {len(records):,} rows"
+    origin = f"the first {counted(len(records), 'row')}"
     return Lengths(tuple(prompts), tuple(completions), origin, rows, common=common)
 
 

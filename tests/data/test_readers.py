@@ -419,6 +419,8 @@ def lines(path: Path, *rows: bytes) -> Path:
 
 def test_rows_over_a_limit_name_the_limit():
     rows = [{"prompt": "a b c d e f"}] * 3
+    with pytest.raises(DataError, match=r"^1 of 1 row \(100\.0%\) cannot be used; most common reason, 1 time: "):
+        read_rows(rows[:1], "prompts", tokenizer=PLAIN, max_prompt_tokens=2)
     with pytest.raises(DataError, match=r"; the limit is data\.max_prompt_tokens, .*; data\.truncate cuts prompts$"):
         read_rows(rows, "prompts", tokenizer=PLAIN, max_prompt_tokens=2)
 

@@ -76,7 +76,7 @@ def test_prompts_are_drawn_each_once_and_not_those_of_an_evaluation(models, ques
     items = sample_items(config(questions), [models.first], **given)
     assert len(items) == 3
     assert {item.prompt[0]["content"] for item in items} <= {f"question {number}" for number in range(4, 8)}
-    assert "4 prompts are left out" in capsys.readouterr().err
+    assert "Prompts in the data of --not-in are left out: 4" in capsys.readouterr().err
     with pytest.raises(DataError, match="all prompts are in the data of --not-in"):
         sample_items(config(questions), [models.first], **{**GIVEN, "not_in": [questions]})
 

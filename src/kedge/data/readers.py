@@ -14,6 +14,7 @@ from kedge.data.parsing import ReadingOptions, parse_comparison, parse_demonstra
 from kedge.data.records import Prompt, Rejection, RowError, Table, hint_of, write_rejections
 from kedge.data.sources import Source, Sources, numbered_rows
 from kedge_base.errors import DataError
+from kedge_base.texts import counted
 
 _PARSERS: dict[str, Callable[[object, ReadingOptions], Any]] = {
     "demonstrations": parse_demonstration,
@@ -64,9 +65,10 @@ def _check_rejections(table: Table[Any], name: str, max_rejected_fraction: float
     [(kind, count)] = Counter(kinds).most_common(1)
     first = table.rejected[kinds.index(kind)]
     raise DataError(
-        f"{len(table.rejected)} of {table.num_rows} rows ({table.rejected_share:.1%}) cannot be used"
+        f"{len(table.rejected)} of {counted(table.num_rows, 'row')} ({table.rejected_share:.1%}) cannot be used"
         f"{f', {limit}' if table.records else ''}; "
-        f"most common reason, {count} times: {first.reason!r}, first at {first.source}:{first.line}{hint_of(kind)}"
+        f"most common reason, {counted(count, 'time')}: {first.reason!r}, first at {first.source}:{first.line}"
+        f"{hint_of(kind)}"
     )
 
 

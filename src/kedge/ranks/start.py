@@ -113,8 +113,8 @@ def _connect() -> None:
 def _check_device(count: int) -> None:
     if (local_rank() or 0) >= count:
         raise ConfigError(
-            f"LOCAL_RANK is {local_rank()}, and this machine has {count} GPUs: start at most {count} ranks on it "
-            f"(torchrun --nproc-per-node {count})"
+            f"LOCAL_RANK is {local_rank()}, and the last GPU of this machine is number {count - 1}: start one rank per "
+            f"GPU (torchrun --nproc-per-node {count})"
         )
 
 

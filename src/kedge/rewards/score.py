@@ -21,6 +21,7 @@ from kedge.data.turns import opened_conversation
 from kedge.rewards import MESSAGES_COLUMN, Responses, ScoredTerms, WeightedReward
 from kedge.rewards.source import chosen
 from kedge_base.errors import UnscoredError
+from kedge_base.texts import counted
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,9 @@ def score_rollout(
     terms = reward.score_terms(described)
     rows = [row for row, score in enumerate(terms.scores) if score is not None]
     if not rows:
-        raise UnscoredError(f"reward {reward.name!r} scored none of {len(terms.scores)} responses", terms.failures)
+        raise UnscoredError(
+            f"reward {reward.name!r} scored none of {counted(len(terms.scores), 'response')}", terms.failures
+        )
     if len(rows) < len(prompts):
         rollout = rollout.select(torch.tensor(rows, device=rollout.response_ids.device))
     scores = torch.tensor([terms.scores[row] for row in rows], dtype=torch.float32, device=rollout.response_ids.device)

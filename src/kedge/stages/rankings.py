@@ -31,7 +31,7 @@ def ranked_rows(prompts: Sequence[Prompt], responses: Responses, labeler: Weight
             rows.append({**_asked(prompt), "responses": texts, "ranks": ranks})
     if not rows:
         raise RewardError(
-            f"labeler {labeler.name!r} scored all responses to each of {len(prompts)} prompts the same; increase "
+            f"labeler {labeler.name!r} scored all responses to each prompt the same; increase "
             "rollout.temperature so that responses differ"
         )
     return rows

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from kedge.algorithm.controllers import adapt_entropy_coef, adapt_kl_coef_schulman, adapt_kl_coef_ziegler
 from kedge.training.checkpoint.loop import CheckpointedLoop
+from kedge_base.texts import counted
 
 KLController = Literal["fixed", "ziegler", "schulman"]
 
@@ -301,8 +302,8 @@ class EarlyEnd:
             return f"the KL to the reference is {self._kl:.3g} nats per response, above ppo.max_kl={self._max_kl:g}"
         if self._patience is not None and best is not None and best.num_since >= self._patience:
             return (
-                f"{best.metric} has not improved in {best.num_since} evaluations (ppo.eval_patience); its best value "
-                f"is {best.value:.4g}, after update {best.update}"
+                f"{best.metric} has not improved in {counted(best.num_since, 'evaluation')} (ppo.eval_patience); its "
+                f"best value is {best.value:.4g}, after update {best.update}"
             )
         return None
 

@@ -71,5 +71,5 @@ def test_a_labeler_without_preferences_is_an_error(tmp_path):
     alike = load_reward(lambda completions: [1.0] * len(completions))
     prompts = [Prompt("Deck:")]
     responses = sampled(policy_in(tmp_path), prompts, 2)
-    with pytest.raises(RewardError, match="scored all responses to each of 1 prompts the same"):
+    with pytest.raises(RewardError, match="scored all responses to each prompt the same"):
         ranked_rows(prompts, responses, alike)

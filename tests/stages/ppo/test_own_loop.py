@@ -546,7 +546,7 @@ def test_a_start_is_judged_once_if_the_reward_fails_after_the_judge(policy: Path
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"responses": ["a"]}, "2 prompts for 1 responses"),
+        ({"responses": ["a"]}, "2 prompts for 1 response;"),
         ({"responses": []}, "no responses"),
         ({"responses": "ab"}, r"responses are of type str; pass a list: batch\(\[…\], \[…\]\)"),
         ({"responses": ["a", [9999]]}, "response 1 has the token id 9999"),
@@ -614,7 +614,7 @@ def test_prompts_are_a_list_with_entries(policy: Path, tmp_path: Path, prompts: 
     for name in ("sample", "generate"):
         with pytest.raises(DataError, match=line.format(name)):
             getattr(trainer, name)(prompts)
-    with pytest.raises(DataError, match=line.format("batch") if prompts else "0 prompts for 1 responses"):
+    with pytest.raises(DataError, match=line.format("batch") if prompts else "0 prompts for 1 response;"):
         trainer.batch(prompts, [" sank"])
     trainer.close()
 
@@ -636,7 +636,7 @@ def test_an_exception_in_the_loop_saves_the_run(
         for _ in trainer.updates():
             batch = trainer.sample(PROMPTS)
             trainer.update(batch, scored(batch.responses))
-        with pytest.raises(ConfigError, match="has made its 3 updates"):
+        with pytest.raises(ConfigError, match=r"has made its updates \(ppo\.num_updates=3\)"):
             trainer.sample(PROMPTS)
     ending = json.loads((tmp_path / "run" / "finished.json").read_text())
     assert "ended" not in json.dumps(ending)

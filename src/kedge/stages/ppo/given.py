@@ -25,6 +25,7 @@ from kedge.stages.arguments import is_whole
 from kedge.stages.ppo.roles import shortest_context
 from kedge.stages.ppo.trainer import Trainer
 from kedge_base.errors import DataError, RewardError
+from kedge_base.texts import counted
 from kedge_base.workers.codec import own_copy
 
 
@@ -123,8 +124,8 @@ class Batch:
             if isinstance(numbers, (list, tuple)) and len(numbers) not in (1, len(ids)):
                 if len(numbers) != len(turns):
                     raise RewardError(
-                        f"response {row} has {len(turns)} turns and {len(ids)} tokens, and {len(numbers)} scores; "
-                        "expected a number, or one for each turn or token"
+                        f"response {row} has {counted(len(turns), 'turn')} and {counted(len(ids), 'token')}, and "
+                        f"{counted(len(numbers), 'score')}; expected a number, or one for each turn or token"
                     )
                 # As for any scores, the tokens that are read before a turn belong to the turn before.
                 ends = [*(slot - 1 for slot in turns[1:]), len(ids) - 1]
@@ -138,7 +139,10 @@ class Batch:
         return self._is_exact and int(self.rollout.policy_version.min()) >= version
 
     def __repr__(self) -> str:
-        return f"<Batch: {len(self)} responses to {len(self._rows)} prompts, {self.rollout.num_actions} tokens>"
+        return (
+            f"<Batch: {counted(len(self), 'response')} to {counted(len(self._rows), 'prompt')}, "
+            f"{counted(self.rollout.num_actions, 'token')}>"
+        )
 
 
 @dataclass(frozen=True)
@@ -236,7 +240,9 @@ class Reader:
             if not isinstance(entries, Sized):
                 raise DataError(f"{name} are of type {type(entries).__name__}; expected one per response")
             if len(entries) != len(responses):
-                raise DataError(f"{len(entries)} {name} for {len(responses)} responses; expected one per response")
+                raise DataError(
+                    f"{len(entries)} {name} for {counted(len(responses), 'response')}; expected one per response"
+                )
         version = done if policy_version is None else policy_version
         if not (is_whole(version) and 0 <= version <= done):
             raise DataError(f"policy_version is {version!r}; expected 0 to {done}, the updates that were made")
@@ -270,8 +276,8 @@ class Reader:
         rollout = replace(rollout, **{name: each.to(trainer.run.device) for name, each in tables.items()})
         if logprobs is None:
             self.say(
-                f"The log probabilities of {len(responses)} responses when they were sampled are not known; those of "
-                "the current weights take their place."
+                f"The log probabilities of {counted(len(responses), 'response')} when they were sampled are not known; "
+                "those of the current weights take their place."
             )
             rollout = replace(rollout, logprobs=trainer.logprobs(rollout))
         return rollout, [rows[first] for first in firsts]
@@ -395,7 +401,9 @@ class _Response:
         if not self.counts:
             return _logprobs(self.name, logprobs, sum(self.own))
         if not isinstance(logprobs, (list, tuple)) or len(logprobs) != len(self.counts):
-            raise DataError(f"{self.name} has {len(self.counts)} calls; expected a list of log probabilities for each")
+            raise DataError(
+                f"{self.name} has {counted(len(self.counts), 'call')}; expected a list of log probabilities for each"
+            )
         calls = enumerate(zip(logprobs, self.counts, strict=True))
         return torch.cat([_logprobs(f"call {number} of {self.name}", *call) for number, call in calls])
 
@@ -448,8 +456,8 @@ def _logprobs(name: str, given: Sequence[float], count: int) -> torch.Tensor:
     numbers = list(plain_value(given))
     if len(numbers) != count:
         raise DataError(
-            f"{name} has {count} tokens of the policy's own, its stop token included, and {len(numbers)} log "
-            "probabilities"
+            f"{name} has {counted(count, 'token')} of the policy's own, its stop token included, and {len(numbers)} "
+            "log probabilities"
         )
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, Real) or not -1e30 < float(number) <= 1e-4:

@@ -404,7 +404,7 @@ class PpoTrainer:
         """Start the next update unless it has been started; return its number and its clock."""
         if self._next is None:
             why = self.ended or (
-                f"it has made its {self.num_updates} updates (ppo.num_updates); num_updates={2 * self.num_updates} and "
+                f"it has made its updates (ppo.num_updates={self.num_updates}); num_updates={2 * self.num_updates} and "
                 "resume=True would make more"
             )
             raise ConfigError(f"the run in {self.folder} has ended: {why}")
