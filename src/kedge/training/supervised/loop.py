@@ -204,16 +204,18 @@ def train_supervised(
     loop = settings.loop
     outcome = Outcome(loop.done)
     budget = settings.micro_batch_tokens
-    saved = {"evaluation": outcome, **(parts or {})}
-    loop.restore(TrainingState({"weights": weights}, optimizer, saved))
+    loop.restore(TrainingState({"weights": weights}, optimizer, {"evaluation": outcome, **(parts or {})}))
     if isinstance(budget, AdaptiveTokens):
         longest = sorted(examples, key=objective.length)[-2:]
-
-        def run_pass(rows: list[int]) -> None:
-            objective.sums([longest[row] for row in rows])["loss"].backward()
-
         lengths, prompts = objective.tokens_read(longest)
-        find_tokens(budget, lengths, run_pass, optimizer, prompts=prompts, ranks=settings.ranks)
+        find_tokens(
+            budget,
+            lengths,
+            lambda rows: objective.sums([longest[row] for row in rows])["loss"].backward(),
+            optimizer,
+            prompts=prompts,
+            ranks=settings.ranks,
+        )
     batches = draw_batches(
         len(examples), settings.num_epochs, settings.batch_size, seed=settings.seed, order=settings.order
     )
