@@ -69,8 +69,8 @@ RELIABILITY = (
     Mutation(
         "broken-checkpoint-counts-as-saved",
         "save_checkpoint",
-        "if _is_valid(final):",
-        "if final.exists():",
+        "                    open_checkpoint(final)\n",
+        "                    if not final.exists():\n                        raise DataError(str(final))\n",
         f"{CHECKPOINT}::test_a_valid_one_of_the_same_update_stays_and_a_broken_one_goes",
     ),
     Mutation(

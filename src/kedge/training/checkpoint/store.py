@@ -142,8 +142,11 @@ def save_checkpoint(
     text = json.dumps(state).encode()
     shards = shards or {}
     final = folder / f"update-{update:06d}"
-    groups = [*tensors.values(), *shards.values()]
-    needed = len(text) + sum(tensor.numel() * tensor.element_size() for group in groups for tensor in group.values())
+    needed = len(text) + sum(
+        tensor.numel() * tensor.element_size()
+        for group in (*tensors.values(), *shards.values())
+        for tensor in group.values()
+    )
     refused = partial(_output_errors, folder, update=update, needed=needed)
 
     def fill(part: Path, in_shards: Mapping[str, FileRecord]) -> None:
@@ -163,8 +166,9 @@ def save_checkpoint(
             sync_tree(part / MODEL_FOLDER)
         for group in shards:
             sync_folder(part / group)
-        counts = dict.fromkeys(shards, ranks.count)
-        manifest = Manifest(update, kind, fingerprint, __version__, files, saved.held, counts)
+        manifest = Manifest(
+            update, kind, fingerprint, __version__, files, saved.held, dict.fromkeys(shards, ranks.count)
+        )
         write_files(part, {MANIFEST_FILE: [manifest.to_bytes()]})
         sync_folder(part)
 
