@@ -267,8 +267,7 @@ class Guard:
         self.warn(f"update {self._update}: {what}; {CONSEQUENCES[action]}")
 
     def _reason_to_end(self, kind: Literal["nonfinite", "spike"], action: Action) -> str | None:
-        bad = self.find_bad_weight() if kind == "nonfinite" and action != "rollback" else None
-        if bad:
+        if kind == "nonfinite" and action != "rollback" and (bad := self.find_bad_weight()):
             return f"{bad}, which skipping steps cannot repair; restart from finite weights"
         if action == "stop":
             return f"the step was not taken (ppo.on_{kind}=skip would continue without it)"

@@ -429,7 +429,15 @@ class Steps(Generic[B]):
         self, metrics: Mapping[str, float], objective: Objective, minibatch: B, rows: Int[Tensor, " rows"]
     ) -> bool:
         """Return True if the check allows a step with these metrics; otherwise end the update."""
-        search = partial(search_minibatch, self.learner, objective, minibatch, rows.tolist(), self._parameters)
+        search = partial(
+            search_minibatch,
+            self.learner,
+            objective,
+            minibatch,
+            rows.tolist(),
+            self._parameters,
+            partial(scale_output_gradients, self.optimizer),
+        )
         result = self.result
         result.refused = not self.check_step(result.num_steps + len(result.critic_steps), metrics, search)
         return not result.refused
@@ -453,10 +461,19 @@ def search_minibatch(
     minibatch: B,
     numbers: Sequence[int],
     parameters: Sequence[nn.Parameter],
+    scale: Callable[[], object] = tuple,
 ) -> BadValue:
     """Recompute a minibatch row by row to find the row behind a bad loss or gradient.
 
     Slow; only for steps that failed. Overwrites the parameters' gradients.
+
+    Args:
+        learner: Evaluates the policy and the critic.
+        objective: The loss.
+        minibatch: The responses of the step.
+        numbers: Their rows in the update.
+        parameters: The parameters whose gradients count.
+        scale: Scales the gradients before their norm is taken, as the step does.
 
     Returns:
         The first non-finite value; if all are finite, the largest gradient norm of a row.
@@ -470,7 +487,7 @@ def search_minibatch(
         if bad := _find_in_outputs(outputs, part):
             return replace(bad, row=row)
         if loss.isfinite():
-            found.append(BadValue("the gradient norm", _gradient_norm(loss, parameters, learner.ranks), row))
+            found.append(BadValue("the gradient norm", _gradient_norm(loss, parameters, learner.ranks, scale), row))
         else:
             found.append(BadValue("the loss", float(loss.detach()), row))
     if len(found) > 1 and not any(math.isfinite(each.value) for each in found):
@@ -488,7 +505,9 @@ def _find_in_outputs(outputs: PolicyOutputs, batch: Batch) -> BadValue | None:
     )
 
 
-def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter], ranks: Ranks) -> float:
+def _gradient_norm(
+    loss: Tensor, parameters: Sequence[nn.Parameter], ranks: Ranks, scale: Callable[[], object]
+) -> float:
     """Compute the gradient norm of one row, which is the same on every rank."""
     for parameter in parameters:
         parameter.grad = None
@@ -497,6 +516,7 @@ def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter], ranks: Rank
         ranks.sum_gradients(parameters)
     else:
         loss.backward()
+    scale()
     return clip_gradients(parameters, None, ranks)
 
 

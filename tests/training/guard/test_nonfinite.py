@@ -12,7 +12,8 @@ from kedge.training.guard import (
     find_in_experience,
     find_in_rollout,
 )
-from kedge.training.update import search_minibatch
+from kedge.training.optimizer import build_optimizer, set_learning_rate
+from kedge.training.update import ppo_update, search_minibatch
 from tests.training.test_update import make_experience, make_learner, make_models, make_objective
 
 
@@ -120,6 +121,29 @@ def test_else_it_is_the_one_whose_gradient_is_the_largest():
     found = search(models, replace(experience, advantages=broken(experience.advantages, 2, 1, 1e4)))
     assert (found.what, found.row) == ("the gradient norm", 2)
     assert 10 < found.value < 1e5
+
+
+def test_the_value_heads_gradient_counts_in_its_unit():
+    models = make_models()
+    optimizer = build_optimizer(models.parameters(), learning_rate=1.0, head_parameters=models.value_head.parameters())
+    experience = make_experience(models)
+    far = broken(experience.returns, 3, 0, 50.0)
+    pushed = broken(experience.advantages, 2, 1, 400.0)
+    asked: list[BadValue] = []
+    for unit in (1.0, 1e3):
+        set_learning_rate(optimizer, 1.0, value_unit=unit)
+        ppo_update(
+            make_learner(models),
+            optimizer,
+            replace(experience, returns=far, advantages=pushed),
+            make_objective(),
+            num_epochs=1,
+            num_minibatches=1,
+            max_grad_norm=None,
+            generator=torch.Generator().manual_seed(0),
+            check_step=lambda step, figures, search: bool(asked.append(search())),  # refuses the step
+        )
+    assert [bad.row for bad in asked] == [2, 3]
 
 
 def test_where_all_are_broken_none_is_blamed():
