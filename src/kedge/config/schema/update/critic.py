@@ -126,7 +126,8 @@ class CriticTraining(Section):
         1,
         ge=1,
         meaning="Passes of the critic over the responses for each pass of the policy. The first is the policy's own; "
-        "the others train only the parameters that are the critic's alone: a separate critic, or a shared value head.",
+        "the others train only the parameters that are the critic's alone: a separate critic, or a shared value head. "
+        "Unused with critic=readout, which is refitted once per update.",
         source="1 in the papers on short responses; SAO: 2. Open-Reasoner-Zero takes 12 steps of the critic for each "
         "one of the policy, but within one pass",
         too_high="the critic is overfitted to the batch: value/loss falls while value/explained_variance, on new "
