@@ -79,7 +79,8 @@ _ITS_PART = re.compile(
     r" ?(?:s|min|h|sec|hour|minute|second|day|week|month|in|inche?|feet|foot|ft|oz|ounce|cent|c?m|g)s?\b"
 )
 """The second unit of a measure, as in 5 feet 2 inches, but not in 3 weeks 42 pens."""
-_ANOTHER = re.compile(r"\s*(?:or|to|±|\\pm|-)\s*[$(]?[0-9]")
+_MORE = re.compile(r"\s*(?:or|to|±|\\pm|-)\s*[$(]?[0-9]|(?![ACFJLNVWdghlmst])[A-Za-zΑ-Ωα-ω](?![\w°]| \w)")
+"""Text after a number that makes it a part of the answer: another number, or a variable, as in 12x, not `3x faster`."""
 _REFUSAL = re.compile(
     r"\bI(?: am|['’]m)? (?:do not know|don['’]t know|(?:cannot|can['’]?t|can not|couldn['’]t|could not|unable to"
     r"|not able to) (?:\w+ )?(?:answer|calculate|compute|determine|do|figure|find|give|help|know|provide"
@@ -143,7 +144,7 @@ def _last_number(text: str) -> Quantity | str | None:
     if (
         _VAGUE.search(before)
         or (_MEASURE.search(before) and _ITS_PART.match(text, chosen.end()))
-        or (statements and _ANOTHER.match(text, chosen.end()))
+        or _MORE.match(text, chosen.end())
     ):
         return WRONG_FORMAT
     return read_quantity(chosen) or WRONG_FORMAT

@@ -75,6 +75,9 @@ The answer is 6 * 42, which is 252.
 more than 42
 x > 42
 42 ± 1
+42x
+The answer is 42n.
+So it is 42y, and no more.
 41 ± 42
 30 + 42
 6 ≠ 42
@@ -88,7 +91,9 @@ I am unable to solve it. 30 and 42 are given.
 \\boxed{42} or rather \\boxed{42""".splitlines()
 
 
-@pytest.mark.parametrize("text", [*RIGHT_NUMBERS, "#### 42\u200b", "1. Take 30.\n2. Add 12: 42.\n3. Check it."])
+@pytest.mark.parametrize(
+    "text", [*RIGHT_NUMBERS, "It is 42x as much.", "#### 42\u200b", "1. Take 30.\n2. Add 12: 42.\n3. Check it."]
+)
 def test_the_number_that_a_response_means_is_right(text):
     assert is_right(gsm8k, text, SOLUTION)
 
