@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from kedge.cli import main
-from kedge.config import PRESETS, Config, load_config, presets_of, resolved_yaml
+from kedge.config import PRESETS, Config, load_config, presets_of, resolved_yaml, with_values
 from kedge.config.explain.describe import section_type
 from kedge_base.errors import ConfigError, ModelError
 from kedge_base.packages import PACKAGES
@@ -152,6 +152,20 @@ def test_a_resumed_run_takes_no_further_preset(
         assert said == "error: --resume run continues the run in its folder, not in other; leave out --out\n"
 
 
+def test_a_moved_run_starts_from_the_models_in_its_folder(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("moved").mkdir()
+    models = [f"runs/old/in_memory_models/{name}" for name in ("model", "reward")]
+    started = load_config(None, [f"model={models[0]}", "out=runs/old", "data.prompts=[runs/old.jsonl]"])
+    started = with_values(started, {"reward": [models[1], "runs/other/reward"]})
+    Path("moved/config.yaml").write_text("# stage: ppo\n" + resolved_yaml(started))
+    for resume in (["--resume", "./moved"], ["--config", "moved/config.yaml", "--out", "./moved", "--resume", "auto"]):
+        assert kedge(monkeypatch, "ppo", *resume) == 0
+        config = calls[-1][1]
+        assert config.model == "./moved/in_memory_models/model"
+        assert [each.source for each in config.reward] == ["./moved/in_memory_models/reward", "runs/other/reward"]
+        assert (config.out, config.data.prompts) == ("./moved", ["runs/old.jsonl"])
+
+
 def test_a_run_of_another_stage_is_named_before_what_this_stage_needs(
     calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,7 +173,7 @@ def test_a_run_of_another_stage_is_named_before_what_this_stage_needs(
     Path("run/config.yaml").write_text("# stage: sft\n" + resolved_yaml(load_config(None, ["model=m", "out=run"])))
     for resume in (["--resume", "run"], ["--resume", "auto", "--model", "m", "--out", "run"]):
         assert kedge(monkeypatch, "ppo", *resume) == 2
-        assert capsys.readouterr().err == "error: --resume: run is a run of kedge sft, not of ppo\n"
+        assert capsys.readouterr().err == "error: run is a run of kedge sft, not of ppo\n"
 
 
 def test_without_out_the_run_claims_a_folder_and_a_taken_one_is_refused_at_once(

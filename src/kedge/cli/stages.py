@@ -159,7 +159,6 @@ def resolve(
         folder = Path(os.path.expanduser(resume))
         if not is_run(folder):
             raise ConfigError(f"--resume: {resume} is not the folder of a run: it has no {CONFIG_FILE}")
-        _check_same_stage(folder, stage)
         outs = [text for name, _, text in (each.partition("=") for each in overrides or ()) if name.strip() == "out"]
         for out in filter(None, [flags.get("out"), *outs]):
             if os.path.realpath(os.path.expanduser(out)) != os.path.realpath(folder):
@@ -167,24 +166,19 @@ def resolve(
         file = file or folder / CONFIG_FILE
         flags = {**flags, "out": resume}
     config = load_config(file, overrides or (), flags, preset, stage=stage)
-    if resume == "auto":
+    if resume is not None:
+        from kedge.runs.resuming import check_same_stage, in_place
+
         if config.out is None:
             config = with_values(config, {"out": str(Path("runs") / stage)})
-        _check_same_stage(Path(os.path.expanduser(str(config.out))), stage)
+        folder = Path(os.path.expanduser(str(config.out)))
+        check_same_stage(folder, stage)
+        if is_run(folder):
+            config = in_place(config, folder)
     check_stage(config, stage)
     if config.out is not None and (resume is None or not is_run(Path(config.out))):
         check_output(config.out)
     return config
-
-
-def _check_same_stage(folder: Path, stage: str) -> None:
-    """Check that a folder has no run of another stage (`ConfigError` if it does)."""
-    from kedge.runs.resuming import check_same_stage
-
-    try:
-        check_same_stage(folder, stage)
-    except ConfigError as error:
-        raise ConfigError(f"--resume: {error}") from None
 
 
 def resume_from(resume: str | None, allow_changes: list[str] | None, stage: str) -> Any:

@@ -7,12 +7,20 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kedge.config import Config, changed_settings, differences, effective_settings, evaluations_of, load_config
+from kedge.config import (
+    Config,
+    changed_settings,
+    differences,
+    effective_settings,
+    evaluations_of,
+    load_config,
+    with_values,
+)
 from kedge.models.origin import CARD, public_settings
 from kedge.ranks import Ranks
 from kedge.runs.fingerprint import changed_inputs, lost_inputs
@@ -82,15 +90,14 @@ def checkpoint_to_resume(
     if checkpoint is not None and checkpoint.manifest.kind != stage.name:
         raise DataError(f"{checkpoint.folder} is a checkpoint of kedge {checkpoint.manifest.kind}, not of {stage.name}")
     longer = lengthening(folder, config, stage)
-    recorded = None if checkpoint is None else checkpoint.manifest.fingerprint
-    _check_unchanged(config, folder, recorded, fingerprint, [*allowed, *longer])
+    _check_unchanged(config, folder, checkpoint and checkpoint.manifest.fingerprint, fingerprint, [*allowed, *longer])
     if longer:
         done = checkpoint.update if checkpoint else 0
         ending = read_json_object(folder / FINISHED_FILE)
         if ending and (checkpoint is None or done != ending.get("updates")):
-            kept = "no checkpoint" if checkpoint is None else f"only that of update {done}"
             raise ConfigError(
-                f"{folder} cannot be extended: it finished after update {ending.get('updates')}, but {kept} was kept "
+                f"{folder} cannot be extended: it finished after update {ending.get('updates')}, but "
+                f"{'no checkpoint' if checkpoint is None else f'only that of update {done}'} was kept "
                 "(checkpoint.keep_last=true keeps the last one)"
             )
         say(describe_extension(config, stage, done, is_longer=stage.length in longer, changes=allowed))
@@ -112,11 +119,13 @@ def _check_unchanged(
             raise ConfigError(f"{folder} cannot be resumed, because {lost[0]}")
         changes += changed_inputs(recorded, fingerprint, allowed=allowed)
     if changes:
-        because = f"{folder} cannot be resumed, because {'; '.join(changes)}"
         fields = dict.fromkeys(field for change in changes for field in re.findall(r"^\w+(?:\.\w+)?", change))
-        options = " ".join(f"--allow-changes {field}" for field in fields)
-        names = options if is_command_line() else f"resume={list(fields)!r}"
-        raise ConfigError(f"{because}. If this is intended: {names}")
+        names = (
+            " ".join(f"--allow-changes {field}" for field in fields)
+            if is_command_line()
+            else f"resume={list(fields)!r}"
+        )
+        raise ConfigError(f"{folder} cannot be resumed, because {'; '.join(changes)}. If this is intended: {names}")
 
 
 def describe_extension(
@@ -179,16 +188,15 @@ DATE = "date"
 """Key of the start date in the facts of `config.yaml`; some chat templates contain the date."""
 
 
+@dataclass(eq=False)
 class RunFinished(Exception):
     """Raised when opening a finished run, whose stage then returns the stored result.
 
-    Args:
+    Attributes:
         folder: The run's folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(f"{folder} has finished")
-        self.folder = folder
+    folder: Path
 
 
 def check_same_stage(folder: Path, stage: str) -> None:
@@ -216,9 +224,8 @@ def check_finished(
     extending = (stage.length, *stage.bounds)
     changes = _changes(config, folder, (*extending, *allowed)) + changed_since(folder, fingerprint, allowed=allowed)
     if changes:
-        other = "; ".join(changes)
         raise ConfigError(
-            f"{folder} has finished, with other settings ({other}); choose another {as_argument('--out')}"
+            f"{folder} has finished, with other settings ({'; '.join(changes)}); choose another {as_argument('--out')}"
         )
 
 
@@ -259,7 +266,7 @@ def changes_so_far(config: Config, folder: Path, stage: Stage, done: int) -> str
     saved, current = (public_settings(each) for each in _before_and_now(config, folder))
     changes = [f"{name} from {value} to {now}" for name, value, now in differences(saved, current)]
     since = [f"after {stage.unit} {done} {', '.join(changes)}"] if changes else []
-    return "; ".join([*([earlier] if earlier else []), *since])
+    return "; ".join(filter(None, [earlier, *since]))
 
 
 def threads_before(folder: Path) -> int | None:
@@ -269,10 +276,9 @@ def threads_before(folder: Path) -> int | None:
     """
     before = read_config(folder)[0].get(THREADS, "")
     now = set_threads()
-    cores = available_cores()
-    if not before.isascii() or not before.isdigit() or int(before) == now:
+    if not re.fullmatch("[0-9]+", before) or int(before) == now:
         return None
-    if int(before) > cores:
+    if int(before) > (cores := available_cores()):
         say(f"The run had {before} threads, and there are {cores} cores: the last digits of its results will differ")
         return None
     say(f"The run continues with {before} threads, as before, instead of {now}; runtime.num_threads changes them")
@@ -287,22 +293,33 @@ def date_before(folder: Path) -> str | None:
         return None
 
 
-def _placed(settings: T, out: str | None, folder: Path) -> T:
+def in_place(config: Config, folder: Path) -> Config:
+    """Name the models and data that are saved in a run's or chain's folder by where that is now."""
+    before = load_config(folder / CONFIG_FILE).out
+    return with_values(config, _placed(config.model_dump(), before, folder, here=_place(config.out, folder)))
+
+
+def _place(out: str | None, folder: Path) -> str:
+    """The path of a run's folder, or of the chain that it is part of, with a separator at its end."""
+    whole = os.path.expanduser(out or "")
+    return os.path.join(os.path.dirname(whole) if is_run(folder.resolve().parent) else whole, "")
+
+
+def _placed(settings: T, out: str | None, folder: Path, here: str = "HERE/") -> T:
     """Replace the path of the run's or the chain's folder with a placeholder throughout `settings`.
 
     A run can start from models that are saved in its folder, and the stages of a chain refer to each other's models and
     data. With the placeholder, their settings compare equal after the folder is moved or its path is spelled
     differently.
     """
-    whole = os.path.expanduser(out or "")
-    place = os.path.join(os.path.dirname(whole) if is_run(folder.resolve().parent) else whole, "")
+    place = _place(out, folder)
 
     def placed(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {name: placed(each) for name, each in value.items()}
         if isinstance(value, list):
             return [placed(each) for each in value]
-        return f"HERE/{value.removeprefix(place)}" if isinstance(value, str) and value.startswith(place) else value
+        return f"{here}{value.removeprefix(place)}" if isinstance(value, str) and value.startswith(place) else value
 
     return placed(settings) if place else settings
 
@@ -326,8 +343,7 @@ def mark_finished(
     Raises:
         OutputError: It cannot be written.
     """
-    model = folder / MODEL_FOLDER
-    records = record_files(model) if find_stage(stage).makes_model else {}
+    records = record_files(folder / MODEL_FOLDER) if find_stage(stage).makes_model else {}
     files = {name: asdict(record) for name, record in records.items()}
     content = {"stage": stage, **summary, INPUTS: dict(fingerprint), **({FILES: files} if files else {})}
     text = json.dumps(content, indent=2).encode()

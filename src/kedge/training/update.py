@@ -484,7 +484,12 @@ def search_minibatch(
         part = minibatch.select(slice(index, index + 1))
         outputs = learner.evaluate(part)
         loss = objective(outputs, part, divisors).loss
-        if bad := _find_in_outputs(outputs, part):
+        known = [
+            ("the policy's log probability", outputs.logprobs, part.action_mask),
+            ("the policy's entropy", outputs.entropy, part.action_mask),
+            ("the critic's value", outputs.values, part.reward_mask),
+        ]
+        if bad := first_nonfinite(known):
             return replace(bad, row=row)
         if loss.isfinite():
             found.append(BadValue("the gradient norm", _gradient_norm(loss, parameters, learner.ranks, scale), row))
@@ -493,16 +498,6 @@ def search_minibatch(
     if len(found) > 1 and not any(math.isfinite(each.value) for each in found):
         return replace(found[0], what=f"{found[0].what} of each response", row=None)
     return max(found, key=lambda each: each.value if math.isfinite(each.value) else math.inf)
-
-
-def _find_in_outputs(outputs: PolicyOutputs, batch: Batch) -> BadValue | None:
-    return first_nonfinite(
-        [
-            ("the policy's log probability", outputs.logprobs, batch.action_mask),
-            ("the policy's entropy", outputs.entropy, batch.action_mask),
-            ("the critic's value", outputs.values, batch.reward_mask),
-        ]
-    )
 
 
 def _gradient_norm(
