@@ -162,11 +162,10 @@ def _stretched(config: Config, stage: Stage) -> list[str]:
     """List the schedules, and the sampling ahead, that span the whole run."""
     [section] = stage.trains
     settings = value_of(config, section)
-    adapts_kl = section == "ppo" and config.ppo.kl_controller.name != "fixed"
     return [
         *([] if settings.decay == "constant" else [f"the {settings.decay} decay of the learning rate"]),
         *(["its warm-up"] if settings.warmup_fraction else []),
-        *(["the KL controller's horizon"] if adapts_kl else []),
+        *(["the KL controller's horizon"] if section == "ppo" and config.ppo.kl_controller.name != "fixed" else []),
         # Nothing was sampled ahead beyond the old end, so the next update samples with its own weights.
         *(["sampling ahead"] if stage.unit == "update" and config.rollout.max_staleness else []),
     ]
@@ -385,9 +384,8 @@ def damage(folder: Path) -> str | None:
         model = run / MODEL_FOLDER
         if not model.is_dir():
             return f"{model} is missing"
-        found = sorted(path for path in model.rglob("*") if path.is_file())
         recorded = {model / name: FileRecord(**record) for name, record in (_ending(run).get(FILES) or {}).items()}
-        for path in dict.fromkeys([*recorded, *found]):
+        for path in dict.fromkeys([*recorded, *sorted(path for path in model.rglob("*") if path.is_file())]):
             if path.name != CARD and (problem := _problem(path, recorded.get(path))):
                 return f"{path} is {problem}"
     return None

@@ -209,9 +209,12 @@ class Guard:
         if wrong := _nonfinite(figures):
             bad = search()
             located = not math.isfinite(bad.value)
-            reason = str(bad) if located else "recomputed one by one, every response is finite"
-            place = {"row": bad.row, "token": bad.token} if located else {}
-            self._settle("nonfinite", f"{wrong} in step {step + 1}: {reason}", figures=figures, **place)
+            what = (
+                f"{wrong} in step {step + 1}: {bad if located else 'recomputed one by one, every response is finite'}"
+            )
+            self._settle(
+                "nonfinite", what, figures=figures, **({"row": bad.row, "token": bad.token} if located else {})
+            )
         elif self.spikes and (spike := self.spikes.find(figures)):
             bad = search()
             self._settle("spike", f"{spike}; {bad}", row=bad.row, figures=figures)
@@ -272,8 +275,11 @@ class Guard:
         if action == "stop":
             return f"the step was not taken (ppo.on_{kind}=skip would continue without it)"
         if self._in_a_row >= self.max_skips:
-            before = f"the last {self._in_a_row} updates skipped steps as well, the limit of ppo.max_skips"
-            return before if self.max_skips else "ppo.max_skips=0 lets no update skip steps"
+            return (
+                f"the last {self._in_a_row} updates skipped steps as well, the limit of ppo.max_skips"
+                if self.max_skips
+                else "ppo.max_skips=0 lets no update skip steps"
+            )
         return None
 
     def _compare(

@@ -484,12 +484,13 @@ def search_minibatch(
         part = minibatch.select(slice(index, index + 1))
         outputs = learner.evaluate(part)
         loss = objective(outputs, part, divisors).loss
-        known = [
-            ("the policy's log probability", outputs.logprobs, part.action_mask),
-            ("the policy's entropy", outputs.entropy, part.action_mask),
-            ("the critic's value", outputs.values, part.reward_mask),
-        ]
-        if bad := first_nonfinite(known):
+        if bad := first_nonfinite(
+            [
+                ("the policy's log probability", outputs.logprobs, part.action_mask),
+                ("the policy's entropy", outputs.entropy, part.action_mask),
+                ("the critic's value", outputs.values, part.reward_mask),
+            ]
+        ):
             return replace(bad, row=row)
         if loss.isfinite():
             found.append(BadValue("the gradient norm", _gradient_norm(loss, parameters, learner.ranks, scale), row))

@@ -375,9 +375,11 @@ class _Response:
         self.stopped = bool(stopped)
         if not any(self.own):
             raise DataError(f"{name} has no token of the policy's own")
-        longest = trainer.settings.rollout.max_new_tokens
-        if len(self.ids) > longest:
-            raise DataError(f"{name} has {len(self.ids)} tokens, and rollout.max_new_tokens is {longest}")
+        if len(self.ids) > trainer.settings.rollout.max_new_tokens:
+            raise DataError(
+                f"{name} has {len(self.ids)} tokens, and rollout.max_new_tokens is "
+                f"{trainer.settings.rollout.max_new_tokens}"
+            )
 
     def _add_call(self, episode: Episode, read: list[int], said: list[int], name: str) -> None:
         """Add what a call read beyond what the episode already has, and what it said."""

@@ -232,8 +232,6 @@ def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     try:
         found = _opened(path, ranks)
     except DataError as error:
-        if not ranks.are_several:
-            raise
         problem = str(error)
     if problems := [each for each in ranks.messages(problem) if each is not None]:
         raise DataError(problems[0])
