@@ -150,6 +150,14 @@ def test_a_completion_that_repeats_its_prompt_is_the_whole_conversation(prompt):
         assert only(read_rows([row], "demonstrations", tokenizer=CHAT)) == expected
 
 
+@pytest.mark.parametrize("prompt", ["Why?", USER, [USER]])
+def test_responses_that_repeat_their_prompt_are_whole_conversations(prompt):
+    row = {"prompt": prompt, "responses": [[USER, OTHER], [USER, ASSISTANT]], "ranks": [2, 1]}
+    [better, worse] = (only(read_rows([row], "comparisons", tokenizer=CHAT)).responses[place] for place in (1, 0))
+    assert only(read_rows([row], "comparisons", tokenizer=CHAT)).prompt == RENDERED
+    assert (better, worse) == ("So.", "No.")
+
+
 def test_rankings_demonstrate_their_best_answer():
     scored = [{"response": "No.", "overall_score": 3.0}, {"response": "So.", "overall_score": "8"}]
     ranked = {"prompt": "Why?", "responses": ["No.", "So.", "Well."], "ranks": [3, 1, 2]}

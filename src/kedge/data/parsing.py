@@ -27,7 +27,7 @@ from kedge.data.fields import (
 from kedge.data.forms import is_comparison, ranked_answers, standard_form
 from kedge.data.marks import check_judged, excluded_answers
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, RowError
-from kedge.data.tokens import encode_completion, encode_example
+from kedge.data.tokens import encode_completion, encode_example, num_shared
 from kedge.data.truncation import (
     Truncate,
     num_tokens,
@@ -327,7 +327,11 @@ def _prompt_and_answers(
     prompt = _conversation_or_text(fields, "prompt", options)
     if any(isinstance(part, (list, tuple, Mapping)) for part in (prompt, *given.values())):
         prompt = _as_messages(prompt, "prompt", "user")
-        answers = {name: _as_messages(answer, name, "assistant") for name, answer in given.items()}
+        answers = {
+            name: turn[num_shared(prompt, turn[:-1]) :]  # a whole conversation repeats the prompt
+            for name, answer in given.items()
+            for turn in [_as_messages(answer, name, "assistant")]
+        }
     else:
         answers = {name: text_of(answer, name) for name, answer in given.items()}
         prompt = text_of(prompt, "prompt")
