@@ -116,8 +116,7 @@ def save_checkpoint(
     """Save a run after an update, then delete old checkpoints; return the new checkpoint's folder.
 
     An existing valid checkpoint of the same update is kept. Checkpoints of later updates are deleted: they
-    belong to a continuation that the run has abandoned. (Over 60 lines only because of its arguments, which its three
-    steps share: begin, write the shards, finish.)
+    belong to a continuation that the run has abandoned.
 
     Args:
         folder: The run's checkpoint folder, created if missing. Leftovers of killed saves in it are deleted.

@@ -16,7 +16,7 @@ class ImportanceWeights(Parameters):
     cap: Annotated[float, Gt(0)] | Literal["auto"] | None = field(
         "auto",
         meaning="Cap of the importance weights π_trainer/π_sampler that multiply each token's policy loss; null uses "
-        "no weights. auto: none where the sampler is exact (builtin in fp32), 2 elsewhere.",
+        "no weights. auto: none where the sampler is exact (builtin in fp32 without max_staleness), 2 elsewhere.",
         source="kedge: the old logprobs are the trainer's own, and with an exact sampler every weight is 1. Truncated "
         "importance sampling, 2, for the others",
         too_high="a few tokens that the sampler found unlikely dominate the gradient",
