@@ -336,6 +336,8 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     found = {re.sub("vowels|judging|ppo.clip_range", "NAME", name) for name in found}
     # On CUDA; with ppo.value_loss=hl_gauss; with ppo.advantage=remax.
     elsewhere = {"memory/device", "value/outside_support", "reward/greedy_mean"}
+    # With ppo.advantage=spo.
+    elsewhere |= {"prompt/known", "prompt/variance_saved"}
     # With rollout.engine=vllm.
     elsewhere |= {"policy/sampler_k3", "policy/sampler_share", "rollout/restarts", "time/restarts"}
     elsewhere |= {f"policy/sampler_{of}_p{percent}" for of in ("ratio", "response") for percent in ("01", "50", "99")}

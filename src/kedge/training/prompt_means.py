@@ -30,6 +30,7 @@ class PromptMeans:
         self.decay = decay
         self._all = (0.0, 0.0)
         self._known: dict[str, tuple[float, float]] = {}
+        self._metrics: dict[str, float] = {}
 
     def baselines(self, prompts: Sequence[str]) -> Float[Tensor, " batch"]:
         """The mean of each prompt's earlier scores, or of all earlier scores; 0 before the first ones."""
@@ -37,6 +38,11 @@ class PromptMeans:
 
     def add(self, prompts: Sequence[str], scores: Float[Tensor, " batch"]) -> None:
         """Add an update's scores."""
+        plain, left = (float(each.double().var(correction=0)) for each in (scores, scores - self.baselines(prompts)))
+        self._metrics = {
+            "prompt/known": sum(_key(prompt) in self._known for prompt in prompts) / len(prompts),
+            "prompt/variance_saved": 1.0 - left / plain if plain > 0 else 0.0,
+        }
         by_prompt = defaultdict[str, list[float]](list)
         for prompt, score in zip(prompts, scores.tolist(), strict=True):
             by_prompt[_key(prompt)].append(score)
@@ -44,6 +50,10 @@ class PromptMeans:
         start = (1.0 / (1.0 - self.decay), self._all[1])
         for key, each in by_prompt.items():
             self._known[key] = decayed_mean(*self._known.get(key, start), each, decay=self.decay)
+
+    def metrics(self) -> dict[str, float]:
+        """The share of the last responses whose prompt had a mean, and of the variance of scores that means explain."""
+        return self._metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Counts and means."""

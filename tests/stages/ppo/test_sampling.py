@@ -252,13 +252,18 @@ def test_spo_compares_each_response_with_the_earlier_ones_to_its_prompt(policy: 
     settings: dict[str, Any] = {"advantage": {"spo": 0.5}, "whiten_advantages": False, "kl_coef": 0.0}
     settings |= {"num_prompts": 6, "num_responses": 2, "constant_groups": "keep"}
     rows = train(policy, tmp_path / "run", Reward(), num_updates=3, **settings)
-    known, overall, seen = dict[str, tuple[float, float]](), (0.0, 0.0), 0
+    known, overall = dict[str, tuple[float, float]](), (0.0, 0.0)
     for update in (1, 2, 3):
         samples = [each for each in read_samples(tmp_path / "run") if each["update"] == update]
+        left: list[float] = []
         for sample in samples:
             before = known.get(sample["prompt"], overall)[1]
-            seen += sample["prompt"] in known
+            left.append(sample["score"] - before)
             assert sample["advantages"] == pytest.approx([sample["score"] - before] * len(sample["tokens"]), abs=1e-3)
+        saved = 1 - statistics.pvariance(left) / statistics.pvariance([sample["score"] for sample in samples])
+        assert rows[update - 1]["prompt/known"] == (update > 1)
+        assert rows[update - 1]["prompt/variance_saved"] == pytest.approx(saved, abs=1e-4)
+        assert (saved > 0.1) == (update > 1)
         number = overall[0] / 2 + len(samples)
         total = overall[0] / 2 * overall[1] + sum(sample["score"] for sample in samples)
         overall = (number, total / number)
@@ -267,7 +272,6 @@ def test_spo_compares_each_response_with_the_earlier_ones_to_its_prompt(policy: 
             weight, mean = known.get(prompt, (2.0, overall[1]))
             number = weight / 2 + len(own)
             known[prompt] = (number, (weight / 2 * mean + sum(own)) / number)
-    assert seen > 6
     settings |= {"num_updates": 3, "checkpoint.every": 1}
     with pytest.raises(KeyboardInterrupt):
         train(policy, tmp_path / "other", Reward(limit=3), **settings)

@@ -163,6 +163,7 @@ class PpoLog:
             ),
             **({} if trainer.warmup is None else trainer.warmup.metrics(trainer.update)),
             **({} if trainer.frozen is None else trainer.frozen.metrics(trainer.update)),
+            **({} if trainer.prompt_means is None else trainer.prompt_means.metrics()),
             **budget_metrics(trainer.run.micro_batch_tokens),
             "policy/staleness": trainer.update - 1 - int(batch.trained.rollout.policy_version.min()),
             "prompt/distinct": len({prompt.text for prompt in batch.prompts}) / len(batch.prompts),
