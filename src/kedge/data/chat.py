@@ -420,26 +420,21 @@ class _Renderer:
         Raises:
             DataError: The process ended, or did not reply in time.
         """
-        request = Request.of(self._NAME, "render", **arguments)
+        rendering = Request.of(self._NAME, "render", **arguments), TEMPLATE_SECONDS, "rendering one conversation"
         try:
             with self._lock:
                 if self._process is not None and self._process.is_running:
                     # It may be exiting because it was idle for too long; a new process then gets the request.
                     with suppress(WorkerEnded):
-                        return self._reply(self._process, request)
+                        return self._reply(self._process, *rendering)
                 self._process = WorkerProcess("kedge.template_worker", CallLog(None, self._NAME))
                 self._reply(self._process, Request.of(self._NAME, "load"), STARTUP_SECONDS, "starting its process")
-                return self._reply(self._process, request)
+                return self._reply(self._process, *rendering)
         except WorkerError as error:
             raise DataError(str(error)) from error
 
     @staticmethod
-    def _reply(
-        process: WorkerProcess,
-        request: Request,
-        seconds: float = TEMPLATE_SECONDS,
-        doing: str = "rendering one conversation",
-    ) -> Any:
+    def _reply(process: WorkerProcess, request: Request, seconds: float, doing: str) -> Any:
         process.send(request, seconds=seconds)
         return process.reply(request, seconds, doing)
 
