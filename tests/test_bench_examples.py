@@ -97,7 +97,7 @@ def test_the_settings_of_an_example_exist(name):
 def test_all_arms_of_the_ranges_have_as_many_responses_per_update(name, responses):
     example = EXAMPLES[name]
     assert {example.unit(name, arm, 1e-3, 0).responses for arm in example.arms} == {responses}
-    assert [arm for arm in example.arms if example.is_critic_free(arm)] == ["REINFORCE++", "RLOO", "GRPO"]
+    assert [arm for arm in example.arms if example.is_critic_free(arm)] == ["REINFORCE++", "SPO", "RLOO", "GRPO"]
 
 
 @pytest.mark.parametrize(("name", "responses"), [("liar", 128), ("windy", 64), ("maze", 64)])

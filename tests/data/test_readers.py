@@ -466,7 +466,7 @@ def test_nothing_to_read(tmp_path):
     assert read_rows(Sources((full, empty)), "prompts", tokenizer=PLAIN).notes == [f"{empty} has no rows"]
     with pytest.raises(DataError, match="the data has no rows"):
         read_rows([], "demonstrations", tokenizer=PLAIN)
-    with pytest.raises(DataError, match=r"1 of 1 rows \(100\.0%\) cannot be used"):
+    with pytest.raises(DataError, match=r"1 of 1 row \(100\.0%\) cannot be used"):
         read_rows([{"prompt": ""}], "prompts", tokenizer=PLAIN, max_rejected_fraction=1.0)
 
 

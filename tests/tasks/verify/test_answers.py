@@ -88,6 +88,7 @@ def test_the_final_number_is_found(text):
         ("#### 72. Add the clips\nThis gives 71.", "wrong value"),
         (r"72, so \boxed{71}", "wrong value"),
         ("#### 71 or 72", "wrong format"),
+        ("#### 5 of 72", "wrong format"),
         (r"\boxed{71 or 72}", "wrong format"),
         ("#### 7,2", "wrong format"),
         ("at 10:72", "wrong format"),
