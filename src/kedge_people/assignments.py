@@ -84,7 +84,7 @@ class Assignments:
         asked = self.questions(person, items)
         answered = {(answer.item, answer.order) for answer in own}
         done = set[Question]()
-        # Those in the order of an answer first: the first of two may be undone after the second was answered.
+        # Match answers to questions with the same order first: an undone answer may be older than that to the repeat.
         for question in sorted(asked, key=lambda each: each not in answered):
             if counts[question.item] > 0:
                 counts[question.item] -= 1

@@ -219,8 +219,9 @@ def comparisons(labels: Labels) -> Iterator[dict[str, Any]]:
 
 
 def demonstrations(labels: Labels) -> Iterator[dict[str, Any]]:
-    """Yield the corrected responses, and those with a thumb up that were not corrected; of a post, also as `summary`,
-    which `data.template=tldr` reads.
+    """Yield the corrected responses, and those with a thumb up that were not corrected.
+
+    For a post they are also the column `summary`, so that `data.template=tldr` can read them.
     """
     for answer in labels.answers:
         item = labels.items[answer.item]

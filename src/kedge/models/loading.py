@@ -84,7 +84,7 @@ class Bases:
         name = check_source(source)
         key = os.path.realpath(name) if os.path.isdir(name) else name
         config = load_config(name, trust_remote_code=self._trusted)
-        # What was saved as a causal language model can be the base of a policy and of a critic.
+        # A model saved as a causal language model can be the base of a policy and of a critic.
         known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         is_language_model = getattr(known, "__name__", None) in (config.architectures or ())
         own_class = AutoModelForCausalLM if is_language_model else auto_class

@@ -293,13 +293,13 @@ def date_before(folder: Path) -> str | None:
 
 
 def in_place(config: Config, folder: Path) -> Config:
-    """Name the models and data that are saved in a run's or chain's folder by where that is now."""
+    """Replace paths into the former folder of a moved run, or of its chain, with paths into the present one."""
     before = load_config(folder / CONFIG_FILE).out
     return with_values(config, _placed(config.model_dump(), before, folder, here=_place(config.out, folder)))
 
 
 def _place(out: str | None, folder: Path) -> str:
-    """The path of a run's folder, or of the chain that it is part of, with a separator at its end."""
+    """The path of a run's folder, or of its chain's, ending with a separator."""
     whole = os.path.expanduser(out or "")
     return os.path.join(os.path.dirname(whole) if is_run(folder.resolve().parent) else whole, "")
 

@@ -170,7 +170,7 @@ class Session:
 def session_call(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
     """Decorate a method that uses the models: it runs in its owner's `_session`, with the lists of the first rank.
 
-    What it has drawn is drawn again by the next call if it fails, even at its very end.
+    If it fails, even at its very end, the next call draws the same prompts and random numbers again.
     """
     declared = signature(method)
     places = [

@@ -15,7 +15,7 @@ from kedge.algorithm.group_advantages import decayed_mean
 
 
 class PromptMeans:
-    """For each prompt a running mean of its scores, and one of all scores, with which a prompt begins.
+    """A running mean of the scores of each prompt, which starts from that of all scores.
 
     A prompt's first scores are added to 1/(1 − ρ) scores that equal the mean of all. Prompts are known by their text.
 

@@ -299,7 +299,7 @@ def prompt_means_of(config: Config) -> PromptMeans | None:
     advantage = config.ppo.advantage
     if config.ppo.estimator != "spo":
         return None
-    assert isinstance(advantage, Choice), "it is no function"
+    assert isinstance(advantage, Choice), "it is the name of an estimator"
     return PromptMeans(advantage.parameter or SPO_DECAY)
 
 
