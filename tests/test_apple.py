@@ -49,8 +49,10 @@ def test_the_device_has_its_own_memory_and_no_float64():
         {"critic": "readout", "num_responses": 4, "num_epochs": 0.5},
         {"preset": "grpo", "rollout.missing_eos_score": "mask", "runtime.activation_checkpointing": True},
         {"preset": "grpo", "num_epochs": 0.5, "rollout.num_responses": 4},
+        {"advantage": "spo"},
+        {"advantage": "remax"},
     ],
-    ids=["shared", "critic", "readout", "grpo", "share"],
+    ids=["shared", "critic", "readout", "grpo", "share", "spo", "remax"],
 )
 def test_ppo_trains(settings: dict[str, Any], policy: str, tmp_path: Path) -> None:
     with apple_gpu():

@@ -106,7 +106,7 @@ def test_remax_subtracts_the_score_of_the_greedy_response(ragged, seed):
 @settings(max_examples=12)
 @given(SEEDS)
 def test_a_decayed_mean_is_that_of_spos_beta_distribution(seed):
-    """SPO §3.1: α ← ρα + r, β ← ρβ + (1 − r), v = α / (α + β); it begins with 1/(1 − ρ) scores."""
+    """SPO, in its authors' recipe: α ← ρα + r, β ← ρβ + (1 − r), v = α / (α + β); it begins with 1/(1 − ρ) scores."""
     draw, decay = random.Random(seed), 0.9
     alpha, beta = 4.0, 6.0
     count, mean = alpha + beta, 0.4

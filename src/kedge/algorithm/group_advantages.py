@@ -117,7 +117,7 @@ def decayed_mean(count: float, mean: float, scores: Sequence[float], *, decay: f
         scores: k new scores S.
         decay: ρ in [0, 1].
 
-    Source: SPO (arXiv 2509.13232) §3.1.
+    Source: SPO (arXiv 2509.13232), and its authors' recipe in verl.
     """
     count = decay * count + len(scores)
     return count, mean + math.fsum(score - mean for score in scores) / count

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from statistics import pvariance
 from typing import Any
-
-import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from kedge.algorithm.group_advantages import decayed_mean
 
@@ -22,8 +19,8 @@ class PromptMeans:
     Args:
         decay: ρ, by which the weight of earlier scores decays in each update with the prompt.
 
-    Source: SPO (arXiv 2509.13232) §3.1. There ρ depends on how far the policy has moved since the prompt's last
-        response, and the first mean is that of eight responses sampled before.
+    Source: SPO (arXiv 2509.13232), and its authors' recipe in verl. There ρ depends on how far the policy has moved
+        since the prompt's last response, and the first mean is that of responses sampled before.
     """
 
     def __init__(self, decay: float) -> None:
@@ -32,21 +29,22 @@ class PromptMeans:
         self._known: dict[str, tuple[float, float]] = {}
         self._metrics: dict[str, float] = {}
 
-    def baselines(self, prompts: Sequence[str]) -> Float[Tensor, " batch"]:
+    def baselines(self, prompts: Sequence[str]) -> list[float]:
         """The mean of each prompt's earlier scores, or of all earlier scores; 0 before the first ones."""
-        return torch.tensor([self._known.get(_key(prompt), self._all)[1] for prompt in prompts])
+        return [self._known.get(_key(prompt), self._all)[1] for prompt in prompts]
 
-    def add(self, prompts: Sequence[str], scores: Float[Tensor, " batch"]) -> None:
+    def add(self, prompts: Sequence[str], scores: Sequence[float]) -> None:
         """Add an update's scores."""
-        plain, left = (float(each.double().var(correction=0)) for each in (scores, scores - self.baselines(prompts)))
-        self._metrics = {
-            "prompt/known": sum(_key(prompt) in self._known for prompt in prompts) / len(prompts),
-            "prompt/variance_saved": 1.0 - left / plain if plain > 0 else 0.0,
-        }
+        left = [score - before for score, before in zip(scores, self.baselines(prompts), strict=True)]
         by_prompt = defaultdict[str, list[float]](list)
-        for prompt, score in zip(prompts, scores.tolist(), strict=True):
+        for prompt, score in zip(prompts, scores, strict=True):
             by_prompt[_key(prompt)].append(score)
-        self._all = decayed_mean(*self._all, scores.tolist(), decay=self.decay)
+        known = sum(len(each) for key, each in by_prompt.items() if key in self._known)
+        self._metrics = {
+            "prompt/known": known / len(prompts),
+            "prompt/variance_saved": 1.0 - pvariance(left) / spread if (spread := pvariance(scores)) else 0.0,
+        }
+        self._all = decayed_mean(*self._all, scores, decay=self.decay)
         start = (1.0 / (1.0 - self.decay), self._all[1])
         for key, each in by_prompt.items():
             self._known[key] = decayed_mean(*self._known.get(key, start), each, decay=self.decay)

@@ -43,7 +43,7 @@ IMPORTANCE_CAP = 2.0
 N_STEPS = 5
 """Number of tokens whose rewards precede the bootstrapped value in `ppo.advantage=n_step`, as in A3C."""
 SPO_DECAY = 0.875
-"""SPO's smallest ρ, with which a mean is over the last eight responses."""
+"""The smallest ρ of SPO's authors: a mean has the weight of eight responses."""
 LENGTH_ADAPTIVE_ALPHA = 0.05
 """VAPO's α, the share of a response that GAE looks ahead."""
 SURROGATE_KL_TARGET = 0.01

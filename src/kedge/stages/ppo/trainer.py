@@ -254,7 +254,8 @@ class Trainer:
         if isinstance(budget, AdaptiveTokens) and not budget.is_found:
             learner.find_tokens(scored.rollout, self.roles.optimizer)
         if self.prompt_means is not None:
-            scored = replace(scored, baseline=self.prompt_means.baselines(scored.prompts).to(scored.scores))
+            means = self.prompt_means.baselines(scored.prompts)
+            scored = replace(scored, baseline=torch.tensor(means, device=scored.scores.device))
         started = self.roles.actor_critic.values_started
         starts = takes_steps and started is not None and not started
         rows = self._trained_rows(scored.rollout.num_responses) if takes_steps and self._reads_trained_rows else None
@@ -266,7 +267,7 @@ class Trainer:
         if self.guard is not None:
             self.guard.check_experience(experience)
         if self.prompt_means is not None:
-            self.prompt_means.add(scored.prompts, scored.total_scores)
+            self.prompt_means.add(scored.prompts, scored.total_scores.tolist())
         self._learner = learner  # not of a dropped update, whose evaluation needs the memory of the first pass
         return experience
 
