@@ -461,7 +461,7 @@ def search_minibatch(
     minibatch: B,
     numbers: Sequence[int],
     parameters: Sequence[nn.Parameter],
-    scale: Callable[[], object] = tuple,
+    scale: Callable[[], object],
 ) -> BadValue:
     """Recompute a minibatch row by row to find the row behind a bad loss or gradient.
 

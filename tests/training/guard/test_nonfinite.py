@@ -87,7 +87,8 @@ def test_a_dead_weight_is_named_with_its_owner():
 
 def search(models, experience):
     numbers = range(len(experience.scores))
-    return search_minibatch(make_learner(models), make_objective(), experience, numbers, list(models.parameters()))
+    learner, weights = make_learner(models), list(models.parameters())
+    return search_minibatch(learner, make_objective(), experience, numbers, weights, lambda: None)
 
 
 def test_a_log_probability_that_is_nan_is_found_again(monkeypatch):
