@@ -118,7 +118,9 @@ def _policy_step(
     before = {**totals.values(), "policy/grad_norm": float(gradient.norm())}
     result.num_gradients = 1
     result.reductions = totals.reductions
-    search = partial(search_minibatch, learner, objective, experience, range(len(experience.old_logprobs)), parameters)
+    search = partial(
+        search_minibatch, learner, objective, experience, range(len(experience.old_logprobs)), parameters, lambda: None
+    )
     if not check_step(0, before, search):
         result.refused = True
         return
