@@ -13,7 +13,7 @@ import runpy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -196,6 +196,18 @@ def ranges(responses: int, eval_every: int) -> Example:
     )
 
 
+def numbered(responses: int, eval_every: int) -> Example:
+    """The same ranges in prompts that never recur; docs/games.md has the plan.
+
+    Args:
+        responses: Per update.
+        eval_every: Updates between evaluations.
+    """
+    same = ranges(responses, eval_every)
+    arms = ("REINFORCE++", "SPO", "preset critic")
+    return replace(same, made={"game": "numbered"}, arms={arm: same.arms[arm] for arm in arms})
+
+
 def against_preset(
     script: str,
     name: str,
@@ -358,6 +370,7 @@ EXAMPLES: Final = {
     ),
     "ranges": ranges(256, eval_every=10),
     "ranges-64": ranges(64, eval_every=40),
+    "numbered": numbered(64, eval_every=40),
     "liar": LIAR,
     "windy": WINDY,
     "maze": MAZE,

@@ -112,6 +112,7 @@ def test_the_turns_are_enough_to_find_every_number_but_those_of_the_largest_rang
     assert found == {
         "guess": [True],
         "ranges": [True, True, True, True, False],
+        "numbered": [True, True, True, True, False],
         "liar": [True],
         "tens": [True, True, False, False],
     }

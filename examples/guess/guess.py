@@ -3,8 +3,9 @@
 python examples/guess/guess.py                  # the model, in runs/guess
 kedge ppo --config examples/guess/run.yaml      # PPO: it learns to halve what is left
 
-`guess.py ranges` makes the model of examples/ranges, where the prompt says how large the number can be, and
-`guess.py liar` that of examples/liar, where one answer in ten is a lie.
+`guess.py ranges` makes the model of examples/ranges, where the prompt says how large the number can be, `guess.py
+numbered` one for the same game with prompts that never recur, since each has a number of its own, and `guess.py liar`
+that of examples/liar, where one answer in ten is a lie.
 """
 
 import argparse
@@ -17,11 +18,12 @@ import kedge
 GAMES = {
     "guess": {"ranges": (15,), "turns": 4},  # halving what is left finds every number up to 15 in four turns
     "ranges": {"ranges": (3, 7, 15, 31, 63), "turns": 5},  # it finds 31 of the 63 in five
+    "numbered": {"ranges": (3, 7, 15, 31, 63), "turns": 5, "prompts": 10_000},
     "liar": {"ranges": (63,), "turns": 7, "lies": 0.1},
     "tens": {"ranges": (5, 10, 20, 40), "turns": 4},
 }
-"""By name: the largest numbers, the turns of a game, and the share of answers that are lies. No example
-has the tens, on which `bench.preset` chooses settings."""
+"""By name: the largest numbers, the turns of a game, the share of answers that are lies, and how many prompts there are
+if each has a number. No example has the tens, on which `bench.preset` chooses settings."""
 CARE = 0.5
 """Share of the demonstrated guesses that heed the answers so far; the others are any number."""
 
@@ -32,9 +34,14 @@ CHAT_TEMPLATE = (
 SIZES = {"hidden_size": 48, "num_layers": 2, "num_heads": 4, "context_length": 64, "initializer_range": 0.05}
 
 
-def prompt_row(most, **more):
+def prompt_row(most, begin="Guess", **more):
     """The prompt of a game with numbers from 1 to `most`, and further columns."""
-    return {"prompt": [{"role": "user", "content": f"Guess my number, from 1 to {most}."}], "most": most, **more}
+    return {"prompt": [{"role": "user", "content": f"{begin} my number, from 1 to {most}."}], "most": most, **more}
+
+
+def numbered_row(number, most):
+    """The prompt of a game that has a number itself."""
+    return prompt_row(most, f"Game {number}: guess")
 
 
 class Guess:
@@ -81,12 +88,16 @@ def main(folder, num_games=12_000, *, game="guess", **sft):
     about = GAMES[game]
     more = {name: about[name] for name in ("lies",) if name in about}
     rows = [prompt_row(most, **more) for most in about["ranges"]]
-    games = [careless_game(f"game {number}", rows[number % len(rows)], about["turns"]) for number in range(num_games)]
+    seen = rows
+    if num_prompts := about.get("prompts"):
+        seen = [numbered_row(num_prompts + number, row["most"]) for number, row in enumerate(seen * 2_000)]
+        rows = [numbered_row(number, rows[number % len(rows)]["most"]) for number in range(num_prompts)]
+    games = [careless_game(f"game {number}", seen[number % len(seen)], about["turns"]) for number in range(num_games)]
     train_start(folder, games, rows, **sft)
 
 
 def train_start(folder, games, rows, *, sizes=SIZES, **sft):
-    """Train a model of 60,000 parameters on games, each a list of messages, and write 512 prompts."""
+    """Train a model of 60,000 parameters on games, each a list of messages, and write the prompts, at least 512."""
     from kedge.models.untrained import save_untrained_llama, train_tokenizer
 
     texts = [message["content"] for game in games for message in game]
@@ -96,7 +107,7 @@ def train_start(folder, games, rows, *, sizes=SIZES, **sft):
     settings = {"preset": "small-cpu", "learning_rate": 4e-3, "num_epochs": 2, **sft}
     demonstrations = [{"messages": messages} for messages in games]
     kedge.sft(model=folder / "untrained", demonstrations=demonstrations, out=folder / "start", **settings)
-    prompts = (rows[number % len(rows)] for number in range(512))
+    prompts = (rows[number % len(rows)] for number in range(max(512, len(rows))))
     (folder / "games.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in prompts))
 
 
