@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime, tzinfo
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -32,18 +33,43 @@ def _load() -> None:
     _tokenizer()
 
 
-def _render(messages: Any, settings: dict[str, Any], *, day: str | None, memory: int, longest: int) -> dict[str, Any]:
-    """Render a conversation; return the text, or the reason why rendering failed."""
+def _render(day: str | None, memory: int, **arguments: Any) -> list[dict[str, Any]]:
+    """Render beginnings of a conversation on a day, within a number of bytes of memory."""
+    _set_clock(day)
+    with memory_limit(private_memory() + memory):
+        return render(_tokenizer(), **arguments)
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Any,
+    settings: Mapping[str, Any],
+    parts: Sequence[tuple[int, Mapping[str, Any]]],
+    longest: int,
+) -> list[dict[str, Any]]:
+    """Render beginnings of a conversation.
+
+    Args:
+        tokenizer: Renders them.
+        messages: The conversation.
+        settings: Settings of `apply_chat_template`.
+        parts: The number of messages of each beginning, and its further settings.
+        longest: The number of characters from which on only the length of a text is returned.
+
+    Returns:
+        The texts up to the first failure, and the reason for that.
+    """
+    replies: list[dict[str, Any]] = []
     try:
-        _set_clock(day)
-        with memory_limit(private_memory() + memory):
-            text = str(_tokenizer().apply_chat_template(messages, tokenize=False, **settings))
+        for count, further in parts:
+            text = str(tokenizer.apply_chat_template(messages[:count], tokenize=False, **settings, **further))
             text.encode()  # not half of a surrogate pair, which no tokenizer takes
+            replies.append({"length": len(text)} if len(text) > longest else {"text": text})
     except MemoryError:
-        return {"error": "memory"}
+        replies.append({"error": "memory"})
     except Exception as error:  # template code may raise anything
-        return {"error": "rejected", "reason": error_text(error, limit=200)}
-    return {"length": len(text)} if len(text) > longest else {"text": text}
+        replies.append({"error": "rejected", "reason": error_text(error, limit=200)})
+    return replies
 
 
 def _set_clock(day: str | None) -> None:

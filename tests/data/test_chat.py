@@ -18,7 +18,7 @@ from kedge.data import (
     encode_prompt,
     read_rows,
 )
-from kedge.data.chat import apply_template, closing_of, end_of_turn
+from kedge.data.chat import apply_to_parts, closing_of, end_of_turn
 from kedge.data.fields import Role
 from kedge.models import LanguageModel
 from kedge.training.supervised.losses import CompletionLoss
@@ -186,9 +186,17 @@ def test_a_prompt_is_rendered_once_for_all_answers() -> None:
     closing_of(tokenizer)  # is found once
     row = {"prompt": [FIRST], "chosen": [ANSWER], "rejected": [LAST]}
     for role, count in (("comparisons", 3), ("demonstrations", 2), ("prompts", 1)):
-        with mock.patch("kedge.data.chat.apply_template", wraps=apply_template) as render:
+        with mock.patch("kedge.data.chat.apply_to_parts", wraps=apply_to_parts) as render:
             read_rows([row], role, tokenizer=tokenizer)
         assert render.call_count == count
+
+
+def test_a_conversation_is_one_request_for_all_its_answers() -> None:
+    tokenizer = FAMILIES["chatml"].tokenizer()
+    closing_of(tokenizer)
+    with mock.patch("kedge.data.chat.apply_to_parts", wraps=apply_to_parts) as render:
+        read_rows([{"messages": TURNS}], "demonstrations", tokenizer=tokenizer)
+    assert [[count for count, _ in call.args[2]] for call in render.call_args_list] == [[4, 1, 3]]
 
 
 @families

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import islice, pairwise
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from kedge.data.fields import Messages
 from kedge.data.records import RowError
 from kedge.data.tokens import Rendered, num_shared, special_wrapping
+from kedge.template_worker import render
 from kedge_base.errors import DataError
 from kedge_base.texts import error_text
 from kedge_base.workers.log import CallLog
@@ -103,10 +104,11 @@ def render_demonstration(
         RowError: The template rejects the messages, leaves out a part of one, or renders the conversation before an
             answer differently once more messages follow.
     """
-    whole = _render(tokenizer, messages)
+    _check_has_template(tokenizer)
+    begun = [(index, {"add_generation_prompt": True}) for index in learned]
+    whole, *starts = apply_to_parts(tokenizer, messages, [(len(messages), {}), *begun])
     _check_all_shown(whole, ((index, message) for index, message in enumerate(messages) if index not in learned))
     spans: list[tuple[int, int]] = []
-    starts = [_render(tokenizer, messages[:index], add_generation_prompt=True) for index in learned]
     for index, start, following in zip(learned, starts, [*starts[1:], whole], strict=True):
         is_last = index == len(messages) - 1
         try:
@@ -329,13 +331,17 @@ def _without_eos(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     return text.removesuffix(str(tokenizer.eos_token or ""))
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, **settings: bool) -> str:
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, **settings: Any) -> str:
+    _check_has_template(tokenizer)
+    return apply_template(tokenizer, messages, **settings)
+
+
+def _check_has_template(tokenizer: PreTrainedTokenizerBase) -> None:
     if not tokenizer.chat_template:
         raise DataError(
             "the row is a conversation, but the tokenizer has no chat template: name one with data.chat_template "
             "(chatml, zephyr or a file), use an instruction-tuned model, or write prompts and completions as plain text"
         )
-    return apply_template(tokenizer, messages, **settings)
 
 
 TEMPLATE_SECONDS = 10.0
@@ -359,35 +365,62 @@ def render_as_of(day: str) -> None:
     _day = day
 
 
-def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **settings: Any) -> str:
+def apply_template(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, *, chat_template: str | None = None, **settings: Any
+) -> str:
     """Render a conversation with the tokenizer's chat template, in jinja's sandbox, with limits on time and memory.
 
     A tokenizer class with its own method for this is code that the user trusts, and runs in this process; so does
     every template on Windows. Neither has limits.
 
     Args:
-        tokenizer: Must have a chat template unless `settings` has one.
+        tokenizer: Must have a chat template unless one is given.
         messages: The conversation.
+        chat_template: Instead of the tokenizer's.
         settings: Passed to `apply_chat_template`.
 
     Raises:
         DataError: The template exceeds its time or memory limit.
         RowError: The template rejects these messages, or its output is too long.
     """
+    return apply_to_parts(tokenizer, messages, [(len(messages), settings)], chat_template)[0]
+
+
+def apply_to_parts(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    parts: Sequence[tuple[int, Mapping[str, Any]]],
+    chat_template: str | None = None,
+) -> list[str]:
+    """Render beginnings of a conversation as `apply_template` does, with one request to the process that renders.
+
+    Args:
+        tokenizer: Must have a chat template unless one is given.
+        messages: The conversation.
+        parts: The number of messages of each beginning, and its settings for `apply_chat_template`.
+        chat_template: Instead of the tokenizer's.
+
+    Raises:
+        DataError: The template exceeds its time or memory limit.
+        RowError: The template rejects these messages, or its output is too long.
+    """
     try:
+        settings = {} if chat_template is None else {"chat_template": chat_template}
         if os.name != "posix" or not _has_usual_method(tokenizer):
-            text = str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
-            text.encode()  # fails for half of a surrogate pair, which no tokenizer accepts
-            reply: dict[str, Any] = {"length": len(text)} if len(text) > LONGEST_TEXT else {"text": text}
+            replies = render(tokenizer, messages, settings, parts, LONGEST_TEXT)
         else:
-            template = tokenizer.get_chat_template(settings.get("chat_template"))
-            settings = {"eos_token": "", **tokenizer.special_tokens_map, **settings, "chat_template": template}
-            limits = {"memory": TEMPLATE_MEMORY, "longest": LONGEST_TEXT}
-            reply = _renderer().render(messages=messages, settings=settings, day=_day, **limits)
+            settings = {"eos_token": "", **tokenizer.special_tokens_map}
+            settings["chat_template"] = tokenizer.get_chat_template(chat_template)
+            work = {"messages": messages, "settings": settings, "parts": parts, "longest": LONGEST_TEXT}
+            replies = _renderer().render(day=_day, memory=TEMPLATE_MEMORY, **work)
     except DataError:
         raise
-    except Exception as error:  # raised by the template, or by values that JSON cannot represent
-        reply = {"error": "rejected", "reason": error_text(error, limit=200)}
+    except Exception as error:  # values that JSON cannot represent
+        replies = [{"error": "rejected", "reason": error_text(error, limit=200)}]
+    return [_text_of(reply) for reply in replies]
+
+
+def _text_of(reply: Mapping[str, Any]) -> str:
     if "length" in reply:
         raise RowError(
             f"the chat template renders {reply['length']:,} characters, at most {LONGEST_TEXT:,} are allowed"
@@ -414,8 +447,8 @@ class _Renderer:
         self._process: WorkerProcess | None = None
         self._lock = threading.Lock()
 
-    def render(self, **arguments: Any) -> dict[str, Any]:
-        """Render in the process; return the text, or the reason why rendering failed.
+    def render(self, **arguments: Any) -> list[dict[str, Any]]:
+        """Render in the process; return the texts up to the first failure, and the reason for that.
 
         Raises:
             DataError: The process ended, or did not reply in time.
