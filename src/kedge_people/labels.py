@@ -33,7 +33,7 @@ DEMONSTRATIONS_FILE = "demonstrations.jsonl"
 Verdict: TypeAlias = Literal["ranked", "bad", "skipped"]
 """The responses were ranked, are all bad, or were not judged."""
 
-_Line = TypeVar("_Line", "Item", "Answer")
+_Parsed = TypeVar("_Parsed")
 _adapter = cache(TypeAdapter)  # building one takes a millisecond
 
 
@@ -125,7 +125,8 @@ class AnswerFile:
         with writing(self._path):
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             _hold(self._file, self._path)
-            _drop_torn_line(self._file, self._path)
+            # A kill or a power failure leaves a last line without its end; no one was told that it is there.
+            os.ftruncate(self._file, self._path.read_bytes().rfind(b"\n") + 1)
             sync(self._file)
             sync_folder(folder)
 
@@ -163,7 +164,7 @@ def read_labels(folder: Path) -> Labels:
         DataError: It is no such folder, or a line is damaged.
     """
     path = folder / ITEMS_FILE
-    read = (_parsed(row, Item, path, number) for number, row in enumerate(read_json_lines(path), 1))
+    read = (parsed(row, Item, f"{path}, line {number}: ") for number, row in enumerate(read_json_lines(path), 1))
     items = {item.id: item for item in read}
     path = folder / ANSWERS_FILE
     answers: dict[str, Answer] = {}
@@ -171,11 +172,12 @@ def read_labels(folder: Path) -> Labels:
         if "withdrawn" in row:
             answers = {name: each for name, each in answers.items() if each.person != row["withdrawn"]}
             continue
-        answer = _parsed(row, Answer, path, number)
+        place = f"{path}, line {number}: "
+        answer = parsed(row, Answer, place)
         if answer.item not in items:
-            raise DataError(f"{path}, line {number}: no item has the id {answer.item!r}")
+            raise DataError(f"{place}no item has the id {answer.item!r}")
         if fault := _misfit(answer, len(items[answer.item].responses)):
-            raise DataError(f"{path}, line {number}: {fault}")
+            raise DataError(f"{place}{fault}")
         answer.count_in(answers)
     return Labels(items, list(answers.values()))
 
@@ -233,18 +235,8 @@ def demonstrations(labels: Labels) -> Iterator[dict[str, Any]]:
 
 
 def _row(item: Item, answer: Answer, values: Mapping[str, Any], *, source: str = "ranking") -> dict[str, Any]:
-    about = {
-        "answer": answer.id,
-        "item": item.id,
-        "person": answer.person,
-        "when": answer.when,
-        "seconds": answer.seconds,
-        "order": list(answer.order),
-        "models": list(item.models),
-        "axes": {name: list(grades) for name, grades in answer.axes.items()},
-        "note": answer.note,
-        "source": source,
-    }
+    about = {name: getattr(answer, name) for name in ("item", "person", "when", "seconds", "order", "axes", "note")}
+    about |= {"answer": answer.id, "models": item.models, "source": source}
     return {**item.columns, "prompt": item.prompt, **values, "label": about}
 
 
@@ -252,12 +244,17 @@ def _line(row: Mapping[str, Any]) -> bytes:
     return (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
 
 
-def _parsed(row: Mapping[str, Any], kind: type[_Line], path: Path, number: int) -> _Line:
+def parsed(row: Mapping[str, Any], kind: type[_Parsed], place: str = "") -> _Parsed:
+    """Parse a row.
+
+    Raises:
+        DataError: A field is missing or wrong; the message begins with the place.
+    """
     try:
         return _adapter(kind).validate_python(row)
     except ValidationError as error:
         first = error.errors()[0]
-        raise DataError(f"{path}, line {number}: {first['loc'][0]}: {first['msg'].replace('tuple', 'list')}") from error
+        raise DataError(f"{place}{first['loc'][0]}: {first['msg'].replace('tuple', 'list')}") from error
 
 
 def _misfit(answer: Answer, size: int) -> str | None:
@@ -273,11 +270,6 @@ def _misfit(answer: Answer, size: int) -> str | None:
         if values and len(values) != size
     )
     return next(faults, None)
-
-
-def _drop_torn_line(file: int, path: Path) -> None:
-    """Cut off a last line without its end, left by a kill or a power failure: no one was told that it is there."""
-    os.ftruncate(file, path.read_bytes().rfind(b"\n") + 1)
 
 
 def _hold(file: int, path: Path) -> None:

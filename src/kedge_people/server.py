@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from kedge_base.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge_base.machine.durable import replace_contents
@@ -28,7 +29,7 @@ from kedge_base.run_folder.record_format import read_json_lines
 from kedge_base.texts import names_judge
 from kedge_inspect import page
 from kedge_people.assignments import Assignments, Question
-from kedge_people.labels import ANSWERS_FILE, Answer, AnswerFile, Item, read_labels
+from kedge_people.labels import ANSWERS_FILE, Answer, AnswerFile, Item, Verdict, parsed, read_labels
 
 LINKS_FILE = "links.json"
 """The port and everybody's token: links and open pages still work after a restart. Only its owner may read it."""
@@ -40,16 +41,29 @@ ASSETS = {
     "label.js": (__package__, "label.js"),
 }
 
-GRADES = range(1, 8)
-LONGEST_NOTE = 10_000
 MOST_RESPONSES = 9
 """InstructGPT's largest number; ranks are single keys."""
-
-_ID = re.compile(r"[0-9A-Za-z-]{8,64}")
 
 
 class Stale(DataError):
     """An answer to a question that does not wait for this person: another page of theirs has answered it."""
+
+
+class Given(BaseModel):
+    """An answer as the page sends it, with its lists in the order shown; see `Answer`."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    id: str = Field(pattern=r"^[0-9A-Za-z-]{8,64}$")
+    question: str
+    verdict: Verdict
+    seconds: float = Field(ge=0)
+    replaces: str | None = None
+    ranks: list[int] = []
+    axes: dict[str, list[Annotated[int, Field(ge=1, le=7)] | None]] = {}
+    thumbs: list[Literal[-1, 0, 1]] = []
+    edits: list[str | None] = []
+    note: str = Field("", max_length=10_000)
 
 
 @contextmanager
@@ -176,27 +190,23 @@ class Desk:
             Stale: It answers a question that does not wait for the person, or replaces an answer that does not count.
             DataError: It is not an answer to the question.
         """
-        given = values.get("id")
-        if not (isinstance(given, str) and _ID.fullmatch(given)):
-            raise DataError("expected an id of 8 to 64 letters and digits")
-        name = f"{person}-{given}"
+        given = parsed(values, Given)
+        name = f"{person}-{given.id}"
         if name in self._known:
             return
         if not self._is_open:
             raise OutputError("the server is ending")
-        replaces = values.get("replaces")
-        if replaces is None:
+        if given.replaces is None:
             # Not the next one alone: while a page shows it, an earlier answer may be undone elsewhere, or people join.
             asked = self._left(person)
         else:
-            before = self._answers.get(str(replaces))
+            before = self._answers.get(given.replaces)
             asked = [Question(before.item, before.order)] if before and before.person == person else []
-        question = next((each for each in asked if _question_id(each) == values.get("question")), None)
+        question = next((each for each in asked if _question_id(each) == given.question), None)
         if question is None:
             raise Stale("this question was answered in another window, or is not yours; the next one is shown")
-        item = self._items[question.item]
-        about = {"id": name, "person": person, "when": now(), "replaces": replaces}
-        answer = _checked(values, item, question.order, self._assignments.axes, about)
+        about = {"id": name, "person": person, "when": now()}
+        answer = _answer(given, question, self._items[question.item], self._assignments.axes, about)
         self._file.add(answer)
         self._known.add(name)
         answer.count_in(self._answers)
@@ -223,65 +233,41 @@ def _as_shown(answer: Answer) -> dict[str, Any]:
     return {**lists, "axes": shown(answer.axes), "note": answer.note}
 
 
-def _checked(
-    values: Mapping[str, Any], item: Item, order: tuple[int, ...], axes: Sequence[str], about: Mapping[str, Any]
-) -> Answer:
-    """Check the page's answer, and bring its lists from the order shown into that of the item."""
+def _answer(given: Given, question: Question, item: Item, axes: Sequence[str], about: Mapping[str, Any]) -> Answer:
+    """Bring the lists of the page's answer from the order shown into that of the item.
 
-    def listed(
-        field: str, is_right: Callable[[Any], bool], expected: str, source: Mapping[str, Any] = values
-    ) -> tuple[Any, ...]:
-        given = source.get(field)
-        if given in (None, []):
-            return ()
-        entries = cast("list[Any]", given) if isinstance(given, list) else []
-        if len(entries) != len(order) or not all(map(is_right, entries)):
-            raise DataError(f"{field} must be a list of {len(order)}: {expected}")
-        found = tuple(entries[order.index(place)] for place in range(len(order)))
-        return found if any(found) else ()
+    Raises:
+        DataError: It does not fit the item.
+    """
+    order = question.order
 
-    verdict = values.get("verdict")
-    if verdict not in ("ranked", "bad", "skipped"):
-        raise DataError("verdict must be ranked, bad or skipped")
-    ranks = listed("ranks", lambda rank: _is_whole(rank, range(1, len(order) + 1)), "ranks from 1")
-    if (verdict == "ranked") != bool(ranks):
+    def listed(values: Sequence[Any]) -> tuple[Any, ...]:
+        if values and len(values) != len(order):
+            raise DataError(f"a list has {len(values)} entries; expected {len(order)}, one for each response")
+        return tuple(values[order.index(place)] for place in range(len(order))) if any(values) else ()
+
+    if (given.verdict == "ranked") != bool(given.ranks):
         raise DataError("ranks are needed where the verdict is ranked, and nowhere else")
-    levels = sorted(set(ranks))
-    grades = values.get("axes") or {}
-    if not isinstance(grades, dict) or not set(grades) <= set(axes):
+    if not set(given.axes) <= set(axes):
         raise DataError(f"axes must be some of {', '.join(axes) or 'none'}")
-    found = {
-        axis: listed(
-            axis, lambda grade: grade is None or _is_whole(grade, GRADES), "grades from 1 to 7, or null", grades
-        )
-        for axis in grades
-    }
-    seconds = values.get("seconds")
-    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < math.inf:
-        raise DataError("seconds must be a number from 0")
-    note = values.get("note") or ""
-    if not isinstance(note, str) or len(note) > LONGEST_NOTE:
-        raise DataError(f"note must be a text of at most {LONGEST_NOTE:,} characters")
-    texts = listed("edits", lambda text: text is None or isinstance(text, str), "texts, or null")
-    edits = tuple(None if text == response else text for text, response in zip(texts, item.responses, strict=False))
-    if any(text is not None and not text.strip() for text in edits):
+    levels = sorted(set(given.ranks))
+    edits = zip(listed(given.edits), item.responses, strict=False)
+    changed = [None if text == response else text for text, response in edits]
+    if any(text is not None and not text.strip() for text in changed):
         raise DataError("edits must not be blank")
     return Answer(
         **about,
         item=item.id,
-        seconds=round(seconds, 2),
+        replaces=given.replaces,
+        seconds=round(given.seconds, 2),
         order=order,
-        verdict=verdict,
-        ranks=tuple(levels.index(rank) + 1 for rank in ranks),
-        axes={axis: kept for axis, kept in found.items() if kept},
-        thumbs=listed("thumbs", lambda thumb: _is_whole(thumb, (-1, 0, 1)), "-1, 0 or 1"),
-        edits=edits if any(edits) else (),
-        note=note,
+        verdict=given.verdict,
+        ranks=tuple(levels.index(rank) + 1 for rank in listed(given.ranks)),
+        axes={axis: found for axis, grades in given.axes.items() if (found := listed(grades))},
+        thumbs=listed(given.thumbs),
+        edits=tuple(changed) if any(changed) else (),
+        note=given.note,
     )
-
-
-def _is_whole(value: object, among: Sequence[int] | range) -> bool:
-    return type(value) is int and value in among
 
 
 def now() -> str:
