@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -10,13 +11,12 @@ import pytest
 
 from kedge.config import load_config, with_values
 from kedge.runs.run import Resume
-from kedge.stages import rlhf
 from kedge.stages.rlhf import run_rlhf
 from kedge_base.errors import DataError, RewardError
 from kedge_base.run_folder.output import waiting_for
 from kedge_base.run_folder.record_format import read_json_lines
 from kedge_inspect.report import collect_page, report_as_text
-from kedge_people.labels import Answer, AnswerFile, Labels, read_labels, write_items
+from kedge_people.labels import Answer, AnswerFile, Labels, read_labels
 from kedge_people.rounds import human_labels
 from tests.forking import forked_kedge
 from tests.stages.test_rlhf import ROWS, SETTINGS, config_for
@@ -72,21 +72,44 @@ def test_items_wait_until_enough_are_answered(tmp_path):
         human_labels(tmp_path / "other", SAMPLED[1:2])
 
 
-def test_a_round_waits_for_people_and_goes_on_where_it_was_moved(tmp_path, capsys):
-    config = config_for(tmp_path, *ROUNDS)
+FIRST = {name: rows for name, rows in ROWS.items() if name != "comparisons"}
+"""The data of a run without comparisons, whose first reward model is trained on labels."""
+
+WAITS = {"labels-2": (ROUNDS, ROWS), "labels": (["rlhf.labeler=human"], FIRST)}
+"""Settings and data of a run by the folder of its labels."""
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory):
+    """By the folder of its labels, a function that copies a run which waits for them and returns its settings."""
+    made = {}
+
+    def copied(labels: str, root: Path):
+        settings, rows = WAITS[labels]
+        if labels not in made:
+            config = config_for(tmp_path_factory.mktemp("waiting"), *settings)
+            made[labels] = config, run_rlhf(config, **rows)
+        config, result = made[labels]
+        shutil.copytree(config.out, root / "run")
+        return with_values(config, {"out": str(root / "run")}), result
+
+    return copied
+
+
+def test_a_round_waits_for_people_and_goes_on_where_it_was_moved(tmp_path, waiting, capsys):
     run = tmp_path / "run"
-    result = run_rlhf(config, **ROWS)
+    config, result = waiting("labels-2", tmp_path)
     assert (len(result.rounds), result.summary["missing_labels"]) == (1, len(read_labels(run / "labels-2").items))
     assert waiting_for(run) == run / "labels-2"
-    said = capsys.readouterr()
-    assert f"kedge label {run / 'labels-2'}" in said.out + said.err
     assert report_as_text(run).startswith("waiting for labels; PPO ran")
     assert collect_page([run])["title"] == "run: waiting for labels"
     assert not (run / "finished.json").exists()
-    assert (run / "model" / "model.safetensors").read_bytes() == weights(run / "ppo")
+    assert weights(run) == weights(run / "ppo")
     label(run / "labels-2", 1)
+    capsys.readouterr()
     again = run_rlhf(config, **ROWS, resume=Resume())
     assert again.summary["missing_labels"] == result.summary["missing_labels"] - 1
+    assert f"kedge label {run / 'labels-2'}" in "".join(capsys.readouterr())
 
     moved = tmp_path / "elsewhere"
     shutil.copytree(run, moved)
@@ -106,19 +129,13 @@ def test_a_round_waits_for_people_and_goes_on_where_it_was_moved(tmp_path, capsy
         assert [-rank for rank in row["ranks"]] == counts
 
 
-FIRST = {name: rows for name, rows in ROWS.items() if name != "comparisons"}
-"""The data of a run without comparisons, whose first reward model is trained on labels."""
-
-
-def test_without_comparisons_the_first_round_waits_for_labels_of_the_sft_policy(tmp_path, capsys):
-    config = config_for(tmp_path, "rlhf.labeler=human")
+def test_without_comparisons_the_first_round_waits_for_labels_of_the_sft_policy(tmp_path, waiting):
     run = tmp_path / "run"
-    result = run_rlhf(config, **FIRST)
+    config, result = waiting("labels", tmp_path)
     items = read_labels(run / "labels").items
     assert (result.rounds, result.summary["missing_labels"]) == ([], len(items))
     assert {model for item in items.values() for model in item.models} == {"sft"}
     assert waiting_for(run) == run / "labels"
-    assert f"kedge label {run / 'labels'}" in "".join(capsys.readouterr())
     assert not (run / "reward").exists()
     assert weights(run) == weights(run / "sft")
     assert report_as_text(run).startswith("waiting for labels; Fine-tuning ran")
@@ -144,86 +161,77 @@ def test_a_round_after_the_first_labels_keeps_them(tmp_path):
     assert used == [str(run / "comparisons.jsonl"), str(run / "comparisons-2.jsonl")]
 
 
-def test_fewer_labels_suffice_if_the_resumed_run_says_so(tmp_path):
-    config = config_for(tmp_path, *ROUNDS)
-    run_rlhf(config, **ROWS)
+def test_fewer_labels_suffice_if_the_resumed_run_says_so(tmp_path, waiting):
+    config, _ = waiting("labels-2", tmp_path)
     label(tmp_path / "run" / "labels-2", 2)
     result = run_rlhf(with_values(config, {"rlhf.min_labels": 2}), **ROWS, resume=Resume())
     assert len(result.rounds) == 2
     assert len(read_json_lines(tmp_path / "run" / "comparisons-2.jsonl")) <= 2
 
 
-def test_answers_without_a_preference_are_an_error_that_labels_mend(tmp_path):
-    config = config_for(tmp_path, *ROUNDS)
-    run_rlhf(config, **ROWS)
-    folder = tmp_path / "run" / "labels-2"
+def test_answers_without_a_preference_are_an_error_that_labels_mend(tmp_path, waiting):
+    config, _ = waiting("labels", tmp_path)
+    folder = tmp_path / "run" / "labels"
     label(folder, verdict="bad", ranks=())
-    with pytest.raises(RewardError, match=r"no answer in .*labels-2 prefers a response"):
-        run_rlhf(config, **ROWS, resume=Resume())
+    with pytest.raises(RewardError, match=r"no answer in .*labels prefers a response"):
+        run_rlhf(config, **FIRST, resume=Resume())
     labels = read_labels(folder)
     with AnswerFile(folder) as file:
-        item = next(iter(labels.items.values()))
-        file.add(answer(labels, item.id, "more", ranks=(1, 2, 3)[: len(item.responses)]))
-    assert len(run_rlhf(config, **ROWS, resume=Resume()).rounds) == 2
+        for item in labels.items.values():
+            file.add(answer(labels, item.id, f"more-{item.id}", ranks=(1, 2, 3)[: len(item.responses)]))
+    assert len(run_rlhf(config, **FIRST, resume=Resume()).rounds) == 1
 
 
-WAITS = {"labels-2": (ROUNDS, ROWS), "labels": (["rlhf.labeler=human"], FIRST)}
-"""Settings and data of a run by the folder of its labels."""
+class Killed(BaseException):
+    pass
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> dict[str, bytes]:
-    """The weights of runs that wait for people and are not killed."""
-    found = {}
-    for labels, (settings, rows) in WAITS.items():
-        folder = tmp_path_factory.mktemp("whole")
-        config = config_for(folder, *settings)
-        run_rlhf(config, **rows)
-        label(folder / "run" / labels)
-        run_rlhf(config, **rows, resume=Resume())
-        found[labels] = weights(folder / "run")
-    return found
-
-
-@pytest.mark.parametrize("labels", WAITS)
-@pytest.mark.parametrize("point", ["write_items", "write_rows", "run_reward"])
-def test_a_kill_at_any_point_changes_nothing(tmp_path, monkeypatch, whole, point, labels):
-    settings, rows = WAITS[labels]
-    config = config_for(tmp_path, *settings)
+def killed_at(monkeypatch, name: str, call: int, config, rows) -> None:
+    """Resume a run, and kill it at a call of a function."""
     calls: list[object] = []
-
-    class Killed(BaseException):
-        pass
-
-    place = "kedge_people.rounds" if point == "write_items" else "kedge.stages.rlhf"
-    original = {"write_items": write_items, "write_rows": rlhf.write_rows, "run_reward": rlhf.run_reward}[point]
+    place, _, function = name.rpartition(".")
+    original = getattr(importlib.import_module(place), function)
 
     def kill(*args, **kwargs):
         calls.append(args)
-        last = {"write_items": 1, "write_rows": 2, "run_reward": 3}[point]
-        if len(calls) == (1 if labels == "labels" else last):
+        if len(calls) == call:
             raise Killed
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(f"{place}.{point}", kill)
-    is_labeled = False
-    for _ in range(6):
-        try:
-            result = run_rlhf(config, **rows, resume=Resume())
-        except Killed:
-            continue
-        if "missing_labels" not in result.summary:
-            break
-        assert not is_labeled
-        label(tmp_path / "run" / labels)
-        is_labeled = True
-    assert is_labeled
-    assert weights(tmp_path / "run") == whole[labels]
+    with monkeypatch.context() as patched:
+        patched.setattr(name, kill)
+        with pytest.raises(Killed):
+            run_rlhf(config, **rows, resume=Resume())
 
 
 @pytest.mark.parametrize("labels", WAITS)
-def test_the_command_ends_well_and_the_doctor_says_what_is_missing(tmp_path, labels):
-    settings, given = WAITS[labels]
+def test_a_kill_before_the_labels_changes_nothing(tmp_path, monkeypatch, waiting, labels):
+    settings, rows = WAITS[labels]
+    whole, _ = waiting(labels, tmp_path / "whole")
+    config = config_for(tmp_path, *settings)
+    killed_at(monkeypatch, "kedge_people.rounds.write_items", 1, config, rows)
+    assert run_rlhf(config, **rows, resume=Resume()).summary["missing_labels"]
+    assert weights(tmp_path / "run") == weights(Path(whole.out))
+    items = [(folder / labels / "items.jsonl").read_bytes() for folder in (tmp_path / "run", Path(whole.out))]
+    assert items[0] == items[1]
+
+
+@pytest.mark.parametrize("labels", WAITS)
+def test_a_kill_after_the_labels_changes_nothing(tmp_path, monkeypatch, waiting, labels):
+    rows = WAITS[labels][1]
+    found = []
+    for kills in ({}, {"write_rows": 1, "run_reward": 2 if labels == "labels-2" else 1}):
+        config, _ = waiting(labels, tmp_path / f"{len(kills)}")
+        label(Path(config.out) / labels)
+        for name, call in kills.items():
+            killed_at(monkeypatch, f"kedge.stages.rlhf.{name}", call, config, rows)
+        assert "missing_labels" not in run_rlhf(config, **rows, resume=Resume()).summary
+        found.append(weights(Path(config.out)))
+    assert found[0] == found[1]
+
+
+def test_the_command_ends_well_and_the_doctor_says_what_is_missing(tmp_path):
+    settings, given = WAITS["labels"]
     config_for(tmp_path)
     for name, rows in given.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -235,9 +243,9 @@ def test_the_command_ends_well_and_the_doctor_says_what_is_missing(tmp_path, lab
     assert "Waiting for labels: " in said
     assert "Resume: kedge rlhf --resume run" in said
     found = forked_kedge("doctor", "run", cwd=tmp_path)
-    assert f"Waiting for labels: kedge label run/{labels}, then" in found.stdout
-    label(tmp_path / "run" / labels)
-    written = forked_kedge("label", f"run/{labels}", "--write", cwd=tmp_path)
+    assert "Waiting for labels: kedge label run/labels, then" in found.stdout
+    label(tmp_path / "run" / "labels")
+    written = forked_kedge("label", "run/labels", "--write", cwd=tmp_path)
     assert "Next:    kedge rlhf --resume run\n" in written.stdout
     assert "kedge reward" not in written.stdout
     resumed = forked_kedge("rlhf", "--resume", "run", cwd=tmp_path)
