@@ -5,7 +5,6 @@ prompts ─▶ without those that are evaluated ─▶ responses of each policy 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -64,7 +63,7 @@ def sample_items(
     # Other columns may be alike in different prompts, such as a question about many texts.
     read = [*{" ".join(prompt.text.split()): prompt for prompt in table.records}.values()]
     evaluated = _known_prompts(not_in, ReadingOptions(**options))
-    prompts = [read[place] for place in _drawn([*map(_prompt_hashes, read)], evaluated, num_prompts, seed)]
+    prompts = [read[place] for place in _drawn([*map(_prompt_forms, read)], evaluated, num_prompts, seed)]
     found: list[Candidate] = []
     for prompt in prompts:
         # A conversation stays one, so that the template of the reward model closes its answers.
@@ -74,8 +73,8 @@ def sample_items(
     turns = [random.Random(f"{seed} {place}").sample(range(len(names)), len(names)) for place in range(len(prompts))]
     for index, policy in enumerate(policies):
         rendered = render_for(policy, prompts, reader, max_new_tokens=sampling.max_new_tokens)
-        shares = [[turn[number % len(names)] for number in range(num_responses)].count(index) for turn in turns]
-        rows = [place for place, count in enumerate(shares) for _ in range(count)]
+        numbers = range(num_responses)
+        rows = [place for place, turn in enumerate(turns) for each in numbers if turn[each % len(names)] == index]
         batches = policy.sample([rendered[place] for place in rows], sampling, title=f"sample {policy.source}")
         texts = [text for batch in batches for text in batch.responses.completions]
         for place, text in zip(rows, texts, strict=True):
@@ -112,8 +111,8 @@ def read_items(
             for text, model in responses:
                 candidate.responses.setdefault(text, model)
     candidates = list(found.values())
-    hashes = [_hashes({**each.columns, "prompt": each.prompt}) for each in candidates]
-    drawn = _drawn(hashes, _known_prompts(not_in), num_prompts, seed)
+    forms = [_forms({**each.columns, "prompt": each.prompt}) for each in candidates]
+    drawn = _drawn(forms, _known_prompts(not_in), num_prompts, seed)
     return _items([candidates[place] for place in drawn], num_responses, seed)
 
 
@@ -136,10 +135,10 @@ def _items(candidates: Sequence[Candidate], num_responses: int, seed: int) -> li
     return items
 
 
-def _drawn(hashes: Sequence[set[str]], evaluated: set[str], count: int, seed: int) -> list[int]:
+def _drawn(forms: Sequence[set[str]], evaluated: set[str], count: int, seed: int) -> list[int]:
     """Draw prompts at random, without those that are evaluated; returns their places, in order."""
-    others = [place for place, own in enumerate(hashes) if not own & evaluated]
-    if known := len(hashes) - len(others):
+    others = [place for place, own in enumerate(forms) if not own & evaluated]
+    if known := len(forms) - len(others):
         say(f"Prompts in the data of --not-in are left out: {known}")
     if not others:
         raise DataError("all prompts are in the data of --not-in; give others")
@@ -149,22 +148,22 @@ def _drawn(hashes: Sequence[set[str]], evaluated: set[str], count: int, seed: in
 
 
 def _known_prompts(sources: Sequence[str], *parsings: ReadingOptions) -> set[str]:
-    """The hashes of all prompts in some data, as they are, and as they are read with some options."""
+    """All prompts in some data, as they are, and as they are read with some options; see `_forms`."""
     found = set[str]()
     for row in chain.from_iterable(map(rows_of, sources)):
-        found |= _hashes(row.value if isinstance(row.value, Mapping) else {"prompt": row.value})
+        found |= _forms(row.value if isinstance(row.value, Mapping) else {"prompt": row.value})
         for options in parsings:
             with suppress(RowError, DataError):  # not every row has to be a prompt
-                found |= _prompt_hashes(parse_prompt(row.value, options))
+                found |= _prompt_forms(parse_prompt(row.value, options))
     return found
 
 
-def _prompt_hashes(prompt: Prompt) -> set[str]:
-    return _hashes({**prompt.columns, "prompt": prompt.text})
+def _prompt_forms(prompt: Prompt) -> set[str]:
+    return _forms({**prompt.columns, "prompt": prompt.text})
 
 
-def _hashes(fields: Mapping[str, Any]) -> set[str]:
-    """Hashes of a prompt in all the forms that a row has it in: a question as text equals the same as a message."""
+def _forms(fields: Mapping[str, Any]) -> set[str]:
+    """A prompt in all the forms that a row has it in: a question as text equals the same as a message."""
     found = set[str]()
     for name in PROMPT_COLUMNS:
         # Alpaca's instruction is a part of the prompt if there is an input.
@@ -178,7 +177,7 @@ def _hashes(fields: Mapping[str, Any]) -> set[str]:
                 turns.pop()
             value = turns[0][1] if len(turns) == 1 and turns[0][0] == "user" else json.dumps(turns)
         if isinstance(value, str) and value.strip():
-            found.add(hashlib.sha256(" ".join(value.split()).encode("utf-8", "surrogatepass")).hexdigest())
+            found.add(" ".join(value.split()))
     return found
 
 

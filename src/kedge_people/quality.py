@@ -23,7 +23,6 @@ from kedge_people.agreement import (
     alike,
     alpha_of_choices,
     by_unit,
-    cohens_kappa,
     comparisons_in,
     judgments,
     outcomes,
@@ -133,16 +132,6 @@ class Person:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Agreement of two people on the items that both answered."""
-
-    people: tuple[str, str]
-    num_items: int
-    share: Interval
-    kappa: Interval | None
-
-
-@dataclass(frozen=True)
 class Disagreement:
     """Two people's opposite choices between two responses.
 
@@ -166,7 +155,7 @@ class Quality:
     Attributes:
         labels: The labels.
         people: Figures per person.
-        pairs: Agreement of each two people with shared items.
+        pairs: Of each two people with shared items, the tables of their outcomes.
         num_shared: Number of items with answers of two or more people.
         agreement: Share of the same outcomes of two people, each item counted alike.
         alpha: Krippendorff's α of the outcomes.
@@ -177,7 +166,7 @@ class Quality:
 
     labels: Labels
     people: Sequence[Person]
-    pairs: Sequence[Pair]
+    pairs: Mapping[tuple[str, str], Tables]
     num_shared: int
     agreement: Interval | None
     alpha: Interval | None
@@ -224,7 +213,7 @@ def examine_labels(labels: Labels) -> Quality:
     return Quality(
         labels=labels,
         people=people,
-        pairs=[_pair(names, each) for names, each in tables.items()],
+        pairs=tables,
         num_shared=len(shared),
         agreement=share_of(alike(shared)),
         alpha=alpha_of_choices(comparisons),
@@ -238,10 +227,6 @@ def _shares(items: Iterable[Sequence[int]]) -> list[float]:
     """Share of the positive signs of each item, among those that are not 0; without items that have none."""
     known = ([sign > 0 for sign in signs if sign] for signs in items)
     return [fmean(signs) for signs in known if signs]
-
-
-def _pair(names: tuple[str, str], tables: Tables) -> Pair:
-    return Pair(names, len(tables), share_interval(alike(tables.values())), cohens_kappa([*tables.values()]))
 
 
 def prompt_text(item: Item) -> str:

@@ -17,7 +17,7 @@ from kedge_inspect.doctor import one_line
 from kedge_inspect.page.document import render_page
 from kedge_inspect.page.numbers import fitting, shortened
 from kedge_inspect.report import check_replaceable
-from kedge_people.agreement import share_of
+from kedge_people.agreement import alike, cohens_kappa, share_of
 from kedge_people.labels import Answer
 from kedge_people.quality import FASTEST_READING, Disagreement, Person, Quality, prompt_text
 
@@ -147,7 +147,9 @@ def _tables(quality: Quality) -> Iterator[Table]:
         yield Table("Grades above those of an average person", ["person", *axes], rows)
     if quality.pairs:
         rows = {
-            " and ".join(each.people): [str(each.num_items), _percent(each.share), each.kappa] for each in quality.pairs
+            " and ".join(people): [str(len(tables)), _percent(share_of(alike(tables))), cohens_kappa(tables)]
+            for people, by_item in quality.pairs.items()
+            for tables in [[*by_item.values()]]
         }
         yield Table("Agreement of two people", ["people", "items", "the same", "Cohen's κ"], rows)
     if quality.win_rates:

@@ -161,11 +161,11 @@ class Sandbox:
             for descriptor in channel:
                 os.close(descriptor)
             try:
-                watched = _Watched(process, results.fileno(), len(expressions) + 2, room)
-                watched.read(time.monotonic() + WAITING * seconds + 1)
+                wanted = len(expressions) + 2
+                sent = _watch(process, results.fileno(), wanted, room, time.monotonic() + WAITING * seconds + 1)
             finally:
                 _end(process, results.fileno())
-        return watched.outcome(self.name)
+        return _outcome(self.name, wanted, *sent)
 
     def judge(self, parts: Sequence[str], ours: str, tests: Sequence[str], **limits: Any) -> tuple[Ran, Ran]:
         """Run a program, and tests that call it in a second process; only the latter gets the expected values.
@@ -258,93 +258,94 @@ def _try_out(sandbox: Sandbox) -> None:
         raise RewardError(f"a program in it can {done[0]}")
 
 
-class _Watched:
-    """A process and what it has sent so far."""
+class _TooLong(Exception):
+    """A process has sent more than it may."""
 
-    def __init__(self, process: subprocess.Popen[bytes], results: int, wanted: int, room: int) -> None:
-        self._process = process
-        self._wanted = wanted
-        self._has_end = wanted == 2
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._limits = {
-            results: MOST_RESULTS,
-            process.stdout.fileno(): MOST_PRINTED + room,
-            process.stderr.fileno(): MOST_PRINTED,
-        }
-        self._read = {descriptor: bytearray() for descriptor in self._limits}
-        self._results, self._printed, self._errors = self._read.values()
-        self._open = dict(self._limits)
-        self._ending = ""
 
-    def read(self, deadline: float) -> None:
-        """Read until all results have arrived, the process has ended, or it has to be killed.
+def _watch(process: subprocess.Popen[bytes], results: int, wanted: int, room: int, deadline: float) -> tuple[Any, ...]:
+    """Read what a process sends, until all results have arrived, it has ended, or it has to be killed.
 
-        Without expressions, wait for the process to end on its own.
-        """
-        results, printed, _ = self._limits
-        while not self._ending and (
-            (results in self._open and not self._is_complete()) or (self._has_end and printed in self._open)
-        ):
-            remaining = deadline - time.monotonic()
-            if remaining > 0:
-                self._receive(remaining)
-            else:
-                self._ending = TOO_SLOW
-        while not self._ending and self._receive(0.0):
-            pass
-        if not self._ending and (self._has_end or not self._is_complete()):
-            ending = self._how_it_ended(max(1.0, deadline - time.monotonic()) if self._has_end else 1.0)
-            self._ending = "" if self._is_complete() and ending == ENDED else ending
+    Without expressions, wait for the process to end on its own.
 
-    def _is_complete(self) -> bool:
-        return self._results.count(b"\n") >= self._wanted
+    Returns:
+        How it ended, and the bytes of its results, its output and its errors.
+    """
+    assert process.stdout is not None
+    assert process.stderr is not None
+    printed, errors = process.stdout.fileno(), process.stderr.fileno()
+    limits = {results: MOST_RESULTS, printed: MOST_PRINTED + room, errors: MOST_PRINTED}
+    sent = {descriptor: bytearray() for descriptor in limits}
+    waiting = set(limits)
+    has_end = wanted == 2
 
-    def _receive(self, seconds: float) -> bool:
+    def is_complete() -> bool:
+        return sent[results].count(b"\n") >= wanted
+
+    def receive(seconds: float) -> bool:
         """Wait until there is something to read, and read it."""
         poll = select.poll()
-        for descriptor in self._open:
+        for descriptor in waiting:
             poll.register(descriptor, select.POLLIN)
         ready = poll.poll(seconds * 1000)
         for descriptor, _ in ready:
             received = os.read(descriptor, 1 << 16)
-            self._read[descriptor] += received
+            sent[descriptor] += received
             if not received:
-                del self._open[descriptor]
-            if len(self._read[descriptor]) > self._limits[descriptor]:
-                self._ending = TOO_LONG
+                waiting.remove(descriptor)
+            if len(sent[descriptor]) > limits[descriptor]:
+                raise _TooLong
         return bool(ready)
 
-    def _how_it_ended(self, seconds: float) -> str:
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-        status = self._process.returncode or 0
-        number = -status if status < 0 else max(0, status - 128)  # bubblewrap exits with 128 + the signal
-        return TOO_SLOW if number == signal.SIGXCPU else CRASHED if number else ENDED
+    def ending() -> str:
+        try:
+            while (results in waiting and not is_complete()) or (has_end and printed in waiting):
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return TOO_SLOW
+                receive(remaining)
+            while receive(0.0):
+                pass
+        except _TooLong:
+            return TOO_LONG
+        if is_complete() and not has_end:
+            return ""
+        ended = _how_it_ended(process, max(1.0, deadline - time.monotonic()) if has_end else 1.0)
+        return "" if is_complete() and ended == ENDED else ended
 
-    def outcome(self, name: str) -> Ran:
-        """Parse the lines into the outcome.
-
-        Raises:
-            RewardError: No line was sent, so the program never started.
-        """
-        lines = self._results.split(b"\n")[:-1]
-        if not lines:
-            words = " ".join((self._printed + self._errors).decode("utf-8", "replace").split())[-300:]
-            raise RewardError(f"the sandbox ({name}) could not start a program: {words or self._ending}")
-        ran = Ran({}, "")
-        for place, line in enumerate(lines[1 : self._wanted], start=-1):  # line 1 is the program's own result
-            kind, content = _record(line)
-            if kind == "value":
-                ran.values[place] = content
-            else:
-                ran = Ran(ran.values, ran.ending or content)
-        ran.values.pop(-1, None)
-        printed = self._printed.decode("utf-8", "replace")
-        return Ran(ran.values, ran.ending or self._ending, printed)
+    return ending(), *map(bytes, sent.values())
 
 
-def _record(line: bytes | bytearray) -> tuple[str, Any]:
+def _how_it_ended(process: subprocess.Popen[bytes], seconds: float) -> str:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    status = process.returncode or 0
+    number = -status if status < 0 else max(0, status - 128)  # bubblewrap exits with 128 + the signal
+    return TOO_SLOW if number == signal.SIGXCPU else CRASHED if number else ENDED
+
+
+def _outcome(name: str, wanted: int, ending: str, results: bytes, printed: bytes, errors: bytes) -> Ran:
+    """Parse what a process has sent.
+
+    Raises:
+        RewardError: No line of results was sent, so the program never started.
+    """
+    lines = results.split(b"\n")[:-1]
+    if not lines:
+        words = " ".join((printed + errors).decode("utf-8", "replace").split())[-300:]
+        raise RewardError(f"the sandbox ({name}) could not start a program: {words or ending}")
+    values: dict[int, Any] = {}
+    endings: list[str] = []
+    for place, line in enumerate(lines[1:wanted], start=-1):  # line 1 is the program's own result
+        kind, content = _record(line)
+        if kind == "value":
+            values[place] = content
+        else:
+            endings.append(content)
+    values.pop(-1, None)
+    return Ran(values, next(filter(None, [*endings, ending]), ""), printed.decode("utf-8", "replace"))
+
+
+def _record(line: bytes) -> tuple[str, Any]:
     """Parse the kind and content of a line that the program may have forged."""
     try:
         kind, content = json.loads(line, parse_int=str)  # `encode` writes integers as texts
