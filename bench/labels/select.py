@@ -32,7 +32,7 @@ from kedge_lab.demo.gold_evaluation import sample_summaries
 from kedge_lab.demo.main import demo_config, rows, start_from_scratch
 from kedge_lab.demo.world import Post, World, judge_summary
 from kedge_people.labels import Item
-from kedge_people.select import VALUES, choose_by_scores
+from kedge_people.select import VALUES, choose
 
 RECORD: Final = Path(__file__).parents[1] / "results" / "labels_select.jsonl"
 WORK: Final = Path(__file__).parents[1] / ".work" / "labels"
@@ -126,7 +126,7 @@ def measure(seed: int) -> dict[str, Any]:
 
     found: dict[str, list[float]] = {}
     gaps: dict[str, float] = {}
-    at_random = [each for item in items for each in choose_by_scores([item], [], 1, value=lambda _: 0.0, seed=seed)]
+    at_random = [each for item in items for each in choose([item], [], 1, value=lambda _: 0.0, seed=seed)]
     before = label(at_random[: COUNTS[0]])
     begun = {each.id for each in at_random[: COUNTS[0]]}
     base = Scorers(policy, before, seed)
@@ -140,7 +140,7 @@ def measure(seed: int) -> dict[str, Any]:
                 chosen = at_random[now:until]
             else:
                 scores = scorers.score([str(item.prompt) for item in left], [item.responses for item in left])
-                chosen = choose_by_scores(left, scores, until - now, value=VALUES[method], seed=seed)
+                chosen = choose(left, scores, until - now, value=VALUES[method], seed=seed)
             taken = {each.id for each in chosen}
             left = [item for item in left if item.id not in taken]
             labels += label(chosen)

@@ -34,7 +34,6 @@ from kedge_people.labels import (
     ITEMS_FILE,
     AnswerFile,
     Item,
-    Labels,
     read_labels,
     write_data_sets,
     write_items,
@@ -146,7 +145,7 @@ def label(
         "FIELD=VALUE": [each for each in overrides if not each.startswith("judge.")],
     }
     reading = {"--write": write, "--report": report, "--withdraw": withdraw, "--trace": trace}
-    asked = [option for option, value in reading.items() if value]
+    asked = [option for option, value in reading.items() if value not in (None, False)]
     if asked and (people is not None or port is not None):
         raise ConfigError(f"{asked[0]} serves no page: leave out {'--port' if people is None else '--people'}")
     folder = _existing(names, asked, given=[option for option, value in making.items() if value not in (None, [])])
@@ -158,7 +157,9 @@ def label(
 
         check_judge(judge, config)
     if folder is not None:
-        if not _look(folder, write=write, report=report, withdraw=withdraw, trace=trace, runs=runs):
+        if asked:
+            _look(folder, write=write, report=report, withdraw=withdraw, trace=trace, runs=runs)
+        else:
             _serve(folder, joining, port, config)
         return
     if out is None:
@@ -232,10 +233,10 @@ def _items(
     items = read_items(files, **wide) if files else sample_items(config, names, **wide)
     if select == "random":
         return items
-    from kedge_people.select import choose
+    from kedge_people.select import VALUES, choose, score_items
 
-    more = {"seed": given["seed"], "template": config.data.template}
-    chosen = choose(items, count, method=select, scorers=scorers, num_responses=size, **more)
+    scores = [score_items(items, name, template=config.data.template) for name in scorers]
+    chosen = choose(items, scores, count, value=VALUES[select], num_responses=size, seed=given["seed"])
     if not chosen:
         raise DataError(f"no prompt has {size} different responses that the --scorer can read; lower --responses")
     if len(chosen) < (asked := min(count, len(items))):
@@ -247,8 +248,8 @@ def _items(
     return chosen
 
 
-def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trace: str | None, runs: Path) -> bool:
-    """Do what is asked instead of serving the page; False if nothing is."""
+def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trace: str | None, runs: Path) -> None:
+    """Do what is asked instead of serving the page."""
     if withdraw is not None:
         people = sorted({answer.person for answer in read_labels(folder).answers})
         if withdraw not in people:
@@ -265,7 +266,7 @@ def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trac
         if any(row["label"]["person"] == withdraw for row in rows if "label" in row):
             typer.echo(printable(f"{used} still has their answers: rounds of that run train on it; start a new run"))
     if write:
-        say_answers(folder, write_data_sets(folder))
+        write_answers(folder)
     for sought in filter(None, (withdraw, trace)):
         from kedge_people.trace import trace as find_models
 
@@ -278,7 +279,6 @@ def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trac
         quality = examine_labels(read_labels(folder))
         typer.echo(text_report(quality))
         typer.echo(printable(str(write_label_report(folder, quality))))
-    return write or report or trace is not None
 
 
 def _serve(folder: Path, joining: Sequence[str], port: int | None, config: Config) -> None:
@@ -306,11 +306,12 @@ def _serve(folder: Path, joining: Sequence[str], port: int | None, config: Confi
                         typer.echo(f"{name}: {url}")
                     typer.echo("Only this machine can open these links. Ctrl-C ends, and writes the data sets.")
                     server.wait()
-        say_answers(folder, write_data_sets(folder))
+        write_answers(folder)
 
 
-def say_answers(folder: Path, labels: Labels) -> None:
-    """Print how many answers there are, and the commands that train on them."""
+def write_answers(folder: Path) -> None:
+    """Rewrite the data sets; print how many answers there are, and the commands that train on them."""
+    labels = write_data_sets(folder)
     counts = Counter(answer.person for answer in labels.answers)
     answers = ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
     typer.echo(printable(f"Answers in {folder}: {answers}"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from kedge_base.errors import DataError
 from kedge_base.machine.durable import make_folder
 from kedge_base.run_folder.output import check_creatable, writing
-from kedge_people.labels import ITEMS_FILE, Answer, AnswerFile, Item, Labels, read_labels, write_data_sets, write_items
+from kedge_people.labels import ITEMS_FILE, Answer, AnswerFile, Item, read_labels, write_items
 from kedge_people.server import now
 
 
@@ -73,7 +73,3 @@ class Corrections(ExitStack):
             )
         )
         self._answers[item.id] = name
-
-    def write(self) -> Labels:
-        """Rewrite the folder's data sets."""
-        return write_data_sets(self.folder)

@@ -42,34 +42,6 @@ def check_choice(method: Method, scorers: Sequence[str]) -> None:
 
 def choose(
     candidates: Sequence[Item],
-    count: int,
-    *,
-    method: Method,
-    scorers: Sequence[str],
-    num_responses: int = 2,
-    seed: int = 0,
-    **reading: Any,
-) -> list[Item]:
-    """Choose items, each with a few of a candidate's responses, which differ.
-
-    Args:
-        candidates: Prompts with sampled responses, as many as there are.
-        count: Number of items, at most.
-        method: How.
-        scorers: Reward models: folders, hub ids or runs.
-        num_responses: Responses per item.
-        seed: Seed of everything random.
-        reading: Further fields of `kedge.data.parsing.ReadingOptions`, such as `template`.
-
-    Raises:
-        ModelError: A reward model cannot be loaded.
-    """
-    scores = [score_items(candidates, name, **reading) for name in scorers]
-    return choose_by_scores(candidates, scores, count, value=VALUES[method], num_responses=num_responses, seed=seed)
-
-
-def choose_by_scores(
-    candidates: Sequence[Item],
     scores: Sequence[Sequence[Sequence[float]]],
     count: int,
     *,

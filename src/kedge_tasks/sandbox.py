@@ -22,7 +22,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -86,14 +86,10 @@ class Sandbox:
     Attributes:
         name: bubblewrap, landlock or none.
         command: The program that starts the interpreter, with its arguments; empty without one.
-        is_confined: True if the process gives up its rights.
-        is_landlocked: True if the process gives up access to files through Landlock, since nothing else denies it.
     """
 
     name: str
     command: tuple[str, ...] = ()
-    is_confined: bool = True
-    is_landlocked: bool = False
 
     def run(
         self,
@@ -140,9 +136,9 @@ class Sandbox:
                 "name": name,
                 "results": writing,
                 "has_prose": has_prose,
-                "confined": self.is_confined,
+                "confined": self.name != "none",
                 "parent": None if self.command else os.getpid(),
-                "readable": _readable() if self.is_landlocked else None,
+                "readable": _readable() if self.name == "landlock" else None,  # else, nothing is mounted
             }
             content = marshal.dumps((_confined(), described))
             job.write(b"%20d%b%b" % (len(content), content, typed.encode("utf-8", "surrogatepass")))
@@ -167,20 +163,21 @@ class Sandbox:
                 _end(process, results.fileno())
         return _outcome(self.name, wanted, *sent)
 
-    def judge(self, parts: Sequence[str], ours: str, tests: Sequence[str], **limits: Any) -> tuple[Ran, Ran]:
-        """Run a program, and tests that call it in a second process; only the latter gets the expected values.
 
-        Args:
-            parts: The program's texts.
-            ours: Code that runs before the tests.
-            tests: Expressions that must be true.
-            limits: Limits of each process.
-        """
-        asked, answered = os.pipe(), os.pipe()
-        with ThreadPoolExecutor(1) as pool:
-            ran = pool.submit(self.run, parts, [], channel=(asked[0], answered[1]), **limits)
-            judged = self.run([ours], tests, channel=(answered[0], asked[1]), **limits)
-            return ran.result(), judged
+def judge(run: Callable[..., Ran], parts: Sequence[str], ours: str, tests: Sequence[str]) -> tuple[Ran, Ran]:
+    """Run a program, and tests that call it in a second process; only the latter gets the expected values.
+
+    Args:
+        run: `Sandbox.run`, with the limits of each process.
+        parts: The program's texts.
+        ours: Code that runs before the tests.
+        tests: Expressions that must be true.
+    """
+    asked, answered = os.pipe(), os.pipe()
+    with ThreadPoolExecutor(1) as pool:
+        ran = pool.submit(run, parts, [], channel=(asked[0], answered[1]))
+        judged = run([ours], tests, channel=(answered[0], asked[1]))
+        return ran.result(), judged
 
 
 @cache
@@ -198,8 +195,8 @@ def open_sandbox(choice: str = "auto") -> Sandbox:
     if not hasattr(select, "poll"):
         raise RewardError("programs cannot be run on this system; Linux and macOS can")
     if choice == "none":
-        return Sandbox("none", is_confined=False)
-    found = {"bubblewrap": _bubblewrap, "landlock": lambda: Sandbox("landlock", is_landlocked=True)}
+        return Sandbox("none")
+    found = {"bubblewrap": _bubblewrap, "landlock": lambda: Sandbox("landlock")}
     failures = []
     for name in [choice] if choice != "auto" else found:
         try:

@@ -8,7 +8,7 @@ import pytest
 
 from kedge_base.errors import KedgeError
 from kedge_people.labels import Item
-from kedge_people.select import VALUES, check_choice, choose, choose_by_scores, score_items
+from kedge_people.select import VALUES, check_choice, choose, score_items
 from tests.tiny import save_tiny_reward_model
 
 ITEMS = [Item(str(number), f"Deck {number}:", ("a", "b", "c"), ("x", "y", "z")) for number in range(4)]
@@ -18,7 +18,7 @@ SECOND = [[0.0, 0.1, 0.2], [3.0, 0.0, 1.0], [0.0, -2.0, 1.9], [0.0, 1.0, 5.0]]
 
 
 def chosen(method, scores=(FIRST, SECOND), count=2, **more):
-    found = choose_by_scores(ITEMS, scores, count, value=VALUES[method], **more)
+    found = choose(ITEMS, scores, count, value=VALUES[method], **more)
     return [(item.id, "".join(item.responses), "".join(item.models)) for item in found]
 
 
@@ -38,7 +38,7 @@ def test_uncertain_pairs_are_near_even_and_hard_ones_divide_the_models():
 
 def test_several_responses_are_chosen_by_the_mean_of_their_pairs():
     item = Item("1", "p", ("a", "b", "c", "d"), ("m",) * 4)
-    [found] = choose_by_scores([item], [[[0.0, 1.0, 10.0, 10.5]]], 1, value=VALUES["gap"], num_responses=3)
+    [found] = choose([item], [[[0.0, 1.0, 10.0, 10.5]]], 1, value=VALUES["gap"], num_responses=3)
     assert found.responses == ("a", "c", "d") or found.responses == ("a", "b", "d")
     # a, b, d: 1 + 10.5 + 9.5; a, c, d: 10 + 10.5 + 0.5: both 21.
     assert math.isclose(1 + 10.5 + 9.5, 10 + 10.5 + 0.5)
@@ -53,7 +53,7 @@ def test_nine_of_many_responses_are_chosen_in_little_time():
         return abs(gaps[0])
 
     scores = [[[float(place in (0, 1, 2, 3)) for place in range(18)]]]
-    [found] = choose_by_scores([item], scores, 1, value=value, num_responses=9)
+    [found] = choose([item], scores, 1, value=value, num_responses=9)
     assert len(set(found.responses) & set("abcd")) == 4  # 4·5 = 20 unequal pairs
     assert len(calls) == 18 * 17 / 2
 
@@ -62,7 +62,7 @@ def test_equal_values_depend_on_the_seed_alone_and_no_pair_has_equal_texts():
     items = [Item(str(number), "p", ("a", "a", "b"), ("m",) * 3) for number in range(50)]
 
     def chosen_equally(items, count, seed=0):
-        return choose_by_scores(items, [], count, value=lambda _: 0.0, seed=seed)
+        return choose(items, [], count, value=lambda _: 0.0, seed=seed)
 
     first, again, other = (chosen_equally(items, 20, seed) for seed in (1, 1, 2))
     assert first == again != other
@@ -79,7 +79,7 @@ def test_scores_are_those_of_the_reward_model_and_unreadable_items_are_left_out(
     assert [len(each) for each in scores] == [3, 0, 3]
     [alone] = score_items([ITEMS[1]], str(tmp_path / "model"))
     assert scores[2] == pytest.approx(alone, abs=1e-6)
-    found = choose(items, 9, method="uncertain", scorers=[str(tmp_path / "model")])
+    found = choose(items, [scores], 9, value=VALUES["uncertain"])
     assert [item.id for item in found] == ["0", "1"]
 
 

@@ -337,7 +337,7 @@ def test_an_unknown_sandbox_is_refused():
 
 def test_a_sandbox_with_a_hole_is_refused():
     with pytest.raises(RewardError, match=r"^a program in it can read a file$"):
-        module._try_out(Sandbox("none", is_confined=False))
+        module._try_out(Sandbox("none"))
 
 
 def test_where_none_holds_programs_are_refused(monkeypatch):

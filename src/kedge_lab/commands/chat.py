@@ -8,7 +8,7 @@ from kedge.cli.options import PresetName, Reward, Seed, names_and_overrides, wei
 from kedge.config import load_config
 from kedge_base.errors import ConfigError
 from kedge_people.assignments import checked_name, own_name
-from kedge_people.commands import say_answers
+from kedge_people.commands import write_answers
 
 
 def chat(
@@ -75,4 +75,4 @@ def chat(
             typer.echo(f"{server.url}\nOnly this machine can open it. Ctrl-C exits.")
             server.wait()
         if corrections is not None:
-            say_answers(corrections.folder, corrections.write())
+            write_answers(corrections.folder)

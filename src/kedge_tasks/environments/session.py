@@ -10,7 +10,8 @@ import inspect
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import count
 from typing import Any, TypeAlias
 
 from kedge_base.environment_turn import EnvironmentTurn
@@ -61,7 +62,7 @@ class Session:
         self._timeout = timeout
         self._has_reset = first.has_reset
         self._free: list[_Adapter] = [first] * first.has_reset
-        self._episodes: dict[int, _Episode] = {}
+        self._episodes: dict[int, tuple[_Adapter, Iterator[int]]] = {}  # with the seeds of its calls
         self.tools = first.tools
         self.is_async = first.is_async
         self.is_scored = not isinstance(first, ToolUser) or first.is_scored
@@ -114,7 +115,7 @@ class Session:
             with _one_line_errors(self.name):
                 if what == "open":
                     self._begin(episode, arguments["seed"])
-                turn = await self._within_limit(what, self._episodes[episode], arguments)
+                turn = await self._within_limit(what, episode, arguments)
         except EnvError as error:
             if episode in self._episodes:
                 self._end(episode, reuse=False)  # its environment is in an unknown state
@@ -129,22 +130,22 @@ class Session:
         if not self._free:  # a reused instance must not depend on its first episode, which a resumed run skips
             seed_generators(0 if self._has_reset else seed)
             self._free.append(self._make())
-        self._episodes[episode] = _Episode(self._free.pop(), seed)
+        self._episodes[episode] = self._free.pop(), count(seed)
 
     def _end(self, episode: int, *, reuse: bool = True) -> None:
-        environment = self._episodes.pop(episode).environment
+        environment, _ = self._episodes.pop(episode)
         if isinstance(environment, Agent):
             environment.close()
         if reuse and environment.has_reset:
             self._free.append(environment)
 
-    async def _within_limit(self, what: str, episode: _Episode, arguments: Mapping[str, Any]) -> EnvironmentTurn:
+    async def _within_limit(self, what: str, episode: int, arguments: Mapping[str, Any]) -> EnvironmentTurn:
         """Make one call within the time limit; a late answer to a step ends the episode."""
+        environment, seeds = self._episodes[episode]
 
         async def begun() -> EnvironmentTurn:
-            seed_generators(episode.seed)  # only at the start, because concurrent calls share the generators
-            episode.seed += 1
-            return await getattr(episode.environment, what)(**arguments)
+            seed_generators(next(seeds))  # only at the start, because concurrent calls share the generators
+            return await getattr(environment, what)(**arguments)
 
         try:
             if not self.is_async:
@@ -162,19 +163,6 @@ class Session:
             if what == "step" or (what == "finish" and self._endpoint is not None):
                 return EnvironmentTurn(ending="timeout")
             raise
-
-
-@dataclass
-class _Episode:
-    """An episode in progress.
-
-    Attributes:
-        environment: Its instance.
-        seed: The seed of the next call.
-    """
-
-    environment: _Adapter
-    seed: int
 
 
 class _TimeLimit(BaseException):

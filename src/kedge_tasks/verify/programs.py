@@ -12,9 +12,10 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from kedge_base.errors import RewardError
@@ -22,7 +23,7 @@ from kedge_base.machine.control_groups import available_cores
 from kedge_base.thoughts import answer_of
 from kedge_base.verdict import Verdict
 from kedge_tasks.confined import PROGRAM, decode
-from kedge_tasks.sandbox import ARBITRARY, ENDED, RAISED, TOO_SLOW, Sandbox, longest_run, open_sandbox
+from kedge_tasks.sandbox import ARBITRARY, ENDED, RAISED, TOO_SLOW, Ran, Sandbox, judge, longest_run, open_sandbox
 from kedge_tasks.verify.assertions import Assertion, Tests, read_tests
 from kedge_tasks.verify.checking import CUT_OFF, RIGHT, WRONG_VALUE, decoded, read_rows, verifier
 
@@ -51,6 +52,9 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(\.\d*)?|(\.\d+))([eE][+-]?\d{1,4})?", re.ASCI
 
 Outcome: TypeAlias = "tuple[int, int, str]"
 """Number of tests that a program passes, number of all tests, and the reason."""
+
+Run: TypeAlias = Callable[..., Ran]
+"""`Sandbox.run`, with its limits."""
 
 Pairs: TypeAlias = "list[tuple[str, str]]"
 """Inputs of a program, each with the output that it must print."""
@@ -256,9 +260,8 @@ def code(
     Raises:
         RewardError: A row cannot be used, or no sandbox works here.
     """
-    limits = {"seconds": seconds, "memory": memory << 20}
     rows = read_tests(test_list, test_imports, test_setup_code)
-    return _verdicts(completions, stopped, rows, open_sandbox(sandbox), limits, _passed, partial)
+    return _verdicts(completions, stopped, rows, _passed, partial, sandbox, seconds, memory)
 
 
 @verifier(check_stdio)
@@ -291,14 +294,14 @@ def code_stdio(
             differ by 1e-6, relative or absolute.
     """
 
-    def judge(text: str, row: Pairs | Tests, place: Sandbox, limits: Mapping[str, Any]) -> Outcome:
+    def printed(text: str, row: Pairs | Tests, run: Run) -> Outcome:
         if isinstance(row, Tests):
-            return _passed(text, row, place, limits)
+            return _passed(text, row, run)
         right = 0
         reason = RIGHT
         for typed, expected in row:
             room = len(expected.encode("utf-8", "replace"))
-            ran = place.run([text], [], name="__main__", typed=typed, room=room, **limits)
+            ran = run([text], [], name="__main__", typed=typed, room=room)
             has_ended = ran.ending in ("", f"{RAISED} SystemExit")
             # The output counts even if the program then reads beyond its input, or exits immediately.
             is_right = has_ended or ran.ending in (ENDED, f"{RAISED} EOFError")
@@ -311,20 +314,21 @@ def code_stdio(
         return right, len(row), reason
 
     rows = read_rows("input_output", input_output, _read_row, metadata)
-    limits = {"seconds": seconds, "memory": memory << 20}
-    return _verdicts(completions, stopped, rows, open_sandbox(sandbox), limits, judge, partial)
+    return _verdicts(completions, stopped, rows, printed, partial, sandbox, seconds, memory)
 
 
 def _verdicts(
     completions: Sequence[str],
     stopped: Sequence[bool] | None,
     references: Sequence[_Reference],
-    place: Sandbox,
-    limits: Mapping[str, Any],
-    judge: Callable[[str, _Reference, Sandbox, Mapping[str, Any]], Outcome],
+    outcome: Callable[[str, _Reference, Run], Outcome],
     is_partial: bool,
+    sandbox: str,
+    seconds: int,
+    memory: int,
 ) -> list[Verdict]:
     """Judge the responses, several at a time."""
+    run = open_sandbox(sandbox).run
     ended = [True] * len(completions) if stopped is None else stopped
 
     def verdict(text: str, is_whole: bool, reference: _Reference) -> Verdict:
@@ -333,7 +337,8 @@ def _verdicts(
         if found is None:
             return Verdict(0.0, NO_CODE if is_whole else CUT_OFF)
         # Without a fence, there may be prose around the program.
-        right, count, reason = judge(found, reference, place, {**limits, "has_prose": found == answer})
+        limits = {"seconds": seconds, "memory": memory << 20, "has_prose": found == answer}
+        right, count, reason = outcome(found, reference, partial(run, **limits))
         return Verdict(right / count if is_partial else float(reason == RIGHT), reason)
 
     with ThreadPoolExecutor(available_cores()) as pool:
@@ -361,15 +366,15 @@ def _are_close(found: str, wanted: str) -> bool:
     return abs(Decimal(found) - exact) <= TOLERANCE * (max(1, abs(exact)) if number.lastindex else 1)
 
 
-def _passed(text: str, tests: Tests, place: Sandbox, limits: Mapping[str, Any]) -> Outcome:
+def _passed(text: str, tests: Tests, run: Run) -> Outcome:
     """Count the passing assertions, and all; the reason is a wrong value, if any, else how the program ended."""
     parts = [text, tests.setup]
     calls = [each.call for each in tests.assertions]
     if all(calls):
-        ran = judged = place.run(parts, calls, **limits)
+        ran = judged = run(parts, calls)
         held = [_equal(item, tests.assertions[index].expected) for index, item in ran.values.items()]
     else:
-        ran, judged = place.judge(parts, tests.ours, [each.test for each in tests.assertions], **limits)
+        ran, judged = judge(run, parts, tests.ours, [each.test for each in tests.assertions])
         held = [item is True for item in judged.values.values()]
     return sum(held), len(calls), WRONG_VALUE if not all(held) else ran.ending or judged.ending or RIGHT
 

@@ -11,7 +11,7 @@ from kedge_base.errors import DataError
 from kedge_base.machine.local_server import LocalServer
 from kedge_lab.chat import Chat, chat_server, load_chat
 from kedge_people.corrections import Corrections
-from kedge_people.labels import read_labels
+from kedge_people.labels import read_labels, write_data_sets
 from tests.lab.chat.test_web import CONFIG, post
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
@@ -52,7 +52,7 @@ def test_thumbs_and_corrections_become_labels(chat, tmp_path):
         ):
             status, [answer] = post(server, "label", values)
             assert (status, list(answer)) == (400, ["error"])
-        corrections.write()
+        write_data_sets(tmp_path / "labels")
     labels = read_labels(tmp_path / "labels")
     assert [(each.item, each.thumbs, each.edits, each.person) for each in labels.answers] == [
         (first["item"], (-1,), (), "ana"),

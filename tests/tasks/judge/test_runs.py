@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from kedge.cli import app
 from kedge.config import load_config
 from kedge.rewards import RewardTerm
 from kedge.runs.judges import with_judges
-from kedge_base.errors import ConfigError
+from kedge_base.errors import ConfigError, KedgeError
 from kedge_base.run_folder.record_format import read_json_lines
 from kedge_tasks.judge import read_usage
 from tests.forking import forked_kedge, started_kedge
@@ -54,13 +56,18 @@ def evaluation(tmp_path: Path, prompts: Path, judge: str) -> list[object]:
     return ["evaluate", *given, "generate.max_new_tokens=4"]
 
 
-def evaluated(tmp_path: Path, prompts: Path, server: StandIn, *more: object, judge: str | None = None) -> Any:
-    return forked_kedge(*evaluation(tmp_path, prompts, judge or server.judge), *more)
+def evaluated(tmp_path: Path, prompts: Path, server: StandIn, *more: object) -> Any:
+    return forked_kedge(*evaluation(tmp_path, prompts, server.judge), *more)
+
+
+def evaluated_here(tmp_path: Path, prompts: Path, judge: str, *more: str) -> Any:
+    """Run the command in this process, which is faster."""
+    return CliRunner().invoke(app, [*map(str, evaluation(tmp_path, prompts, judge)), *more])
 
 
 def test_a_judge_scores_both_sides_of_an_evaluation(tmp_path, prompts, server):
-    done = evaluated(tmp_path, prompts, server)
-    assert done.returncode == 0, done.stderr
+    done = evaluated_here(tmp_path, prompts, server.judge)
+    assert done.exit_code == 0, done.output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     # Four letters e against 0 to 5: wins over 0 to 3, a tie, a loss.
     assert [summary[name] for name in ("won", "tied", "lost", "judge")] == [4, 1, 1, "m"]
@@ -75,8 +82,8 @@ def test_a_pairwise_judge_sees_both_orders_and_its_biases_are_shown(tmp_path, pr
         return said({"reasoning": "", "winner": "A" if len(first) >= len(second) or len(first) == 3 else "B"})
 
     server.answer = first_or_longer
-    done = evaluated(tmp_path, prompts, server, "evaluate.judge_mode=pairwise")
-    assert done.returncode == 0, done.stderr
+    done = evaluated_here(tmp_path, prompts, server.judge, "evaluate.judge_mode=pairwise")
+    assert done.exit_code == 0, done.output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     # Against 3 letters, the first wins in both orders; the equal texts tie without a request.
     assert [summary[name] for name in ("won", "tied", "lost")] == [3, 2, 1]
@@ -92,8 +99,8 @@ def test_a_pairwise_judge_sees_both_orders_and_its_biases_are_shown(tmp_path, pr
 @pytest.mark.parametrize(("stage", "mode"), [("ppo", "score"), ("rlhf", "pairwise")])
 def test_an_evaluation_in_the_folder_of_a_run_has_its_own_answers_and_limits(tmp_path, prompts, server, stage, mode):
     (tmp_path / "config.yaml").write_text(f"# stage: {stage}\n")
-    done = evaluated(tmp_path, prompts, server, f"evaluate.judge_mode={mode}")
-    assert done.returncode == 0, done.stderr
+    done = evaluated_here(tmp_path, prompts, server.judge, f"evaluate.judge_mode={mode}")
+    assert done.exit_code == 0, done.output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["judge_usage"]["requests"] == len(server.requests) > 0
     assert not list(tmp_path.glob("judges*"))
@@ -181,10 +188,9 @@ def killed_at(server: StandIn, number: int, command: list[object], folder: Path)
 def test_a_mistake_is_one_line_before_anything_is_loaded(tmp_path, prompts, server, settings, line):
     judge = settings.get("judge", server.judge).format(url=server.url)
     more = [settings["more"]] if "more" in settings else []
-    done = evaluated(tmp_path, prompts, server, *more, judge=judge)
-    assert done.returncode == 2
-    assert line in done.stderr
-    assert "Traceback" not in done.stderr
+    done = evaluated_here(tmp_path, prompts, judge, *more)
+    assert isinstance(done.exception, KedgeError)
+    assert line in str(done.exception)
     assert server.requests == []
     assert not (tmp_path / "run").exists()
 

@@ -763,10 +763,10 @@ def test_threads_are_awaited_where_programs_may_start_some():
     ],
 )
 def test_the_end_of_a_program_is_limited_and_counts(text, expected):
-    [verdict] = code_stdio([f"print(4, flush=True)\n{text}"], [{"inputs": ["2"], "outputs": ["4"]}], seconds=1)
-    assert verdict.reason == ("right" if expected == "raised EOFError" else expected)
-    [verdict] = code_stdio([f"print(3, flush=True)\n{text}"], [{"inputs": ["2"], "outputs": ["4"]}], seconds=1)
-    assert verdict.reason == expected
+    programs = [f"print({printed}, flush=True)\n{text}" for printed in (4, 3)]
+    right, wrong = code_stdio(programs, [{"inputs": ["2"], "outputs": ["4"]}] * 2, seconds=1)
+    assert right.reason == ("right" if expected == "raised EOFError" else expected)
+    assert wrong.reason == expected
 
 
 @needs_sandbox
