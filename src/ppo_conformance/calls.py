@@ -78,20 +78,19 @@ def tolerance_of(adapter: Any, topic: Mapping[str, Any]) -> float:
     return max(topic.get("tolerance", 0.0), TOLERANCES[offered(adapter, "precision")[0]])
 
 
-def compare(expected: Mapping[str, Array], got: Mapping[str, Array], tolerance: float, message: str) -> float:
-    """Return the largest relative error of all outputs.
+def compare(
+    expected: Mapping[str, Array], got: Mapping[str, Array], tolerance: float, message: str, unit: float | None = None
+) -> float:
+    """Return the largest error of all outputs: relative, or in a unit.
 
     Raises:
         Deviation: it is above the tolerance; at the place where it is largest.
     """
     worst = 0.0
     for name, numbers in expected.items():
-        compared = ~np.isnan(numbers)
-        if not compared.any():
-            continue
-        largest = max(float(np.abs(numbers[compared]).max()), 1.0)
-        errors = np.abs(got[name] - numbers) / np.maximum(np.abs(numbers), SMALL * largest)
-        errors = np.where(compared, np.where(np.isfinite(got[name]), errors, np.inf), 0.0)
+        size = np.nan_to_num(np.abs(numbers))
+        errors = np.abs(got[name] - numbers) / (unit or np.maximum(size, SMALL * max(size.max(), 1.0)))
+        errors = np.where(np.isnan(numbers), 0.0, np.where(np.isfinite(got[name]), errors, np.inf))
         place = np.unravel_index(int(errors.argmax()), errors.shape)
         error = float(errors[place])
         if error > tolerance:

@@ -145,7 +145,7 @@ class Adapter(TorchAdapter):
         return kedge_tokens.trained_tokens(case)
 
 
-def objective(settings, **options) -> Any:
+def objective(settings, **options):
     """The objective of updates with the settings of a case."""
     aggregation = settings["aggregation"]
     return Objective(
@@ -163,13 +163,13 @@ def objective(settings, **options) -> Any:
     )
 
 
-def divisors(total, settings) -> Any:
+def divisors(total, settings):
     """The divisors of the minibatch of all ranks."""
     mask = settings["whole"][-1]
     return total.divisors(experience(action_mask=mask, reward_mask=mask))
 
 
-def experience(**given) -> Any:
+def experience(**given):
     """Make a batch with the attributes that the objective reads."""
     return SimpleNamespace(importance_weights=None, positive=None, rollout=None, **given)
 

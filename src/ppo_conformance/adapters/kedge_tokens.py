@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 from transformers import LlamaConfig
 
-from kedge.algorithm.experience import Rollout
 from kedge.data import Prompt, encode_prompt
 from kedge.data.chat import render_prompt
 from kedge.models.tokenizers import load_tokenizer
@@ -23,7 +20,7 @@ from ppo_conformance.adapters.transformers_tokens import tokenizer_of
 LIMIT = 999
 
 
-def trained_tokens(case: Mapping[str, Any]) -> dict[str, Any]:
+def trained_tokens(case):
     """The rows that kedge trains on, one per action, each after the tokens that it follows in the rollout."""
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig().save_pretrained(folder)
@@ -34,7 +31,10 @@ def trained_tokens(case: Mapping[str, Any]) -> dict[str, Any]:
     prompt = Prompt(render_prompt(tokenizer, case["messages"]), {"messages": case["messages"]})
     if not case["replies"] and not case["stop_strings"]:
         rollout = sampler.generate([encode_prompt(tokenizer, prompt.text)], seeds=[0])
-        return {"rows": [_row(rollout)]}
+        read, said, own = (
+            table[0].tolist() for table in (rollout.prompt_ids, rollout.response_ids, rollout.action_mask)
+        )
+        return {"rows": [{"tokens": read + said, "trained": [False] * len(read) + own}]}
     player = Player(_Replies(case), Limits(turns=len(case["limits"]), tokens=LIMIT), by_turn=True)  # pyright: ignore
     player.begin(case["stop_ids"], None, None, tokenizer, [])
     sampler = sampler.with_sampling(max_new_tokens=LIMIT, temperature=0.0)
@@ -50,14 +50,6 @@ def trained_tokens(case: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _row(rollout: Rollout) -> dict[str, list[Any]]:
-    """A row without turns of another side."""
-    tokens = torch.cat([rollout.prompt_ids, rollout.response_ids], dim=1)
-    reads = torch.cat([rollout.prompt_mask, rollout.token_mask], dim=1)
-    trained = torch.cat([torch.zeros_like(rollout.prompt_mask), rollout.action_mask], dim=1)
-    return {"tokens": tokens[reads].tolist(), "trained": trained[reads].tolist()}
-
-
 class _Model:
     """A model whose most likely token is the next one of the policy's turn; after its last one, any other.
 
@@ -69,22 +61,22 @@ class _Model:
     device = torch.device("cpu")
     value_head = None
 
-    def __init__(self, case: Mapping[str, Any], vocab_size: int) -> None:
+    def __init__(self, case, vocab_size):
         self._policy = case["policy"]
         self._vocab_size = vocab_size
         self.trunk = self
         self.hidden = torch.zeros(1, 1)
         self._turn: list[int] = []
 
-    def decoder(self, texts: Sequence[Sequence[int]], **_: Any) -> _Model:
+    def decoder(self, texts, **_):
         """Read the only row's text, before a turn of the policy."""
         self._turn = [*self._policy(texts[0])]
         return self
 
-    def step(self, *_: Any) -> None:
+    def step(self, *_):
         """Read the token that was sampled last."""
 
-    def over_logits(self, function: Any, hidden: Tensor, *more: Tensor) -> Any:
+    def over_logits(self, function, hidden, *more):
         """The next token, with certainty."""
         logits = torch.zeros(len(hidden), self._vocab_size)
         logits[:, self._turn.pop(0) if self._turn else self._vocab_size - 2] = 99.0
@@ -96,30 +88,17 @@ class _Replies:
 
     name, failure, tools = "replies", "", None
 
-    def __init__(self, case: Mapping[str, Any]) -> None:
-        self._case = case
-        self._turns = 0
+    def __init__(self, case):
+        given = zip([[], *case["replies"], []], [*case["limits"], LIMIT], strict=True)
+        *turns, last = (EnvironmentTurn(said, max_tokens=limit, stop=case["stop_strings"]) for said, limit in given)
+        self._turns = iter([*turns, replace(last, ending="completed")])
 
-    def open(self, episodes: Mapping[int, Any]) -> dict[int, Any]:
-        """Begin with the prompt."""
-        return {number: self._answer([]) for number in episodes}
+    def open(self, episodes):
+        """Give the next turn; the first one leaves the prompt as it is."""
+        return {number: next(self._turns) for number in episodes}
 
-    def step(self, said: Mapping[int, Any]) -> dict[int, Any]:
-        """Give the next reply, or end."""
-        self._turns += 1
-        replies = self._case["replies"]
-        goes_on = self._turns <= len(replies)
-        return {number: self._answer(replies[self._turns - 1] if goes_on else None) for number in said}
+    step = open
 
-    def finish(self, episodes: Mapping[int, Any]) -> dict[int, float]:
+    def finish(self, episodes):
         """Give no reward."""
         return dict.fromkeys(episodes, 0.0)
-
-    def _answer(self, messages: list[dict[str, str]] | None) -> EnvironmentTurn:
-        limits = self._case["limits"]
-        return EnvironmentTurn(
-            messages or [],
-            ending=None if messages is not None else "completed",
-            max_tokens=limits[min(self._turns, len(limits) - 1)],
-            stop=self._case["stop_strings"],
-        )

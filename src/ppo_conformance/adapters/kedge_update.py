@@ -9,13 +9,12 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import re
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -35,15 +34,23 @@ from kedge.training import update as training
 from kedge.training.supervised.loop import TrainingSettings, train_supervised
 from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
 from ppo_conformance.adapters.kedge import AGGREGATIONS
-from ppo_conformance.protocol import Array, NotOffered
+from ppo_conformance.protocol import NotOffered
 from ppo_conformance.reference.model import NORM_EPS, ROTARY_BASE, initial_weights, shapes_of
 
-Case = Mapping[str, Any]
 STOP = 1
 """The token that ends a response in all cases."""
 
+NAMES = {name: name for name in ("temperature", "entropy_coef", "gamma", "value_coef", "ratio")}
+NAMES |= {"optimization.max_grad_norm": "max_grad_norm", "optimization.weight_decay": "weight_decay"}
+NAMES |= {"ppo.clip_range": "clip_low", "ppo.clip_range_high": "clip_high", "ppo.value_clip_range": "value_clip"}
+NAMES |= {"ppo.learning_rate": "lr", "ppo.gae_lambda": "lam", "ppo.whiten_advantages": "whiten"}
+"""kedge's settings that have the values of the case's."""
 
-def update(case: Case) -> dict[str, Array]:
+CONSTANT = {"ppo.schedule": "constant", "ppo.value_unit": "score", "ppo.value_head_rate": 1.0}
+CONSTANT |= {"missing_eos_score": None, "device": "cpu", "report": False}
+
+
+def update(case):
     """See `ppo_conformance.protocol.Adapter.update`."""
     count = case["execution"].get("ranks", 1)
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
@@ -52,7 +59,7 @@ def update(case: Case) -> dict[str, Array]:
         return of_ranks(case, Path(folder), count)
 
 
-def of_ranks(case: Case, folder: Path, count: int) -> dict[str, Array]:
+def of_ranks(case, folder, count):
     """The weights of the first rank, after an update of several that gloo connects."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -62,7 +69,7 @@ def of_ranks(case: Case, folder: Path, count: int) -> dict[str, Array]:
     return load_file(folder / "weights")
 
 
-def _as_rank(number: int, case: Case, folder: Path, count: int, port: int) -> None:
+def _as_rank(number, case, folder, count, port):
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
@@ -71,7 +78,7 @@ def _as_rank(number: int, case: Case, folder: Path, count: int, port: int) -> No
         save_file(weights, folder / "weights")
 
 
-def trained(case: Case, folder: Path) -> dict[str, Array]:
+def trained(case, folder):
     """The weights after the update, made by this process or by all ranks together."""
     made = {"reward_model": supervised, "sft": supervised}.get(case["kind"], reinforced)
     silent = io.StringIO()
@@ -81,11 +88,11 @@ def trained(case: Case, folder: Path) -> dict[str, Array]:
 
 
 @contextmanager
-def in_float64() -> Iterator[None]:
+def in_float64():
     """Compute in float64 also where the code asks for float32."""
     usual = torch.Tensor.to
 
-    def to(tensor: torch.Tensor, *kind: Any, **options: Any) -> torch.Tensor:
+    def to(tensor, *kind, **options):
         if tensor.dtype == torch.float64 and torch.float32 in (*kind, options.get("dtype")):
             return tensor
         return usual(tensor, *kind, **options)
@@ -94,11 +101,11 @@ def in_float64() -> Iterator[None]:
         yield
 
 
-def arranged(execution: Mapping[str, Any]) -> AbstractContextManager[Any]:
+def arranged(execution):
     """Read the rows in a layout; kedge's own is packed, with prompts shared."""
-    layout, error = execution.get("layout", "shared_prompts"), Trunk._error
+    layout, error = execution.get("layout"), Trunk._error
 
-    def no_packing(trunk: Trunk, way: str, *given: Any, **options: Any) -> float:
+    def no_packing(trunk, way, *given, **options):
         return float("inf") if way == "packed" else error(trunk, way, *given, **options)
 
     if layout == "left":
@@ -108,7 +115,7 @@ def arranged(execution: Mapping[str, Any]) -> AbstractContextManager[Any]:
     return patch.object(Trunk, "shares_up_to", 0) if layout == "packed" else nullcontext()
 
 
-def parts_of(case: Case) -> tuple[Any, PreTrainedTokenizerFast]:
+def parts_of(case):
     """The configuration of the case's model, and a tokenizer of its tokens."""
     model, pad = case["model"], case["settings"]["pad"]
     vocabulary = {f"t{token}": token for token in range(model["vocabulary"])}
@@ -131,7 +138,7 @@ def parts_of(case: Case) -> tuple[Any, PreTrainedTokenizerFast]:
 
 
 @torch.no_grad()
-def start(module: torch.nn.Module, weights: Mapping[str, Array]) -> None:
+def start(module, weights):
     """Set a module's weights; kedge adds a row for padding to the embedding if no token is for padding alone."""
     module.double()
     for name, weight in module.named_parameters():
@@ -143,19 +150,17 @@ def start(module: torch.nn.Module, weights: Mapping[str, Array]) -> None:
             frequencies.copy_(torch.from_numpy(ROTARY_BASE ** (-np.arange(number) / number)))
 
 
-def _short(name: str) -> str:
+def _short(name):
     """The name of a weight in the case."""
-    for part in ("policy.", "causal.", "classifier.", "base_model.model.", ".base_layer", ".default"):
-        name = name.replace(part, "")
-    return name
+    return re.sub(r"(policy|causal|classifier|base_model\.model)\.|\.base_layer|\.default", "", name)
 
 
-def weights_of(module: torch.nn.Module) -> dict[str, Array]:
+def weights_of(module):
     """The weights of a module by their names in the case."""
     return {_short(name): weight.detach().numpy().copy() for name, weight in module.named_parameters()}
 
 
-def reinforced(case: Case, folder: Path) -> dict[str, Array]:
+def reinforced(case, folder):
     """PPO and its relatives, through `kedge.PpoTrainer`."""
     weights, load = initial_weights(case["model"]), stage.load_roles
     if any(not ended for batch in case["batches"] for ended in batch["ended"]):
@@ -164,17 +169,17 @@ def reinforced(case: Case, folder: Path) -> dict[str, Array]:
     model = LlamaForCausalLM(config)
     orders = iter([])
 
-    def load_roles(*given: Any, **options: Any) -> Any:
+    def load_roles(*given, **options):
         roles = load(*given, **options)
         start(roles.actor_critic, weights)
         if roles.reference is not None:
             start(roles.reference, weights)
         return roles
 
-    def minibatches_of(*_: Any) -> list[torch.Tensor]:
+    def minibatches_of(*_):
         return [torch.tensor(rows) for rows in next(orders)]
 
-    def opened(**options: Any) -> Any:
+    def opened(**options):
         return kedge.PpoTrainer(
             model=kedge.LoadedModel(deepcopy(model), tokenizer), out=folder / "run", **options, **config_of(case)
         )
@@ -186,80 +191,66 @@ def reinforced(case: Case, folder: Path) -> dict[str, Array]:
                 if number == case["execution"].get("resume_at"):
                     trainer.close()
                     trainer = opened(resume=True)
-                valid = batch.get("valid", [True] * len(batch["scores"]))
-                place = {row: sum(valid[:row]) for row in range(len(valid)) if valid[row]}
-                epochs = [[[place[row] for row in rows if valid[row]] for rows in epoch] for epoch in batch["orders"]]
-                orders = iter(epochs)
-                responses = [own_parts(batch, row) for row in range(len(valid))]
+                scores, tools = batch["scores"], batch.get("tools", {})
+                kept = [row for row, valid in enumerate(batch.get("valid", [True] * len(scores))) if valid]
+                places = {row: place for place, row in enumerate(kept)}
+                orders = iter(
+                    [[[places[r] for r in rows if r in places] for rows in epoch] for epoch in batch["orders"]]
+                )
+                responses = [
+                    [([token], place not in tools.get(str(row), [])) for place, token in enumerate(response)]
+                    for row, response in enumerate(batch["responses"])
+                ]
                 given = trainer.batch(batch["prompts"], responses, groups=batch["groups"])
-                trainer.update(given, [batch["scores"][row] if valid[row] else None for row in range(len(valid))])
+                trainer.update(given, [score if row in places else None for row, score in enumerate(scores)])
             return weights_of(trainer.roles.actor_critic)
         finally:
             trainer.close()
 
 
-def own_parts(batch: Mapping[str, Any], row: int) -> Any:
-    """A response as parts of the policy's own tokens and those of tools."""
-    tools = batch.get("tools", {}).get(str(row), [])
-    return [([token], place not in tools) for place, token in enumerate(batch["responses"][row])]
-
-
-def config_of(case: Case) -> dict[str, Any]:
+def config_of(case):
     """The settings of the run."""
-    use, first = case["settings"], case["batches"][0]
+    use, first, lora = case["settings"], case["batches"][0], case["model"].get("lora")
     place, kind = ("reward", "kl") if use["kl_in_reward"] else ("loss", "kl_loss")
+    prompts = len(set(first["groups"]))
     longest = max(len(response) for batch in case["batches"] for response in batch["responses"])
     return {
-        **{name: use[name] for name in ("temperature", "entropy_coef", "gamma", "value_coef", "ratio")},
-        **{f"optimization.{name}": use[name] for name in ("max_grad_norm", "weight_decay")},
+        **{name: use[key] for name, key in NAMES.items()},
+        **CONSTANT,
         "num_updates": len(case["batches"]),
         "num_epochs": len(first["orders"]),
         "num_minibatches": len(first["orders"][0]),
-        "num_prompts": len(set(first["groups"])),
-        "num_responses": len(first["groups"]) // len(set(first["groups"])),
+        "num_prompts": prompts,
+        "num_responses": len(first["groups"]) // prompts,
         "max_new_tokens": use["length"] if use["aggregation"] == "fixed_length" else longest,
-        "missing_eos_score": None,
-        "ppo.learning_rate": use["lr"],
-        "ppo.schedule": "constant",
-        "ppo.clip_range": use["clip_low"],
-        "ppo.clip_range_high": use["clip_high"],
         "ppo.policy_loss": {"dual_clip": use["dual_clip"]} if use["dual_clip"] else "clipped",
         "ppo.aggregation": AGGREGATIONS[use["aggregation"]],
         "ppo.kl_in": {place: use[kind]},
         "ppo.kl_coef": use[f"kl_in_{place}"],
         "ppo.advantage": use["baseline"] if case["kind"] != "ppo" else "gae",
-        "ppo.gae_lambda": use["lam"],
-        "ppo.whiten_advantages": use["whiten"],
         "ppo.critic": "shared" if case["kind"] == "ppo" else "none",
-        "ppo.value_clip_range": use["value_clip"],
-        "ppo.value_unit": "score",
-        "ppo.value_head_rate": 1.0,
         "optimization.adam_eps": use["eps"] if use["adam_eps"] == "after_debiasing" else {"tf1": use["eps"]},
         "micro_batch_tokens": tokens_of(case),
-        "device": "cpu",
-        "report": False,
-        **(
-            {"adapter": {**lora, "target_modules": ["q_proj", "v_proj"]}} if (lora := case["model"].get("lora")) else {}
-        ),
+        **({"adapter": {**lora, "target_modules": ["q_proj", "v_proj"]}} if lora else {}),
     }
 
 
-def tokens_of(case: Case) -> int | None:
+def tokens_of(case):
     """Tokens per pass; a pass of a single row has more where that is longer."""
     rows = case["execution"].get("micro_batch")
     return None if rows is None else 1 + 8 * (rows - 1)
 
 
-def supervised(case: Case, folder: Path) -> dict[str, Array]:
+def supervised(case, folder):
     """Fine-tuning and reward models, through the loop of their stages."""
     settings, batch = case["settings"], case["batches"][0]
     config, tokenizer = parts_of(case)
     unit = 2 if case["kind"] == "reward_model" else 1
     texts = list(zip(batch["prompts"], batch["responses"], strict=True))
     if unit == 1:
-        model: Any = LanguageModel(LlamaForCausalLM(config), tokenizer)
-        objective: Any = CompletionLoss(model)
-        examples: list[Any] = [EncodedExample(*text) for text in texts]
+        model = LanguageModel(LlamaForCausalLM(config), tokenizer)
+        objective = CompletionLoss(model)
+        examples = [EncodedExample(*text) for text in texts]
     else:
         config.num_labels = 1
         model = ScalarModel(LlamaForSequenceClassification(config), tokenizer)
@@ -274,8 +265,7 @@ def supervised(case: Case, folder: Path) -> dict[str, Array]:
         batch_size=len(batch["orders"][0][0]) // unit,
         num_epochs=len(orders),
         schedule="constant",
-        max_grad_norm=settings["max_grad_norm"],
-        weight_decay=settings["weight_decay"],
+        **{name: settings[name] for name in ("max_grad_norm", "weight_decay")},
         adam_eps=settings["eps"],
         adam_eps_mode="torch" if settings["adam_eps"] == "after_debiasing" else "tf1",
         micro_batch_tokens=tokens_of(case),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
@@ -136,7 +135,7 @@ class Adapter(TorchAdapter):
         tokenizer = tokenizer_of(case)
         text, *_ = preprocess_data({"input": case["messages"]}, apply_chat_template=tokenizer.apply_chat_template)
 
-        async def generate(tokens: list[int], *_: Any, **__: Any) -> Any:
+        async def generate(tokens, *_, **__):
             return SimpleNamespace(outputs=[SimpleNamespace(token_ids=case["policy"](tokens), finish_reason="stop")])
 
         wanted = SimpleNamespace(max_tokens=99, logprobs=None)

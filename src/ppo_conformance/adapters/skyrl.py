@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import typing
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 import typing_extensions
@@ -155,11 +154,11 @@ class Adapter(TorchAdapter):
 
         tokenizer = tokenizer_of(case)
 
-        async def generate(asked: Any, **_: Any) -> dict[str, Any]:
+        async def generate(asked, **_):
             said = case["policy"](asked["prompt_token_ids"][0])
             return {"responses": [tokenizer.decode(said)], "response_ids": [[*said]], "stop_reasons": ["stop"]}
 
-        async def finish(_: Any) -> None:
+        async def finish(_):
             pass
 
         engine = SimpleNamespace(generate=generate, finish_session=finish)

@@ -1,4 +1,4 @@
-"""Stand-ins for packages that a library imports and that the functions under test do not use, where not installed."""
+"""Stand-ins for packages and objects that the functions under test need only by name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+
+class Blank:
+    """An object with the given attributes; all others are None."""
+
+    def __init__(self, **known: Any) -> None:
+        vars(self).update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        return None
 
 
 class _StandIn(ModuleType):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 
-def tokenizer_of(case: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+def tokenizer_of(case):
     """The case's tokenizer with its chat template and the names of its special tokens."""
     names = {f"{name}_token": case[name] or None for name in ("bos", "eos", "pad")}
     made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(case["tokenizer"]), **names)

@@ -5,18 +5,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import torch
-import trl as library
-from torch import nn
+from trl import GRPOTrainer, RewardTrainer, RLOOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
+from ppo_conformance.adapters.stand_ins import Blank
 from ppo_conformance.adapters.torch_tools import TorchAdapter, by_group
 from ppo_conformance.protocol import NotOffered
 
-GRPOTrainer, RLOOTrainer, RewardTrainer = library.GRPOTrainer, library.RLOOTrainer, library.RewardTrainer
 LOSSES = {"token": "dapo", "response": "grpo", "response_sum": "luspo", "fixed_length": "dr_grpo"}
 SCALES = {"grpo": "group", "dr_grpo": "none", "rloo": None}
 
@@ -78,14 +76,13 @@ class Adapter(TorchAdapter):
             vllm_importance_sampling_clip_min=None if truncates else settings["low"],
             vllm_importance_sampling_clip_max=settings["cap" if truncates else "high"],
         )
-        trainer.score = lambda *_, **__: (train_log_probs, None, None)
-        found = _experience(trainer, mask, torch.zeros(len(mask)), sample_log_probs)
+        found = _experience(trainer, mask, torch.zeros(len(mask)), sample_log_probs, train_log_probs)
         return found["importance_sampling_ratio"].expand(mask.shape)
 
     def reward_loss(self, scores, mask, settings):
         logits = torch.cat([scores[:, 0], scores[:, 1]]).unsqueeze(-1)
-        model = lambda **_: SimpleNamespace(logits=logits)  # noqa: E731
-        return RewardTrainer.compute_loss(_trainer(RewardTrainer), model, {"attention_mask": torch.ones(2)})
+        model = Mock(return_value=Blank(logits=logits))
+        return _trainer(RewardTrainer).compute_loss(model, {"attention_mask": torch.ones(2)})
 
     def trained_tokens(self, case):
         """Of single turns, since further ones are answers to calls of tools."""
@@ -93,26 +90,16 @@ class Adapter(TorchAdapter):
 
         if case["replies"] or case["stop_strings"]:
             raise NotOffered("further turns are answers to calls of tools")
-        trainer = _trainer(rollout_func=None, num_generations=1)
-        trainer._tokenizer = trainer.processing_class = tokenizer_of(case)
-        trainer._generate_single_turn = lambda prompts, *_: ([case["policy"](prompts[0])], None)
-        found = _experience(trainer, torch.ones(1, 1), torch.zeros(1), messages=case["messages"])
-        tokens, reads = (
-            torch.cat([found[f"prompt_{name}"], found[f"completion_{name}"]], 1) for name in ("ids", "mask")
+        tokenizer = tokenizer_of(case)
+        trainer = _trainer(
+            _tokenizer=tokenizer,
+            processing_class=tokenizer,
+            _generate_single_turn=lambda prompts, *_: ([case["policy"](prompts[0])], None),
+            _calculate_rewards=lambda *_: torch.zeros(1, 1),
         )
-        counts = torch.cat([torch.zeros_like(found["prompt_mask"]), found["completion_mask"]], 1)
-        kept = reads[0].bool()
-        return {"rows": [{"tokens": tokens[0][kept].tolist(), "trained": counts[0][kept].tolist()}]}
-
-
-OFF = (
-    "aux_loss_enabled _entropy_bonus_enabled use_vllm mask_truncated_completions _is_vlm "
-    "reward_clip_range normalize_advantages off_policy_mask_threshold environment_factories "
-    "environments tools pad_to_multiple_of chat_template"
-)
-ABSENT = "use_bias_correction_kl gradient_checkpointing_kwargs center_rewards_coefficient"
-ZERO = "beta _last_loaded_step _total_train_tokens"
-ONE = "top_entropy_quantile num_iterations num_generations _tp_size vllm_importance_sampling_correction"
+        found = trainer._generate_and_score_completions([{"prompt": case["messages"]}])
+        read, said = (found[f"{part}_ids"][found[f"{part}_mask"] == 1].tolist() for part in ("prompt", "completion"))
+        return {"rows": [{"tokens": read + said, "trained": [False] * len(read) + [True] * len(said)}]}
 
 
 def _loss(log_probs, old, gains, mask, settings, *, beta=0.0, **more):
@@ -121,83 +108,87 @@ def _loss(log_probs, old, gains, mask, settings, *, beta=0.0, **more):
     if kind != "token" and len({*map(len, parts)}) > 1:
         raise NotOffered("other micro-batches than of tokens have one size")
     trainer = _trainer(
-        loss_type=LOSSES[kind], beta=beta, importance_sampling_level=settings["ratio"],
-        epsilon_low=settings["clip_low"], epsilon_high=settings["clip_high"],
-        max_completion_length=settings.get("length"), current_gradient_accumulation_steps=len(parts),
-    )  # fmt: skip
-    trainer.args.delta, trainer.args.steps_per_generation = settings["dual_clip"], len(parts)
-    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (log_probs, log_probs.detach(), None)
+        loss_type=LOSSES[kind],
+        beta=beta,
+        importance_sampling_level=settings["ratio"],
+        epsilon_low=settings["clip_low"],
+        epsilon_high=settings["clip_high"],
+        max_completion_length=settings.get("length"),
+        current_gradient_accumulation_steps=len(parts),
+        args=Blank(delta=settings["dual_clip"], steps_per_generation=len(parts)),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (log_probs, log_probs.detach(), None),
+    )
     given = {"old_per_token_logps": old, "advantages": gains, "completion_mask": mask.long(), **more}
     given |= dict.fromkeys(("completion_ids", "prompt_ids", "prompt_mask"), torch.zeros_like(mask, dtype=torch.long))
     given["num_items_in_batch"] = settings["whole"][-1].sum().float()
-    return GRPOTrainer._compute_loss(trainer, trainer.model, given)
+    return trainer._compute_loss(trainer.model, given)
 
 
-def _trainer(kind: Any = GRPOTrainer, **settings: Any) -> Any:
+def _trainer(kind=GRPOTrainer, **settings):
     """A trainer without a model: what its methods read, with TRL's defaults."""
     same = lambda x, **_: x  # noqa: E731
-    made = object.__new__(kind)
-    made.accelerator = SimpleNamespace(
-        gather=same, reduce=same, gather_for_metrics=same, num_processes=1, process_index=0, device=torch.device("cpu")
+    accelerator = {"gather": same, "gather_for_metrics": same, "reduce": same, "num_processes": 1, "process_index": 0}
+    used = {
+        "accelerator": Blank(device=torch.device("cpu"), **accelerator),
+        "model": Blank(training=True),
+        "args": Blank(steps_per_generation=1, gradient_accumulation_steps=1, per_device_train_batch_size=1),
+        "state": Blank(num_input_tokens_seen=0, global_step=0),
+        "reward_weights": torch.ones(1),
+        "reward_func_names": ["score"],
+        "eos_token_ids": [1],
+        "scale_rewards": "group",
+        "multi_objective_aggregation": "sum_then_normalize",
+        "_metrics": {"train": defaultdict(list)},
+        "_logs": defaultdict(list, rewards=defaultdict(list), extra=defaultdict(list)),
+        **{name: {} for name in ("_pending_extra_logs", "_pending_metrics", "chat_template_kwargs")},
+        **dict.fromkeys(("beta", "_last_loaded_step", "_total_train_tokens"), 0),
+        **dict.fromkeys(("num_iterations", "num_generations", "_tp_size", "top_entropy_quantile"), 1),
+        "vllm_importance_sampling_correction": True,
+    }
+    return type("Trainer", (Blank, kind), {})(**{**used, **settings})
+
+
+def _experience(trainer, mask, scores, sampled=None, trained=None):
+    """What a trainer makes of sampled rows for its loss."""
+    rows, width = mask.shape
+    said = [[1] * width] * rows
+    log_probs = None if sampled is None else sampled.tolist()
+    tokens = {
+        "prompt_ids": [[0]] * rows,
+        "completion_ids": said,
+        "env_mask": mask.long().tolist(),
+        "logprobs": log_probs,
+    }
+    words = Mock(pad_token_id=0, return_value={"input_ids": [[0]] * rows})
+    words.batch_decode.return_value = [""] * rows
+    vars(trainer).update(
+        rollout_func=lambda *_: tokens,
+        _generate_single_turn=lambda *_: said,
+        _tokenizer=words,
+        processing_class=words,
+        _get_per_token_logps_and_entropies=lambda *_, **__: (
+            torch.zeros(mask.shape) if trained is None else trained,
+            None,
+            None,
+        ),
+        _calculate_rewards=lambda *_: scores.unsqueeze(-1),
     )
-    made.model = SimpleNamespace(training=True, is_gradient_checkpointing=False)
-    made.args = SimpleNamespace(steps_per_generation=1, gradient_accumulation_steps=1, per_device_train_batch_size=1)
-    vars(made.args).update(dict.fromkeys(ABSENT.split()))
-    made.state = SimpleNamespace(num_input_tokens_seen=0, global_step=0)
-    made.reward_weights, made.reward_func_names = torch.ones(1), ["score"]
-    made.eos_token_ids, made.chat_template_kwargs = [1], {}
-    made.scale_rewards, made.multi_objective_aggregation = "group", "sum_then_normalize"
-    made._pending_extra_logs, made._pending_metrics, made._metrics = {}, {}, {"train": defaultdict(list)}
-    made._logs = defaultdict(list, rewards=defaultdict(list), extra=defaultdict(list))
-    for names, value in ((OFF, None), (ZERO, 0), (ONE, 1)):
-        vars(made).update(dict.fromkeys(names.split(), value))
-    vars(made).update(settings)
-    return made
+    return trainer._generate_and_score_completions([{"prompt": ""}] * rows)
 
 
-def _experience(trainer: Any, mask: Any, scores: Any, sampled: Any = None, messages: Any = None) -> Any:
-    """Let a trainer prepare sampled rows, or its model's answers to a conversation, for its loss."""
-    rows = mask.shape[0]
-    tokens = {"prompt_ids": [[0]] * rows, "completion_ids": [[1] * mask.shape[1]] * rows}
-    tokens |= {"env_mask": mask.long().tolist(), "logprobs": None if sampled is None else sampled.tolist()}
-    if not hasattr(trainer, "_tokenizer"):
-        trainer.rollout_func = lambda *_: tokens
-        trainer._generate_single_turn = lambda *_: tokens["completion_ids"]
-        trainer._tokenizer = trainer.processing_class = _Words()
-        trainer._get_per_token_logps_and_entropies = getattr(
-            trainer, "score", lambda *_, **__: (torch.zeros(mask.shape), None, None)
-        )
-    trainer._calculate_rewards = lambda *_: scores.unsqueeze(-1)
-    return type(trainer)._generate_and_score_completions(trainer, [{"prompt": messages or ""}] * rows)
-
-
-def _fused(output, logits, tokens, settings):
-    """An output of the fused LM head, whose matrix is the identity."""
-    size = logits.shape[-1]
-    head = nn.Linear(size, size, bias=False)
-    head.weight = nn.Parameter(torch.eye(size, dtype=torch.float64))
-    model: Any = _Model()
-    model.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(model_type=""))
-    model.base_model = lambda **_: SimpleNamespace(last_hidden_state=logits)
-    model.get_output_embeddings = lambda: head
-    add_fused_lm_head(model, settings["temperature"], outputs=("log_probs", "entropy"))
-    return getattr(model.forward(fused_lm_head=True, shift_labels=tokens), output)
-
-
-class _Words:
-    """The tokenizer of texts that do not matter."""
-
-    pad_token_id = 0
-
-    def __call__(self, text, **_):
-        return {"input_ids": [[0] for _ in text]}
-
-    def batch_decode(self, ids, **_):
-        return [""] * len(ids)
-
-
-class _Model:
-    """A model of which only the head is used."""
+class _Model(Blank):
+    """A model of which only the head is used, a matrix with ones on its diagonal."""
 
     def forward(self):
         """Stand for the forward pass that the head replaces."""
+
+
+def _fused(output, logits, tokens, settings):
+    """An output of the fused LM head."""
+    head = Blank(weight=torch.eye(logits.shape[-1], dtype=torch.float64))
+    config = Blank(get_text_config=lambda: Blank(model_type=""))
+    model = _Model(
+        config=config, base_model=lambda **_: Blank(last_hidden_state=logits), get_output_embeddings=lambda: head
+    )
+    add_fused_lm_head(model, settings["temperature"], outputs=("log_probs", "entropy"))
+    return getattr(model.forward(fused_lm_head=True, shift_labels=tokens), output)

@@ -7,12 +7,13 @@ its docstring says what was wrong. Bugs that are not re-made are listed in `not_
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ppo_conformance.adapters.reference import Adapter
 from ppo_conformance.checks import Check, all_checks
@@ -42,21 +43,16 @@ class Bug:
     patch: Callable[..., Any]
     found_by: tuple[str, ...]
 
-    def adapter(self) -> Adapter:
-        """The reference adapter with the bug."""
-
-        def replaced(adapter: Adapter, *given: Any, **named: Any) -> Any:
-            return self.patch(partial(self.method, adapter), *given, **named)
-
-        return type("Adapter", (Adapter,), {self.method.__name__: replaced})()
-
     def red(self, checks: Iterable[Check]) -> Iterator[tuple[Check, Deviation]]:
-        """The checks that find it, with the deviation."""
-        adapter = self.adapter()
+        """The checks that find it in the reference adapter, with the deviation."""
+
+        def replaced(adapter: Adapter, *given: Any) -> Any:
+            return self.patch(partial(self.method, adapter), *given)
+
+        adapter = type("Adapter", (Adapter,), {self.method.__name__: replaced})()
         for check in checks:
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
+                with np.errstate(all="ignore"):
                     check.run(adapter)
             except NotOffered:
                 pass
@@ -95,21 +91,19 @@ def all_bugs() -> list[Bug]:
 
 def main(_: object) -> int:
     """Print each bug with the checks that find it, and the first deviation; 1 if one is not found by those meant."""
-    checks, missed = all_checks(), 0
     findings: dict[Any, list[tuple[Check, Deviation]]] = {}
+    checks, missed = all_checks(), False
     for each in all_bugs():
         if each.patch not in findings:  # some bugs occurred in several trainers
             of_tokens = each.method.__qualname__.startswith("Conversations")  # these share no code with the others
             findings[each.patch] = list(each.red(c for c in checks if c.id.startswith("tokens/") == of_tokens))
-        red = findings[each.patch]
-        ids = dict.fromkeys(check.id for check, _ in red)
-        missing = set(each.found_by) - ids.keys()
-        missed += bool(missing)
+        ids = dict.fromkeys(check.id for check, _ in findings[each.patch])
         print(f"{each.number} {each.thread}\n    {each.what}\n    found by {', '.join(ids) or 'no check'}")
-        if missing:
-            print(f"    MISSED by {', '.join(sorted(missing))}")
-        for check, deviation in red[:1]:
+        if missing := sorted({*each.found_by} - ids.keys()):
+            print(f"    MISSED by {', '.join(missing)}")
+            missed = True
+        for check, deviation in findings[each.patch][:1]:
             print(f"    {check.name}: {deviation}")
     for line in NOT_REMADE.read_text("utf-8").splitlines():
         print("{} {}\n    not re-made: {}".format(*line.split("\t")))
-    return int(bool(missed))
+    return int(missed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,9 +15,10 @@ from ppo_conformance.calls import alternatives, call, compare, require, table, t
 from ppo_conformance.checks import Check
 from ppo_conformance.protocol import METHODS, Array, Deviation, NotOffered, offered
 
-Arrays = dict[str, Array]
-Case = tuple[Arrays, dict[str, Any]]
-"""Inputs and settings."""
+Arrays = dict[str, Any]
+Settings = dict[str, Any]
+Case = tuple[Arrays, Settings]
+Back = Callable[[Arrays], Arrays]
 
 RUBBISH = {"log_probs": -24.5, "old_log_probs": -25.5, "reference": -26.0, "mask": 0.0}
 RUBBISH |= {"train_log_probs": -23.0, "sample_log_probs": -24.0}
@@ -33,72 +34,77 @@ class Relation:
     """A change of a case that changes the results in a known way.
 
     Attributes:
-        name: of the check and its case.
+        id: of the check, without its kind.
+        case: what its cases are called, after the method.
         purpose: in one line.
         methods: those that it holds for.
-        change: from a method and a case to the changed case; None where there is nothing to change.
-        back: from the method, the case and the results for the changed case to those that the case itself should have.
+        change: from a method and a case to the changed case, and the function that makes of the results for it those
+            that the case itself should have; None where there is nothing to change.
         needs: features that the profile must claim.
         min_rows: a case with fewer rows says nothing.
     """
 
-    name: tuple[str, str]
+    id: str
+    case: str
     purpose: str
     methods: Sequence[str]
-    change: Callable[[str, Case], Case | None]
-    back: Callable[[str, Case, Arrays], Arrays] = lambda method, case, found: found
-    needs: dict[str, str] = field(default_factory=dict)
+    change: Callable[[str, Arrays, Settings], tuple[Case, Back] | None]
+    needs: Mapping[str, str] = field(default_factory=dict)
     min_rows: int = 2
 
 
-def along(axis: str, axes: Any, arrays: Arrays, change: Callable[[str, Array, int], Array]) -> Arrays:
+def unchanged(found: Arrays) -> Arrays:
+    """The results are those of the case itself."""
+    return found
+
+
+def along(axis: str, axes: Mapping[str, str], arrays: Arrays, change: Callable[[str, Array, int], Array]) -> Arrays:
     """Change the arrays that have an axis, along it."""
     return {name: change(name, x, axes[name].index(axis)) if axis in axes[name] else x for name, x in arrays.items()}
 
 
-def insert(at: int, count: int, method: str, case: Case) -> Case:
+def padded(at: int, count: int, method: str, inputs: Arrays, settings: Settings) -> tuple[Case, Back]:
     """Masked columns before position `at`, or at the end for −1."""
-    at = at if at >= 0 else case[0]["mask"].shape[1]
+    start = at if at >= 0 else inputs["mask"].shape[1]
 
-    def change(name: str, x: Array, axis: int) -> Array:
-        return np.insert(x, [at] * count, RUBBISH.get(name, 431.0), axis)
+    def insert(name: str, x: Array, axis: int) -> Array:
+        return np.insert(x, [start] * count, RUBBISH.get(name, 431.0), axis)
 
-    return along("T", METHODS[method].inputs, case[0], change), case[1]
+    def delete(_: str, x: Array, axis: int) -> Array:
+        return np.delete(x, range(start, start + count), axis)
 
-
-def delete(at: int, count: int, method: str, case: Case, found: Arrays) -> Arrays:
-    """The results without these columns."""
-    at = at if at >= 0 else case[0]["mask"].shape[1]
-    return along("T", METHODS[method].outputs, found, lambda name, x, axis: np.delete(x, range(at, at + count), axis))
+    changed = along("T", METHODS[method].inputs, inputs, insert)
+    return (changed, settings), lambda found: along("T", METHODS[method].outputs, found, delete)
 
 
-def other_rubbish(method: str, case: Case) -> Case:
+def other_rubbish(method: str, inputs: Arrays, settings: Settings) -> tuple[Case, Back]:
     """Other numbers in masked positions; log probabilities stay below 0."""
 
-    def change(name: str, x: Array, axis: int) -> Array:
-        return np.where(case[0]["mask"] == 1, x, x * (0.7 if name in RUBBISH else -0.3))
+    def change(name: str, x: Array, _: int) -> Array:
+        return np.where(inputs["mask"] == 1, x, x * (0.7 if name in RUBBISH else -0.3))
 
-    return along("T", METHODS[method].inputs, case[0], change), case[1]
+    return (along("T", METHODS[method].inputs, inputs, change), settings), unchanged
 
 
-def reverse(axes: Any, arrays: Arrays) -> Arrays:
+def reversed_rows(method: str, inputs: Arrays, settings: Settings) -> tuple[Case, Back]:
     """The rows in the opposite order."""
-    return along("B", axes, arrays, lambda name, x, axis: np.flip(x, axis))
+
+    def flip(_: str, x: Array, axis: int) -> Array:
+        return np.flip(x, axis)
+
+    if "episodes" in settings:
+        settings = {**settings, "episodes": settings["episodes"][::-1]}
+    changed = along("B", METHODS[method].inputs, inputs, flip)
+    return (changed, settings), lambda found: along("B", METHODS[method].outputs, found, flip)
 
 
-def reversed_rows(method: str, case: Case) -> Case:
-    """A case with the rows in the opposite order."""
-    episodes = {"episodes": case[1]["episodes"][::-1]} if "episodes" in case[1] else {}
-    return reverse(METHODS[method].inputs, case[0]), {**case[1], **episodes}
-
-
-def split(ranks: list[int], method: str, case: Case) -> Case | None:
+def split(ranks: list[int], method: str, inputs: Arrays, settings: Settings) -> tuple[Case, Back] | None:
     """One micro-batch for the first row, and one for all others."""
-    mask = case[0]["mask"]
+    mask = inputs["mask"]
     # The vectors cover micro-batches without a counted token.
     if not mask[0].any() or not mask[1:].any():
         return None
-    return case[0], {**case[1], "micro_batches": [[0], list(range(1, len(mask)))], "ranks": ranks}
+    return (inputs, {**settings, "micro_batches": [[0], [*range(1, len(mask))]], "ranks": ranks}), unchanged
 
 
 SCALES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
@@ -113,62 +119,51 @@ SCALES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
 """By method: powers of the unit by which inputs and settings are multiplied, and the results."""
 
 
-def times(powers: dict[str, int], sign: int, numbers: dict[str, Any]) -> dict[str, Any]:
+def times(powers: Mapping[str, int], sign: int, numbers: Arrays) -> Arrays:
     """Numbers times powers of 4, which is exact."""
     return {n: x if x is None or n not in powers else x * 4.0 ** (sign * powers[n]) for n, x in numbers.items()}
 
 
-def scale(method: str, case: Case) -> Case | None:
-    """Everything in a smaller unit."""
-    if case[1].get("whitening") == "std_only":  # (x − μ)/σ + μ has a part without a unit
+def scaled(method: str, inputs: Arrays, settings: Settings) -> tuple[Case, Back] | None:
+    """Everything in a smaller unit; results divided by their standard deviation have none."""
+    if settings.get("whitening") == "std_only":  # (x − μ)/σ + μ has a part without a unit
         return None
-    inputs, settings = (times(SCALES[method][0], 1, part) for part in case)
-    return inputs, settings
+    given, found = SCALES[method]
+    if settings.get("gae_whitening", "no") != "no" or settings.get("baseline") in ("grpo", "reinforce++"):
+        found = {**found, "advantages": 0}
+    return (times(given, 1, inputs), times(given, 1, settings)), partial(times, found, -1)
 
 
-def unscale(method: str, case: Case, found: Arrays) -> Arrays:
-    """Convert results to the old unit; those divided by their standard deviation have no unit."""
-    is_free = case[1].get("gae_whitening", "no") != "no" or case[1].get("baseline") in ("grpo", "reinforce++")
-    return times({**SCALES[method][1], **({"advantages": 0} if is_free else {})}, -1, found)
-
-
-def divide(method: str, case: Case) -> Case:
-    """Logits that are divided by the temperature, at temperature 1."""
-    return {**case[0], "logits": case[0]["logits"] / case[1]["temperature"]}, {**case[1], "temperature": 1.0}
-
-
-def divide_gradient(method: str, case: Case, found: Arrays) -> Arrays:
-    """The gradient with respect to the logits themselves."""
-    return {**found, "gradient": found["gradient"] / case[1]["temperature"]}
-
-
-def padding(name: str, purpose: str, at: int, count: int, **needs: str) -> Relation:
-    """Masked columns change nothing."""
-    return Relation(("padding", name), purpose, MASKED, partial(insert, at, count), partial(delete, at, count), needs)
+def divided(method: str, inputs: Arrays, settings: Settings) -> tuple[Case, Back]:
+    """Logits that are divided by the temperature, at temperature 1, and the gradient for the logits themselves."""
+    tau = settings["temperature"]
+    changed = {**inputs, "logits": inputs["logits"] / tau}, {**settings, "temperature": 1.0}
+    return changed, lambda found: {**found, "gradient": found["gradient"] / tau}
 
 
 RELATIONS = [
-    padding("right", "more padding after the rows changes nothing", -1, 3),
-    padding("left", "padding before the rows changes nothing", 0, 2, left_padding="yes"),
-    padding("tool", "a tool's token within the rows changes nothing", 1, 1, tools="yes"),
-    Relation(("padding", "rubbish"), "what masked positions hold changes nothing", MASKED, other_rubbish),
-    Relation(("rows", "order"), "the order of the rows changes nothing but the order of the results", BY_ROW,
-             reversed_rows, lambda method, case, found: reverse(METHODS[method].outputs, found)),
-    Relation(("micro_batches", "split"), "the split changes nothing", LOSSES, partial(split, [0, 0]),
-             needs={"micro_batches": "yes"}),
-    Relation(("micro_batches", "ranks"), "a split over two ranks changes nothing", LOSSES, partial(split, [0, 1]),
-             needs={"ranks": "yes"}),
-    Relation(("scale", "unit"), "the unit of the numbers is that of the results", list(SCALES), scale, unscale,
+    Relation("padding", "right", "more padding after the rows changes nothing", MASKED, partial(padded, -1, 3)),
+    Relation("padding", "left", "padding before the rows changes nothing", MASKED, partial(padded, 0, 2),
+             {"left_padding": "yes"}),
+    Relation("padding", "tool", "a tool's token within the rows changes nothing", MASKED, partial(padded, 1, 1),
+             {"tools": "yes"}),
+    Relation("padding", "rubbish", "what masked positions hold changes nothing", MASKED, other_rubbish),
+    Relation("rows", "order", "the order of the rows changes nothing but the order of the results", BY_ROW,
+             reversed_rows),
+    Relation("micro_batches", "split", "the split changes nothing", LOSSES, partial(split, [0, 0]),
+             {"micro_batches": "yes"}),
+    Relation("micro_batches", "ranks", "a split over two ranks changes nothing", LOSSES, partial(split, [0, 1]),
+             {"ranks": "yes"}),
+    Relation("scale", "unit", "the unit of the numbers is that of the results", list(SCALES), scaled, min_rows=1),
+    Relation("temperature", "divided", "τ divides the logits, and the gradient", ["log_probs", "entropy"], divided,
              min_rows=1),
-    Relation(("temperature", "divided"), "τ divides the logits, and the gradient", ["log_probs", "entropy"], divide,
-             divide_gradient, min_rows=1),
 ]  # fmt: skip
 
 
 def checks() -> list[Check]:
     """A check per relation and method, and per option of a method."""
     found = [
-        Check(f"metamorphic/{each.name[0]}", f"{method}_{each.name[1]}", each.purpose, partial(hold, each, method))
+        Check(f"metamorphic/{each.id}", f"{method}_{each.case}", each.purpose, partial(hold, each, method))
         for each in RELATIONS
         for method in each.methods
     ]
@@ -210,19 +205,19 @@ def hold(relation: Relation, method: str, adapter: Any) -> float:
         if len(next(iter(inputs.values()))) < relation.min_rows:
             continue
         for _, settings in alternatives(adapter, case, relation.needs):
-            original = inputs, settings
-            changed = relation.change(method, original)
+            changed = relation.change(method, inputs, settings)
             # Padding decides whether a slot follows the last token.
             if changed is None or settings.get("score_at") == "after_last":
                 continue
             try:
-                before = answer(method, original, adapter)
+                before = answer(method, (inputs, settings), adapter)
             except Deviation:
                 raise
             except Exception:  # the vectors report a method that fails without the change
                 continue
             try:
-                after = relation.back(method, original, call(adapter, method, *changed))
+                changed_case, back = changed
+                after = back(call(adapter, method, *changed_case))
             except NotOffered:
                 continue
             errors.append(compare(before, after, tolerance_of(adapter, topic), f"in case {case['name']}"))

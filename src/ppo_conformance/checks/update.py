@@ -20,7 +20,7 @@ A case, `vectors/update/*.json`, has
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,9 @@ from typing import Any
 import numpy as np
 
 from ppo_conformance.adapters import reference
+from ppo_conformance.calls import compare
 from ppo_conformance.checks import Check
-from ppo_conformance.protocol import CHOICES, Adapter, Deviation, NotOffered, offered
+from ppo_conformance.protocol import CHOICES, Adapter, NotOffered, offered
 from ppo_conformance.reference.model import Weights, initial_weights
 from ppo_conformance.reference.trainer import Trainer
 
@@ -87,7 +88,7 @@ def chosen(case: Case, adapter: Adapter) -> Case:
 def check_whole(name: str, adapter: Adapter) -> float:
     """The weights after the update are those of the reference trainer."""
     case = chosen(load(name), adapter)
-    return compare(adapter.update(case), expected(json.dumps(case)), case)
+    return compare_weights(adapter.update(case), expected(json.dumps(case)), case)
 
 
 @cache
@@ -99,27 +100,14 @@ def expected(case: str) -> Weights:
 def check_arrangement(name: str, one: Change, other: Change, adapter: Adapter) -> float:
     """The weights after the update are the same in two arrangements."""
     case = chosen(load(name), adapter)
-    return compare(adapter.update(other(case)), adapter.update(one(case)), case)
+    return compare_weights(adapter.update(other(case)), adapter.update(one(case)), case)
 
 
-def compare(found: Mapping[str, Any], expected: Weights, case: Case) -> float:
-    """Compare weights by name; return the largest error relative to the largest change.
-
-    Raises:
-        Deviation: The error is above the bound.
-    """
+def compare_weights(found: Weights, expected: Weights, case: Case) -> float:
+    """Compare weights by name; return the largest error relative to the largest change."""
     start = initial_weights(case["model"])
     moved = max(float(np.abs(expected[name] - start[name]).max()) for name in start)
-    errors = {name: np.abs(np.asarray(found[name], dtype=float) - expected[name]) / moved for name in start}
-    errors = {name: np.where(np.isfinite(error), error, np.inf) for name, error in errors.items()}
-    worst = max(errors, key=lambda name: errors[name].max())
-    error = float(errors[worst].max())
-    if error > BOUNDS[case["settings"]["precision"]]:
-        place = tuple(int(each) for each in np.unravel_index(errors[worst].argmax(), errors[worst].shape))
-        raise Deviation(
-            "weights after the update", f"{worst}{list(place)}", expected[worst][place], found[worst][place], error
-        )
-    return error
+    return compare(expected, found, BOUNDS[case["settings"]["precision"]], "weights after the update", moved)
 
 
 def executed(case: Case, **execution: Any) -> Case:

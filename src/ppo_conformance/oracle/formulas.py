@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ppo_conformance.protocol import METHODS, Adapter, Array, Settings
+from ppo_conformance.protocol import METHODS, Adapter, Array
 
 Table = Any
 """Numbers by row and position."""
@@ -85,7 +84,7 @@ def spread(found: list[list[Any]], mask: Table) -> Table:
 class Formulas(Adapter):
     """The methods of the protocol, which say what the arguments and settings are, and what they are made of."""
 
-    def call(self, name: str, inputs: Sequence[NDArray[Any]], settings: Settings) -> Any:
+    def call(self, name, inputs, settings):
         """Call the method of a name; `held` is the copy of the first input that a stop-gradient holds fixed."""
         (first, *others), outputs = inputs, METHODS[name].outputs
         if "gradient" not in outputs:
@@ -96,29 +95,29 @@ class Formulas(Adapter):
 
     # --- per token
 
-    def log_softmax(self, logits: Any, settings: Settings) -> Any:
+    def log_softmax(self, logits, settings):
         """Log softmax(z/τ) without the ids `never_sampled`; the largest logit is subtracted, which changes no value."""
         scaled = (logits - np.real(logits).max()) / settings["temperature"]
         scaled[list(settings.get("never_sampled", ()))] = NEVER
         return scaled - np.log(np.exp(scaled).sum(0))
 
-    def log_probs(self, logits: Table, tokens: Table, settings: Settings) -> Table:
+    def log_probs(self, logits, tokens, settings):
         """Log probability of each token."""
         return [
             [self.log_softmax(z, settings)[a] for z, a in zip(*of_row, strict=True)]
             for of_row in zip(logits, tokens, strict=True)
         ]
 
-    def entropy(self, logits: Table, settings: Settings) -> Table:
+    def entropy(self, logits, settings):
         """H = −Σ_v p_v·log p_v."""
 
-        def of_token(z: Any) -> Any:
+        def of_token(z):
             logs = self.log_softmax(z, settings)
             return -(np.exp(logs) * logs).sum(0)
 
         return [list(map(of_token, row)) for row in logits]
 
-    def kl_estimate(self, kind: str, log_prob: Any, reference: float, held: float) -> Any:
+    def kl_estimate(self, kind, log_prob, reference, held):
         """Schulman's estimators, with log r = log π_ref − log π: −log r, ½(log r)², r − 1 − log r."""
         away = reference - log_prob
         if kind == "k1":
@@ -130,14 +129,14 @@ class Formulas(Adapter):
         value, fixed = (self.kl_estimate(each, held, reference, held) for each in ("k3", "k2"))
         return value + self.kl_estimate("k2", log_prob, reference, held) - fixed
 
-    def kl(self, log_probs: Table, reference: Table, settings: Settings) -> Table:
+    def kl(self, log_probs, reference, settings):
         """A KL estimate of each token."""
         tokens = rows(np.ones(reference.shape), log_probs, reference, settings["held"])
         return [[self.kl_estimate(settings["kl"], *token) for token in row] for row in tokens]
 
     # --- losses
 
-    def aggregate(self, losses: list[list[Any]], settings: Settings) -> Any:
+    def aggregate(self, losses, settings):
         """One number from the losses of counted tokens by row: DAPO eq. 8, GRPO eq. 3, Dr. GRPO §3.2."""
         how = settings["aggregation"]
         if how == "token":
@@ -149,20 +148,20 @@ class Formulas(Adapter):
         numbers = [sum(row) / divisors.get(how, len(row)) for row in losses if row]
         return sum(numbers) / len(losses if settings["empty_rows"] == "counted" else numbers)
 
-    def kl_loss(self, log_probs: Table, reference: Table, mask: Table, settings: Settings) -> Any:
+    def kl_loss(self, log_probs, reference, mask, settings):
         """β·KL as it is added to the loss: GRPO eq. 3."""
         tokens = rows(mask, log_probs, reference, settings["held"])
         losses = [[self.kl_estimate(settings["kl_loss"], *x) for x in row] for row in tokens]
         return settings["coef"] * self.aggregate(losses, settings)
 
-    def policy_loss(self, log_probs: Table, old: Table, advantages: Table, mask: Table, settings: Settings) -> Any:
+    def policy_loss(self, log_probs, old, advantages, mask, settings):
         """−min(ρA, clip(ρ, 1−ε, 1+ε)A) per token: PPO eq. 7; for A < 0 at most c·|A|: Ye et al. 2019, eq. 5.
 
         With the ratio of sequences: GSPO eq. 7, or eq. 13, in which a token has the sequence's ratio as its value and
         its own log probability as its gradient.
         """
 
-        def of_token(log_ratio: Any, gain: float) -> Any:
+        def of_token(log_ratio, gain):
             ratio = np.exp(log_ratio)
             objective = smaller(ratio * gain, clip(ratio, 1 - settings["clip_low"], 1 + settings["clip_high"]) * gain)
             if settings["dual_clip"] is not None and gain < 0:
@@ -181,7 +180,7 @@ class Formulas(Adapter):
             losses.append([of_token(x, gain) for x, (_, _, gain, _) in zip(logs, row, strict=True)])
         return self.aggregate(losses, settings)
 
-    def value_error(self, settings: Settings, value: Any, old: float, target: float) -> Any:
+    def value_error(self, settings, value, old, target):
         """max((V − R)², (clip(V, V_old − ε, V_old + ε) − R)²): OpenAI baselines, ppo2."""
         error, near = (value - target) ** 2, settings["value_clip"]
         if near is None:
@@ -189,13 +188,13 @@ class Formulas(Adapter):
         limited = (clip(value, old - near, old + near) - target) ** 2
         return limited if settings["value_clip_form"] == "clipped_only" else larger(error, limited)
 
-    def value_loss(self, values: Table, old_values: Table, returns: Table, mask: Table, settings: Settings) -> Any:
+    def value_loss(self, values, old_values, returns, mask, settings):
         """½ of the errors."""
         scale = 1.0 if settings["value_loss_scale"] == "one" else 0.5
         tokens = rows(mask, values, old_values, returns)
         return self.aggregate([[scale * self.value_error(settings, *x) for x in row] for row in tokens], settings)
 
-    def reward_loss(self, scores: Table, mask: Table, settings: Settings) -> Any:
+    def reward_loss(self, scores, mask, settings):
         """−log σ(better − worse) over the pairs of each prompt: InstructGPT eq. 1."""
         prompts = []
         for row in rows(mask, scores):
@@ -206,7 +205,7 @@ class Formulas(Adapter):
 
     # --- rewards, advantages, weights
 
-    def shaped_rewards(self, scores: Any, log_probs: Table, reference: Table, mask: Table, settings: Settings) -> Table:
+    def shaped_rewards(self, scores, log_probs, reference, mask, settings):
         """−β·KL at each counted token, and the score at the last one, or in the slot after it: N+ details 12 and 15."""
         tokens = rows(mask, log_probs, reference, log_probs)
         found = [[-settings["coef"] * self.kl_estimate(settings["kl"], *x) for x in row] for row in tokens]
@@ -218,9 +217,7 @@ class Formulas(Adapter):
             row[slot] = (row[slot] or 0.0) + score
         return rewards
 
-    def gae(
-        self, rewards: Table, values: Table, mask: Table, last_values: Any, settings: Settings
-    ) -> tuple[Table, Table]:
+    def gae(self, rewards, values, mask, last_values, settings):
         """A_t = Σ_k (γλ)ᵏ·δ_{t+k}, δ_t = r_t + γ·V_{t+1} − V_t, over the counted tokens: GAE eq. 12 and 16."""
         gamma, lam = settings["gamma"], settings["lam"]
         advantages, returns = [], []
@@ -236,21 +233,21 @@ class Formulas(Adapter):
             found = self.whiten(found, mask, {"whitening": "mean_and_std", "whitening_bessel": bessel})
         return found, spread(returns, mask)
 
-    def std(self, numbers: Any, bessel: str) -> float:
+    def std(self, numbers, bessel):
         """Standard deviation, with Bessel's correction if it says "yes"; 1 if all numbers are equal."""
         if max(numbers) == min(numbers):
             return 1.0
         center = mean(numbers)
         return np.sqrt(sum((x - center) ** 2 for x in numbers) / (len(numbers) - (bessel == "yes")))
 
-    def whiten(self, values: Table, mask: Table, settings: Settings) -> Table:
+    def whiten(self, values, mask, settings):
         """(x − μ)/σ, and + μ where the mean is kept: N+ detail 18."""
         tokens = [[x for [x] in row] for row in rows(mask, values)]
         center, scale = mean(flat(tokens)), self.std(flat(tokens), settings["whitening_bessel"])
         shift = center if settings["whitening"] == "std_only" else 0.0
         return spread([[(x - center) / scale + shift for x in row] for row in tokens], mask)
 
-    def compared(self, score: float, members: list[float], others: list[float], settings: Settings) -> float:
+    def compared(self, score, members, others, settings):
         """GRPO §4.1.2, Dr. GRPO §3.2, RLOO §2.3, REINFORCE++ eq. 5."""
         kind = settings["baseline"]
         if not others:
@@ -259,7 +256,7 @@ class Formulas(Adapter):
             return score - mean(others)
         return (score - mean(members)) / (1.0 if kind == "dr_grpo" else self.std(members, settings["group_bessel"]))
 
-    def group_advantages(self, scores: Any, groups: Any, valid: Any, settings: Settings) -> list[float | None]:
+    def group_advantages(self, scores, groups, valid, settings):
         """Each score beside those of its group, or of the batch for REINFORCE++; what is not valid is in none."""
         whole = settings["baseline"] == "reinforce++"
         found: list[float | None] = []
@@ -269,9 +266,7 @@ class Formulas(Adapter):
             found.append(self.compared(score, members, others, settings) if valid[i] else None)
         return found
 
-    def off_policy_weights(
-        self, train_log_probs: Table, sample_log_probs: Table, mask: Table, settings: Settings
-    ) -> Table:
+    def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
         """Truncated importance sampling by token or sequence; IcePop's band, and the one of the geometric mean."""
         of, how = settings["off_policy"].split("_")
         found = []
@@ -289,14 +284,14 @@ class Formulas(Adapter):
 
     # --- optimizer
 
-    def optimizer_steps(self, parameters: Any, gradients: Any, settings: Settings) -> Any:
+    def optimizer_steps(self, parameters, gradients, settings):
         """Steps of `adam` from moments of 0."""
         first = second = np.zeros(len(parameters))
         for step, gradient in enumerate(gradients, start=1):
             parameters, first, second = self.adam(parameters, gradient, first, second, step, settings)
         return parameters
 
-    def adam(self, x: Any, gradient: Any, m: Any, v: Any, step: int, settings: Settings) -> tuple[Any, Any, Any]:
+    def adam(self, x, gradient, m, v, step, settings):
         """AdamW: Kingma & Ba, algorithm 1 or the end of §2; Loshchilov & Hutter, algorithm 2."""
         (first, second), lr, eps = settings["betas"], settings["lr"], settings["eps"]
         m = first * m + (1 - first) * gradient

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppo_conformance.checks import tokens
@@ -12,7 +11,7 @@ from ppo_conformance.protocol import Adapter
 class Conversations(Adapter):
     """A row per turn: what the policy read, and its own tokens as they were sampled, which are trained."""
 
-    def trained_tokens(self, case: Mapping[str, Any]) -> dict[str, Any]:
+    def trained_tokens(self, case):
         """Play a case of `checks/tokens.py`. Before a later turn, the whole conversation is rendered again."""
         tokenizer = tokens.library("tokenizers").Tokenizer.from_str(case["tokenizer"])
         messages, rows = [*case["messages"]], list[Any]()
@@ -27,14 +26,14 @@ class Conversations(Adapter):
             messages += [{"role": "assistant", "content": text}, *reply]
         return {"rows": rows}
 
-    def render(self, case: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, case, messages):
         """The text that the policy reads before its next turn, in which the template writes the special tokens."""
         return tokens.render(case, messages)
 
-    def encode(self, tokenizer: Any, text: str) -> list[int]:
+    def encode(self, tokenizer, text):
         """Encode a text that has its special tokens."""
         return tokenizer.encode(text, add_special_tokens=False).ids
 
-    def kept(self, tokenizer: Any, sampled: list[int]) -> list[int]:
+    def kept(self, tokenizer, sampled):
         """The tokens of a turn that are trained: those that were sampled."""
         return sampled
