@@ -25,10 +25,10 @@ def parser() -> argparse.ArgumentParser:
     )
     running.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     commands.add_parser("list", help="list adapters, choices of profiles, and checks")
-    text = "re-made bugs of trainers, and the checks that find them"
-    commands.add_parser("bugs", help=text, description=text)
-    text = "a page of results from several reports"
-    page.add_arguments(commands.add_parser("page", help=text, description=page.__doc__))
+    commands.add_parser("bugs", help="re-made bugs of trainers, and the checks that find them")
+    paging = commands.add_parser("page", help="a table of libraries and checks, and what differs, from several reports")
+    paging.add_argument("reports", nargs="+", type=Path, help="reports of `run --json`, one for each library")
+    paging.add_argument("--notes", type=Path, help="JSON: what differs, by library and pattern of checks")
     return whole
 
 

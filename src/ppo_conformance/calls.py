@@ -19,7 +19,7 @@ SMALL = 1e-3
 _TYPES = {"mask": np.bool_, "valid": np.bool_, "tokens": np.int64, "groups": np.int64}
 
 
-def require(adapter: Any, values: Mapping[str, Any]) -> None:
+def require(adapter, values: Mapping[str, Any]) -> None:
     """Raise `NotOffered` unless the profile claims the value of every choice among these settings."""
     for name, value in values.items():
         # `micro_batches` and `ranks` are features, and lists in settings.
@@ -28,7 +28,7 @@ def require(adapter: Any, values: Mapping[str, Any]) -> None:
 
 
 def alternatives(
-    adapter: Any, case: Mapping[str, Any], needs: Mapping[str, str] | None = None
+    adapter, case: Mapping[str, Any], needs: Mapping[str, str] | None = None
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The expectations of a case that the profile claims, each with the settings that it is for."""
     for expected in case["expected"]:
@@ -38,7 +38,7 @@ def alternatives(
             yield expected, settings
 
 
-def call(adapter: Any, method: str, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Array]:
+def call(adapter, method: str, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Array]:
     """Call a method, with the profile's default for every choice that is not in the settings.
 
     Returns:
@@ -68,12 +68,12 @@ def call(adapter: Any, method: str, inputs: Mapping[str, Any], settings: Mapping
     return outputs
 
 
-def table(numbers: Any) -> Array:
+def table(numbers) -> Array:
     """Nested lists as an array; None becomes NaN, which is not compared."""
     return np.array(numbers, dtype=np.float64)
 
 
-def tolerance_of(adapter: Any, topic: Mapping[str, Any]) -> float:
+def tolerance_of(adapter, topic: Mapping[str, Any]) -> float:
     """Largest relative error that is allowed in a topic."""
     return max(topic.get("tolerance", 0.0), TOLERANCES[offered(adapter, "precision")[0]])
 

@@ -15,12 +15,6 @@ MOST = 4
 """Cases to name for a note."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `ppo-conformance page`."""
-    parser.add_argument("reports", nargs="+", type=Path, help="reports of `run --json`, one for each library")
-    parser.add_argument("--notes", type=Path, help="JSON: what differs, by library and pattern of checks")
-
-
 def main(options: argparse.Namespace) -> int:
     """Run `ppo-conformance page`."""
     reports = [_read(path) for path in options.reports]
@@ -30,15 +24,14 @@ def main(options: argparse.Namespace) -> int:
 
 def page(reports: list[dict[str, Any]], notes: dict[str, list[dict[str, Any]]]) -> str:
     """The table, the libraries with their profiles, and what differs, as Markdown."""
-    names = [report["adapter"] for report in reports]
+    names = [f"{report['adapter']} {report['version']}" for report in reports]
     ids = sorted({each["check"] for report in reports for each in report["results"]})
-    lines = ["| | " + " | ".join(f"{each['adapter']} {each['version']}" for each in reports) + " |"]
-    lines.append("|---" * (len(names) + 1) + "|")
-    lines += [f"| {name} | " + " | ".join(_cell(report, name) for report in reports) + " |" for name in ids]
+    lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    lines += [f"| {name} | {' | '.join(_cell(report, name) for report in reports)} |" for name in ids]
     lines += ["", "Profiles:", ""]
-    for report in reports:
-        chosen = ", ".join(f"{name}: {value}" for name, value in report["profile"].items())
-        lines.append(f"- **{report['adapter']} {report['version']}**, {report['seconds']:.0f} s: {chosen}")
+    for name, report in zip(names, reports, strict=True):
+        chosen = ", ".join(f"{choice}: {value}" for choice, value in report["profile"].items())
+        lines.append(f"- **{name}**, {report['seconds']:.0f} s: {chosen}")
     lines += ["", "What differs:", ""]
     for report in reports:
         lines += _differences(report, notes.get(report["adapter"], []))
@@ -55,20 +48,16 @@ def _cell(report: dict[str, Any], check: str) -> str:
 
 def _differences(report: dict[str, Any], notes: list[dict[str, Any]]) -> list[str]:
     """A paragraph per note with the line that repeats it; then the message of each result without a note."""
-    left = [each for each in report["results"] if each["status"] in ("deviates", "error")]
-    lines = []
+    left = {f"{each['check']}:{each['case']}": each for each in report["results"] if each["status"] in SHOWN[1:]}
+    shown: list[tuple[Any, ...]] = []
     for note in notes:
-        found = [
-            each for each in left if any(fnmatchcase(f"{each['check']}:{each['case']}", p) for p in note["checks"])
-        ]
+        found = {name: each for name, each in left.items() if any(fnmatchcase(name, p) for p in note["checks"])}
         if found:
-            left = [each for each in left if each not in found]
-            cases = ", ".join(f"{each['check']}:{each['case']}" for each in found[:MOST])
-            cases += f", … {len(found)} in all" if len(found) > MOST else ""
-            lines += [f"- **{report['adapter']}**: {note['text']} (`{cases}`)", f"  `{found[0]['reproduce']}`"]
-    for each in left:
-        lines += [f"- **{report['adapter']}**: {each['message']}", f"  `{each['reproduce']}`"]
-    return lines
+            left = {name: each for name, each in left.items() if name not in found}
+            cases = ", ".join([*found][:MOST]) + (f", … {len(found)} in all" if len(found) > MOST else "")
+            shown.append((f"{note['text']} (`{cases}`)", *found.values()))
+    shown += [(each["message"], each) for each in left.values()]
+    return [f"- **{report['adapter']}**: {text}\n  `{first['reproduce']}`" for text, first, *_ in shown]
 
 
 def _read(path: Path) -> Any:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import version
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,71 +63,12 @@ class Choice:
     meaning: str
 
 
-NO_YES = ("no", "yes")
-
+_ROWS = Path(__file__).with_name("choices.tsv").read_text("utf-8").splitlines()
 CHOICES: dict[str, Choice] = {
-    # Options that users set; a library offers one or more values.
-    "kl": Choice(
-        ("k1", "k2", "k3", "k3_with_kl_gradient"),
-        "estimator of KL(π‖π_ref) per token; the last has the value of k3 and the gradient of k2",
-    ),
-    "kl_loss": Choice(("k3", "k2", "k1", "k3_with_kl_gradient"), "estimator of the KL as a term of the loss"),
-    "score_at": Choice(
-        ("last", "after_last"), "slot of the score: the last counted token, or the slot after it (where there is one)"
-    ),
-    "whitening": Choice(("mean_and_std", "std_only"), "std_only keeps the mean: (x − μ)/σ + μ"),
-    "aggregation": Choice(
-        ("token", "response", "response_sum", "fixed_length", "episode"),
-        "Σ/N over tokens; mean over responses of the mean, of the sum, or of the sum / `length` of their tokens; mean "
-        "over episodes, which have one or more rows (`episodes`), of the mean of their tokens",
-    ),
-    "ratio": Choice(("token", "sequence"), "π/π_old of each token, or GSPO's geometric mean over the response"),
-    "baseline": Choice(
-        ("grpo", "dr_grpo", "rloo", "reinforce++"),
-        "(s − mean)/std of the group; s − mean; s − mean of the others; (s − mean)/std of the batch",
-    ),
-    "off_policy": Choice(
-        ("token_truncate", "sequence_truncate", "token_mask", "sequence_mask"),
-        "weights of π_trainer/π_sampler = w: min(w, cap); min(Πw, cap); [low ≤ w ≤ high]·w; "
-        "[low ≤ geometric mean of w ≤ high]",
-    ),
-    "reward_loss": Choice(("pairwise", "k_wise"), "rankings of two responses, or of K"),
-    # Conventions; most libraries have one.
-    "whitening_bessel": Choice(NO_YES, "variance with Bessel's correction, n − 1, in whitening"),
-    "group_bessel": Choice(("yes", "no"), "standard deviation of a group with Bessel's correction"),
-    "single_response": Choice(("zero", "score"), "advantage of a response that is alone in its group"),
-    "gae_whitening": Choice(
-        ("no", "population", "bessel"), "`gae` itself whitens the advantages (mean_and_std, over all counted tokens)"
-    ),
-    "empty_rows": Choice(
-        ("skipped", "counted"), "responses without a counted token in the number of responses of an aggregation"
-    ),
-    "sequence_gradient": Choice(
-        ("token_form", "through_ratio"),
-        "GSPO where advantages differ within a response: A_t·ρ·∇log π_t at token t (eq. 13), or ∂ of the ratio (eq. 5)",
-    ),
-    "value_loss_scale": Choice(("half", "one"), "½·(V − R)² or (V − R)²"),
-    "value_clip_form": Choice(
-        ("larger_error", "clipped_only"), "max of the errors with and without the clip, or the error with it"
-    ),
-    "ranking_weight": Choice(("prompt", "pair"), "every prompt has the same weight in the loss of rankings, or pair"),
-    "adam_eps": Choice(
-        ("after_debiasing", "before_debiasing"),
-        "m̂/(√v̂ + ε) as in the paper's algorithm 1, or the ε̂ of its section 2 as in TensorFlow 1: ε added to √v",
-    ),
-    "padding_logit": Choice(
-        ("kept", "left_out"),
-        "the padding token is in the softmax of the next token, or left out of it as of the sampler's",
-    ),
-    "precision": Choice(("float64", "float32"), "precision of the computation, given float64; float32 widens bounds"),
-    # Features; "no" leaves out the cases that need them.
-    "tools": Choice(NO_YES, "masked tokens within a row are skipped by GAE and have no reward"),
-    "truncation": Choice(NO_YES, "`gae` bootstraps from `last_values`"),
-    "left_padding": Choice(NO_YES, "rows may begin with padding"),
-    "rejection": Choice(NO_YES, "`valid` of group_advantages leaves responses out of the group's statistics"),
-    "micro_batches": Choice(NO_YES, "losses and gradients accumulate over micro-batches"),
-    "ranks": Choice(NO_YES, "losses and gradients accumulate over ranks"),
+    name: Choice(tuple(values.split()), meaning)
+    for name, values, meaning in (row.split("\t") for row in _ROWS if not row.startswith("#"))
 }
+"""The choices by name: options of users, conventions of libraries, and features."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from ppo_conformance.checks import Check, all_checks
 from ppo_conformance.protocol import Adapter, Deviation, NotOffered, check_profile
@@ -132,7 +131,7 @@ def load_adapter(place: str) -> Adapter:
     return adapter
 
 
-def run_check(check: Check, adapter: Any, place: str) -> Result:
+def run_check(check: Check, adapter, place: str) -> Result:
     """Run a check; an exception becomes its result."""
     message, error = "", None
     try:

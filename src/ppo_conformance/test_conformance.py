@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from ppo_conformance.checks import Check
 from ppo_conformance.results import run_check
 
 
-def test_conforms(conformance_check: Check, conformance_adapter: Any, request: pytest.FixtureRequest) -> None:
+def test_conforms(conformance_check: Check, conformance_adapter, request: pytest.FixtureRequest) -> None:
     """Run one check on one case: fail with what deviates and the line that repeats it; skip what is not offered."""
     result = run_check(conformance_check, conformance_adapter, str(request.config.getoption("--adapter")))
     if result.status == "not offered":

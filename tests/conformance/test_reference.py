@@ -58,16 +58,16 @@ def test_the_logits_are_those_of_transformers(tied, monkeypatch):
 
 def test_the_committed_weights_are_those_of_the_reference_trainer(capsys):
     made = {update.FOLDER / f"{name}.json": update.filled(name) for name in update.CASES}
-    assert rewrite(made, ["--check"]) == 0
+    assert rewrite(made, check=True) == 0
     assert capsys.readouterr().out == "differ: none\n"
 
 
 def test_a_file_that_differs_is_named_or_written(tmp_path, capsys):
     path = tmp_path / "case.json"
     path.write_text('{"expected": 1.0}')
-    assert rewrite({path: {"expected": 2.0}}, ["--check"]) == 1
+    assert rewrite({path: {"expected": 2.0}}, check=True) == 1
     assert json.loads(path.read_text()) == {"expected": 1.0}
-    assert rewrite({path: {"expected": 2.0}}, []) == 0
+    assert rewrite({path: {"expected": 2.0}}, check=False) == 0
     assert json.loads(path.read_text()) == {"expected": 2.0}
     assert capsys.readouterr().out == "differ: case\nwritten: case\n"
 

@@ -177,7 +177,7 @@ def checks() -> list[Check]:
     return found
 
 
-def answer(method: str, case: Case, adapter: Any) -> Arrays:
+def answer(method: str, case: Case, adapter) -> Arrays:
     """The results for a case; NaN where masked positions are not compared; gradients are 0 there.
 
     Raises:
@@ -194,7 +194,7 @@ def answer(method: str, case: Case, adapter: Any) -> Arrays:
     return found
 
 
-def hold(relation: Relation, method: str, adapter: Any) -> float:
+def hold(relation: Relation, method: str, adapter) -> float:
     """Check a relation on every case, under each convention that the profile claims; return the largest error."""
     require(adapter, relation.needs)
     topic, errors = vectors.read(method), []
@@ -226,7 +226,7 @@ def hold(relation: Relation, method: str, adapter: Any) -> float:
     return max(errors)
 
 
-def has_effect(method: str, name: str, adapter: Any) -> None:
+def has_effect(method: str, name: str, adapter) -> None:
     """Check that every two values of an option that the profile claims give two results, where the oracle's differ."""
     tried = False
     for case in vectors.read(method)["cases"]:

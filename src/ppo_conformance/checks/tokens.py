@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -128,16 +130,17 @@ def tokenizer_json(form: dict[str, Any], *, adds_bos: bool) -> str:
     return made.to_str()
 
 
+@dataclass
 class Policy:
     """Says given turns, and remembers what it read before each.
 
-    Args:
+    Attributes:
         turns: The tokens of each turn.
+        read: What it read before each of them so far.
     """
 
-    def __init__(self, turns: Sequence[Sequence[int]]) -> None:
-        self.turns = [[*turn] for turn in turns]
-        self.read: list[list[int]] = []
+    turns: list[list[int]]
+    read: list[list[int]] = field(default_factory=list)
 
     def __call__(self, tokens: Sequence[int]) -> list[int]:
         """Say the next turn."""
@@ -157,8 +160,7 @@ class Conversation:
     """
 
     def __init__(self, trap: str, name: str, turns: int) -> None:
-        form = templates()[name]
-        self._form = form
+        self._form = form = templates()[name]
         written = tokenizer_json(form, adds_bos=trap == "bos_twice")
         self._tokenizer = library("tokenizers").Tokenizer.from_str(written)
         self._specials = [self._tokenizer.token_to_id(each) for each in form["specials"]]
@@ -168,13 +170,12 @@ class Conversation:
         sampled = [self.encode(text) for text in said]
         if trap == "retokenized":
             sampled[0] = [each for token in sampled[0] for each in self._spelled(token)]
-        for place, turn in enumerate(sampled):
-            if trap != "stop_string" and not (trap == "cut" and place == turns - 1):
-                turn.append(self._end)
         stops = ["ine fath"] if trap == "stop_string" else []
-        if stops:
+        if stops:  # there is one turn
             ends = (count for count in range(len(sampled[0])) if stops[0] in self.decode(sampled[0][:count]))
             sampled[0] = sampled[0][: next(ends)]
+        for turn in sampled[: turns - (trap in ("stop_string", "cut"))]:
+            turn.append(self._end)
         self.policy = Policy(sampled)
         self.messages = [{"role": "user", "content": QUESTION}]
         self.replies = [[{"role": "user", "content": REPLY}]] * (turns - 1)
@@ -182,8 +183,7 @@ class Conversation:
             "tokenizer": written,
             "chat_template": form["template"],
             "bos": form["bos"],
-            "eos": form["end"] if trap == "eos_is_pad" else form["eos"],
-            "pad": form["end"] if trap == "eos_is_pad" else form["pad"],
+            **{name: form["end" if trap == "eos_is_pad" else name] for name in ("eos", "pad")},
             "stop_ids": [self._tokenizer.token_to_id(each) for each in form["stops"]],
             "messages": self.messages,
             "replies": self.replies,
@@ -238,22 +238,17 @@ class Conversation:
     def check_trained(self, rows: Sequence[dict[str, Any]], kind: str) -> None:
         """Check that the sampled tokens count, each after what the policy had read, and no others."""
         turns = zip(self.policy.read, self.policy.turns, strict=True)
-        expected = [((*read, *said[:place]), token) for read, said in turns for place, token in enumerate(said)]
-        found = [
-            (tuple(map(int, row["tokens"][:place])), int(row["tokens"][place]))
+        expected = Counter((*read, *said[: place + 1]) for read, said in turns for place in range(len(said)))
+        found = Counter(
+            tuple(map(int, row["tokens"][: place + 1]))
             for row in rows for place, counts in enumerate(row[kind]) if counts
-        ]  # fmt: skip
-        for message, some, others in (
-            (f"a token that was sampled is not {kind}", expected, found),
-            (f"a token is {kind} that was not sampled there", found, expected),
-        ):
-            left = [*others]
-            for context, token in some:
-                if (context, token) not in left:
-                    shown = (self.decode([token]), self.decode(context))
-                    here = f"{kind} token {token}"
-                    raise Deviation(message, here, *(shown if some is expected else (None, shown)))
-                left.remove((context, token))
+        )  # fmt: skip
+        for *context, token in expected - found:
+            shown = self.decode([token]), self.decode(context)
+            raise Deviation(f"a token that was sampled is not {kind}", f"{kind} token {token}", *shown)
+        for *context, token in found - expected:
+            shown = self.decode([token]), self.decode(context)
+            raise Deviation(f"a token is {kind} that was not sampled there", f"{kind} token {token}", None, shown)
 
 
 def _check(trap: str, name: str, turns: int, adapter: Adapter) -> None:

@@ -110,7 +110,7 @@ def compare_weights(found: Weights, expected: Weights, case: Case) -> float:
     return compare(expected, found, BOUNDS[case["settings"]["precision"]], "weights after the update", moved)
 
 
-def executed(case: Case, **execution: Any) -> Case:
+def executed(case: Case, **execution) -> Case:
     """The case with another execution."""
     return {**case, "execution": {**case["execution"], **execution}}
 
@@ -131,7 +131,7 @@ def reordered(case: Case) -> Case:
     return {**case, "batches": batches}
 
 
-def _each(names: str, **execution: Any) -> dict[str, tuple[str, Change, Change]]:
+def _each(names: str, **execution) -> dict[str, tuple[str, Change, Change]]:
     """For each case, by its name: itself, and with another execution."""
     return {name: (name, executed, partial(executed, **execution)) for name in names.split()}
 

@@ -20,7 +20,7 @@ def checks() -> list[Check]:
     ]
 
 
-def run(method: str, case: dict[str, Any], adapter: Any) -> float:
+def run(method: str, case: dict[str, Any], adapter) -> float:
     """Compare every alternative of a case that the profile claims; return the largest relative error."""
     errors, lack = [], "the profile claims none of the conventions"
     for expected, settings in alternatives(adapter, case):

@@ -1,13 +1,13 @@
-"""Fills in what the cases of `vectors/` and `vectors/update/` expect, or checks it."""
+"""Fills in what the cases of `vectors/` and `vectors/update/` expect, or with `--check` says where it differs."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,10 @@ def filled(topic: str) -> dict[str, Any]:
     return {**found, "cases": list(map(with_expected, found["cases"]))}
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other) -> bool:
     """True for equal data, up to the rounding in which machines differ."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+        return same([*one], [*other]) and same([*one.values()], [*other.values()])
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, float) and isinstance(other, float):
@@ -40,22 +40,14 @@ def same(one: Any, other: Any) -> bool:
     return one == other
 
 
-def text_of(value: Any, indent: str = "") -> str:
+def text_of(value) -> str:
     """JSON with one line per row of a table."""
-    inner = indent + "  "
-    if isinstance(value, dict) and value:
-        lines = [f"{inner}{json.dumps(name)}: {text_of(entry, inner)}" for name, entry in value.items()]
-        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
-    if isinstance(value, list) and any(isinstance(entry, (list, dict)) for entry in value):
-        return "[\n" + ",\n".join(inner + text_of(entry, inner) for entry in value) + f"\n{indent}]"
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return re.sub(r"\[\s+([^][{}]+?)\s+\]", lambda row: f"[{' '.join(row[1].split())}]", text)
 
 
-def rewrite(made: Mapping[Path, Any], arguments: Sequence[str] | None = None) -> int:
-    """Write the files that differ from what they should hold; with `--check` name them instead, and return 1."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file differs")
-    check = parser.parse_args(arguments).check
+def rewrite(made: Mapping[Path, Any], *, check: bool) -> int:
+    """Write the files that differ from what they should hold; with `check` name them instead, and return 1."""
     behind = [path for path, new in made.items() if not same(new, json.loads(path.read_text("utf-8")))]
     for path in () if check else behind:
         path.write_text(text_of(made[path]) + "\n", "utf-8")
@@ -65,4 +57,5 @@ def rewrite(made: Mapping[Path, Any], arguments: Sequence[str] | None = None) ->
 
 if __name__ == "__main__":
     files = {vectors.FOLDER / f"{topic}.json": filled(topic) for topic in vectors.topics()}
-    sys.exit(rewrite(files | {update.FOLDER / f"{name}.json": update.filled(name) for name in update.CASES}))
+    files |= {update.FOLDER / f"{name}.json": update.filled(name) for name in update.CASES}
+    sys.exit(rewrite(files, check="--check" in sys.argv))

@@ -37,22 +37,22 @@ def with_gradient(function: Callable[[Any], Any], array: Array, inner: Sequence[
     return found.real[..., 0], (found.imag / STEP).reshape(array.shape)
 
 
-def real(x: Any) -> float:
+def real(x) -> float:
     """The real part."""
     return np.ravel(x)[0].real
 
 
-def larger(*numbers: Any) -> Any:
+def larger(*numbers) -> Any:
     """The number with the largest real part."""
     return max(numbers, key=real)
 
 
-def smaller(*numbers: Any) -> Any:
+def smaller(*numbers) -> Any:
     """The number with the smallest real part."""
     return min(numbers, key=real)
 
 
-def clip(x: Any, low: Any, high: Any) -> Any:
+def clip(x, low, high) -> Any:
     """The number within [low, high]."""
     return smaller(larger(x, low), high)
 
@@ -62,7 +62,7 @@ def flat(found: Iterable[list[Any]]) -> list[Any]:
     return [x for row in found for x in row]
 
 
-def mean(numbers: Any) -> Any:
+def mean(numbers) -> Any:
     """Arithmetic mean."""
     return sum(numbers) / len(numbers)
 
@@ -97,25 +97,18 @@ class Formulas(Adapter):
 
     def log_softmax(self, logits, settings):
         """Log softmax(z/τ) without the ids `never_sampled`; the largest logit is subtracted, which changes no value."""
-        scaled = (logits - np.real(logits).max()) / settings["temperature"]
-        scaled[list(settings.get("never_sampled", ()))] = NEVER
-        return scaled - np.log(np.exp(scaled).sum(0))
+        scaled = (logits - np.real(logits).max(2, keepdims=True)) / settings["temperature"]
+        scaled[:, :, list(settings.get("never_sampled", ()))] = NEVER
+        return scaled - np.log(np.exp(scaled).sum(2, keepdims=True))
 
     def log_probs(self, logits, tokens, settings):
         """Log probability of each token."""
-        return [
-            [self.log_softmax(z, settings)[a] for z, a in zip(*of_row, strict=True)]
-            for of_row in zip(logits, tokens, strict=True)
-        ]
+        return self.log_softmax(logits, settings)[(*np.indices(tokens.shape), tokens)]
 
     def entropy(self, logits, settings):
         """H = −Σ_v p_v·log p_v."""
-
-        def of_token(z):
-            logs = self.log_softmax(z, settings)
-            return -(np.exp(logs) * logs).sum(0)
-
-        return [list(map(of_token, row)) for row in logits]
+        logs = self.log_softmax(logits, settings)
+        return -(np.exp(logs) * logs).sum(2)
 
     def kl_estimate(self, kind, log_prob, reference, held):
         """Schulman's estimators, with log r = log π_ref − log π: −log r, ½(log r)², r − 1 − log r."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ppo_conformance.oracle.formulas import Formulas, with_gradient
-from ppo_conformance.protocol import Array, Mask, Settings
+from ppo_conformance.protocol import Array, Mask
 from ppo_conformance.reference.model import Ints, Llama, Weights, initial_weights, merged
 
 Case = Mapping[str, Any]
@@ -59,7 +59,7 @@ class Experience:
 class Trainer(Formulas):
     """Makes the updates of a case."""
 
-    def update(self, case: Case) -> Weights:
+    def update(self, case) -> Weights:
         """Return the weights after all batches of a case."""
         weights = initial_weights(case["model"])
         zeros = {name: np.zeros_like(weight) for name, weight in weights.items()}
@@ -74,11 +74,11 @@ class Trainer(Formulas):
         """A checkpoint."""
         return copy.deepcopy(vars(state))
 
-    def load(self, case: Case, checkpoint: dict[str, Any]) -> State:
+    def load(self, case, checkpoint: dict[str, Any]) -> State:
         """The state of a checkpoint."""
         return State(**checkpoint)
 
-    def learn(self, state: State, case: Case, batch: Batch) -> None:
+    def learn(self, state: State, case, batch) -> None:
         """Train on a batch: for each epoch, a step for each minibatch of the given order."""
         experience = self.experience(state.weights, case, batch) if "scores" in batch else None
         for epoch in batch["orders"]:
@@ -87,7 +87,7 @@ class Trainer(Formulas):
 
     # --- reading
 
-    def read(self, weights: Weights, case: Case, batch: Batch, rows: Sequence[int]) -> Reading:
+    def read(self, weights: Weights, case, batch, rows: Sequence[int]) -> Reading:
         """Read the responses of some rows, one text per line, padded on the right; padding is never read."""
         texts = [(batch["prompts"][row], batch["responses"][row]) for row in rows]
         width = max(len(prompt) + len(response) for prompt, response in texts)
@@ -114,7 +114,7 @@ class Trainer(Formulas):
 
         return Reading(logits, values[..., 0], backward)
 
-    def tokens(self, case: Case, batch: Batch, rows: Sequence[int]) -> tuple[Ints, Mask]:
+    def tokens(self, case, batch, rows: Sequence[int]) -> tuple[Ints, Mask]:
         """The responses as a padded array, and which of their tokens the policy chose and is trained on."""
         responses = [batch["responses"][row] for row in rows]
         width = padded_width(responses, case["execution"])
@@ -127,7 +127,7 @@ class Trainer(Formulas):
 
     # --- experience
 
-    def experience(self, weights: Weights, case: Case, batch: Batch) -> Experience:
+    def experience(self, weights: Weights, case, batch) -> Experience:
         """Compute log probabilities, rewards, advantages and returns; nothing of it changes during the epochs."""
         settings = case["settings"]
         rows = range(len(batch["responses"]))
@@ -143,45 +143,41 @@ class Trainer(Formulas):
             last = self.last_values(values, batch, mask)
             advantages, returns = map(counted, self.gae(rewards, values[:, :-1], mask, last, settings))
         else:
-            groups = self.groups(batch)
-            found = counted(self.group_advantages(scores, groups, self.valid(batch), settings))
+            valid = np.array(batch.get("valid", [True] * len(scores)))
+            found = counted(self.group_advantages(scores, self.groups(batch), valid, settings))
             advantages = returns = mask * found[:, None]
         if settings["whiten"]:
             advantages = self.whiten_of_ranks(advantages, mask, case)
         return Experience(mask, old, frozen, values[:, :-1], advantages, returns)
 
-    def values(self, reading: Reading, settings: Settings) -> Array:
+    def values(self, reading: Reading, settings) -> Array:
         """The critic's values."""
         return reading.values
 
-    def last_values(self, values: Array, batch: Batch, mask: Mask) -> Array:
+    def last_values(self, values: Array, batch, mask: Mask) -> Array:
         """The value after each response: 0 where the episode ended, the critic's where it was cut off."""
         lengths = [len(response) for response in batch["responses"]]
         return np.where(batch["ended"], 0.0, values[np.arange(len(values)), lengths])
 
-    def groups(self, batch: Batch) -> Ints:
+    def groups(self, batch) -> Ints:
         """The number of each response's prompt."""
         return np.array(batch["groups"])
 
-    def valid(self, batch: Batch) -> Mask:
-        """False for responses that were rejected, whose scores say nothing."""
-        return np.array(batch.get("valid", [True] * len(batch["groups"])))
-
-    def whiten_of_ranks(self, advantages: Array, mask: Mask, case: Case) -> Array:
+    def whiten_of_ranks(self, advantages: Array, mask: Mask, case) -> Array:
         """Whiten over the responses of all ranks."""
         return counted(self.whiten(advantages, mask, case["settings"]))
 
-    def token_weights(self, mask: Mask, settings: Settings) -> Array:
+    def token_weights(self, mask: Mask, settings) -> Array:
         """The weight of each token's loss in the loss of the minibatch."""
 
-        def of_losses(losses: Any) -> Any:
+        def of_losses(losses) -> Any:
             return self.aggregate([list(row[counts]) for row, counts in zip(losses, mask, strict=True)], settings)
 
         return with_gradient(of_losses, np.zeros(mask.shape), mask.shape)[1]
 
     # --- steps
 
-    def step(self, state: State, case: Case, batch: Batch, experience: Experience | None, rows: list[int]) -> None:
+    def step(self, state: State, case, batch, experience: Experience | None, rows: list[int]) -> None:
         """An optimizer step on the rows of a minibatch."""
         settings = {**case["settings"], **self.parts(case, len(rows))}
         reading = self.read(state.weights, case, batch, rows)
@@ -193,7 +189,7 @@ class Trainer(Formulas):
             slopes = self.policy_and_value_loss(reading, tokens, mask, fixed, settings)
         self.apply(state, self.clip(self.accumulated(reading, slopes, settings), settings), settings)
 
-    def parts(self, case: Case, number: int) -> dict[str, Any]:
+    def parts(self, case, number: int) -> dict[str, Any]:
         """The rows of each micro-batch, and its rank: in a right trainer, they have no effect."""
         unit = 2 if case["kind"] == "reward_model" else 1
         ranks = case["execution"].get("ranks", 1)
@@ -207,7 +203,7 @@ class Trainer(Formulas):
         return {"micro_batches": [rows for rows, _ in found], "ranks": [rank for _, rank in found]}
 
     def policy_and_value_loss(
-        self, reading: Reading, tokens: Ints, mask: Mask, fixed: list[Array] | None, settings: Settings
+        self, reading: Reading, tokens: Ints, mask: Mask, fixed: list[Array] | None, settings
     ) -> tuple[Array, Array]:
         """The gradients of the loss with respect to logits and values.
 
@@ -231,7 +227,7 @@ class Trainer(Formulas):
             value[:, :-1] = settings["value_coef"] * found
         return policy, value
 
-    def reward_model_loss(self, reading: Reading, lengths: list[int], settings: Settings) -> tuple[Array, Array]:
+    def reward_model_loss(self, reading: Reading, lengths: list[int], settings) -> tuple[Array, Array]:
         """The same gradients for pairs of a chosen and a rejected response, in turn: scored at their last tokens."""
         place = np.arange(len(lengths)), self.score_slots(np.array(lengths))
         pairs = reading.values[place].reshape(-1, 2)
@@ -244,17 +240,17 @@ class Trainer(Formulas):
         """The slot in which a reward model reads the score: the state after the last token."""
         return lengths
 
-    def accumulated(self, reading: Reading, slopes: tuple[Array, Array], settings: Settings) -> Weights:
+    def accumulated(self, reading: Reading, slopes: tuple[Array, Array], settings) -> Weights:
         """The gradient of the weights: the sum over micro-batches and ranks, and so over all rows."""
         return reading.backward(*slopes)
 
-    def clip(self, gradient: Weights, settings: Settings) -> Weights:
+    def clip(self, gradient: Weights, settings) -> Weights:
         """Scale the gradient to a norm of at most `max_grad_norm`; 10⁻⁶ is torch's."""
         norm = np.sqrt(sum((each**2).sum() for each in gradient.values()))
         scale = min(1.0, settings["max_grad_norm"] / (norm + 1e-6))
         return {name: scale * each for name, each in gradient.items()}
 
-    def apply(self, state: State, gradient: Weights, settings: Settings) -> None:
+    def apply(self, state: State, gradient: Weights, settings) -> None:
         """A step of the optimizer."""
         state.steps += 1
         for name, each in gradient.items():
@@ -268,6 +264,6 @@ def padded_width(responses: Sequence[list[int]], execution: Mapping[str, Any]) -
     return max(execution.get("pad_to", 0), *map(len, responses))
 
 
-def counted(table: Any) -> Array:
+def counted(table) -> Array:
     """A table as an array, with 0 where nothing counts."""
     return np.nan_to_num(np.array(table, dtype=float))
