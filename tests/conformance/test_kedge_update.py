@@ -8,6 +8,7 @@ from ppo_conformance.adapters.kedge import Adapter
 from ppo_conformance.checks import Check, update
 from ppo_conformance.protocol import NotOffered
 
+KEDGE = Adapter()
 NOT_OFFERED = {"update/ppo_cut_off:whole", "update/padding:ppo_cut_off", "update/padding:grpo"}
 IN_MAKE_TEST = {
     *("update/ppo:whole", "update/grpo:whole", "update/reward_model:whole", "update/sft:whole"),
@@ -23,8 +24,8 @@ def marked(check: Check) -> object:
 def test_an_update_of_kedge_conforms(check: Check) -> None:
     if check.name in NOT_OFFERED:
         with pytest.raises(NotOffered):
-            check.run(Adapter())
+            check.run(KEDGE)
     else:
-        error = check.run(Adapter())
+        error = check.run(KEDGE)
         assert error is not None
         assert error < 1e-10

@@ -5,8 +5,6 @@ Stand-ins replace the imports for environments and loggers.
 
 # pyright: reportMissingImports=false
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

@@ -4,8 +4,6 @@ Everything is computed in float64, for which kedge has no setting: weights are c
 kedge and transformers compute in float32 is not rounded. The order of the minibatches is the case's.
 """
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os

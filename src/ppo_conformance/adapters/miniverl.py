@@ -2,8 +2,6 @@
 
 # pyright: reportMissingImports=false
 
-from __future__ import annotations
-
 import torch
 from miniverl.algorithms import advantages as estimators
 from miniverl.algorithms import kl, policy, value

@@ -5,8 +5,6 @@ DeepSpeed, vLLM, flash-attn and Ray are stand-ins: nothing of them is used.
 
 # pyright: reportMissingImports=false
 
-from __future__ import annotations
-
 import asyncio
 import os
 from types import SimpleNamespace

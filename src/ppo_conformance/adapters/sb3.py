@@ -2,8 +2,6 @@
 
 # pyright: reportMissingImports=false
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from gymnasium.spaces import Box

@@ -2,8 +2,6 @@
 
 # pyright: reportMissingImports=false
 
-from __future__ import annotations
-
 import asyncio
 import typing
 from types import SimpleNamespace

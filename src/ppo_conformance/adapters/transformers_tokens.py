@@ -1,7 +1,5 @@
 """The tokenizer of a case of `trained_tokens`, as transformers has it."""
 
-from __future__ import annotations
-
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 

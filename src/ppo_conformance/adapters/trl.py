@@ -2,8 +2,6 @@
 
 # pyright: reportMissingImports=false
 
-from __future__ import annotations
-
 from collections import defaultdict
 from unittest.mock import Mock
 

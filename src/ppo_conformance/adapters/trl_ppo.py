@@ -2,8 +2,6 @@
 
 # pyright: reportMissingImports=false
 
-from __future__ import annotations
-
 import os
 
 from ppo_conformance.adapters.torch_tools import TorchAdapter

@@ -5,8 +5,6 @@ Functions that only some versions have are imported where they are used.
 
 # pyright: reportMissingImports=false
 
-from __future__ import annotations
-
 import torch
 import verl.utils.torch_functional as functional
 from verl.trainer.ppo import core_algos

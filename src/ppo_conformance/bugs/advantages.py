@@ -1,7 +1,5 @@
 """Bugs of rewards, advantages, groups and whitening."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Bugs of the weight of each token: padding, micro-batches, ranks and aggregations."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ppo_conformance.bugs import bug

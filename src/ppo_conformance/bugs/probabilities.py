@@ -1,7 +1,5 @@
 """Bugs of log probabilities, temperature and KL: most of them another value of a setting."""
 
-from __future__ import annotations
-
 from ppo_conformance.bugs import bug
 from ppo_conformance.oracle.formulas import Formulas
 from ppo_conformance.reference.trainer import Trainer

@@ -1,7 +1,5 @@
 """Bugs of the tokens of conversations, of masks, of the place of scores, and of checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -32,13 +32,14 @@ from ppo_conformance.calls import compare
 from ppo_conformance.checks import Check
 from ppo_conformance.protocol import CHOICES, Adapter, NotOffered, offered
 from ppo_conformance.reference.model import Weights, initial_weights
-from ppo_conformance.reference.trainer import Trainer
 
 FOLDER = Path(__file__).resolve().parent.parent / "vectors" / "update"
 CASES = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 BOUNDS = {"float64": 1e-6, "float32": 2e-3}
 """Largest error of a weight, relative to the largest change of any weight. Adam's first steps divide small gradients by
 themselves, which magnifies rounding."""
+
+REFERENCE = reference.Adapter()
 
 Case = dict[str, Any]
 Change = Callable[[Case], Case]
@@ -88,19 +89,23 @@ def chosen(case: Case, adapter: Adapter) -> Case:
 def check_whole(name: str, adapter: Adapter) -> float:
     """The weights after the update are those of the reference trainer."""
     case = chosen(load(name), adapter)
-    return compare_weights(adapter.update(case), expected(json.dumps(case)), case)
+    return compare_weights(updated(adapter, case), updated(REFERENCE, case), case)
+
+
+def updated(adapter: Adapter, case: Case) -> Weights:
+    """The weights after a case, for which an adapter is asked once."""
+    return _updated(adapter, json.dumps(case))
 
 
 @cache
-def expected(case: str) -> Weights:
-    """The reference trainer's weights after a case."""
-    return Trainer().update(json.loads(case))
+def _updated(adapter: Adapter, case: str) -> Weights:
+    return adapter.update(json.loads(case))
 
 
 def check_arrangement(name: str, one: Change, other: Change, adapter: Adapter) -> float:
     """The weights after the update are the same in two arrangements."""
     case = chosen(load(name), adapter)
-    return compare_weights(adapter.update(other(case)), adapter.update(one(case)), case)
+    return compare_weights(updated(adapter, other(case)), updated(adapter, one(case)), case)
 
 
 def compare_weights(found: Weights, expected: Weights, case: Case) -> float:
@@ -179,4 +184,4 @@ def sampled(weights: Weights) -> dict[str, dict[str, float]]:
 def filled(name: str) -> Case:
     """A case with the reference trainer's weights."""
     case = load(name)
-    return {**case, "expected": sampled(Trainer().update(chosen(case, reference.Adapter())))}
+    return {**case, "expected": sampled(updated(REFERENCE, chosen(case, REFERENCE)))}

@@ -1,7 +1,5 @@
 """Tokens of a conversation that the reference trainer reads and trains on; needs `tokenizers` and `jinja2`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ppo_conformance.checks import tokens
