@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from ppo_conformance import bugs, page
-from ppo_conformance.protocol import CHOICES
-from ppo_conformance.results import UserError, adapter_names, as_table, load_adapter, run, select
+from ppo_conformance.protocol import CHOICES, UserError
+from ppo_conformance.results import adapter_names, as_table, load_adapter, run, select
 
 
 def parser() -> argparse.ArgumentParser:

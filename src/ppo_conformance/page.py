@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ppo_conformance.results import UserError
+from ppo_conformance.protocol import UserError
 
 SHOWN = ("passed", "deviates", "error")
 MOST = 4

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ppo_conformance.results import UserError, load_adapter, select
+from ppo_conformance.protocol import UserError
+from ppo_conformance.results import load_adapter, select
 
 ADAPTER = pytest.StashKey[Any]()
 

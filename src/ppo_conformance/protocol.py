@@ -31,6 +31,10 @@ class NotOffered(Exception):
     """The library lacks this, which does not count as a failure."""
 
 
+class UserError(Exception):
+    """A user's mistake; the message is one line."""
+
+
 class Deviation(Exception):
     """A result differs from what a check expects.
 
@@ -249,12 +253,12 @@ def offered(adapter: Any, choice: str) -> tuple[str, ...]:
     """Return the values of a choice that an adapter's profile claims, its default first.
 
     Raises:
-        ValueError: the profile has a value that the choice does not.
+        UserError: the profile has a value that the choice does not.
     """
     known = CHOICES[choice].values
     values = tuple(str(adapter.profile.get(choice, known[0])).split())
     if not values or not set(values) <= set(known):
-        raise ValueError(f"profile of {adapter.name}: {choice} is {' '.join(values)!r}; allowed: {', '.join(known)}")
+        raise UserError(f"profile of {adapter.name}: {choice} is {' '.join(values)!r}; allowed: {', '.join(known)}")
     return values
 
 
@@ -262,9 +266,9 @@ def check_profile(adapter: Any) -> None:
     """Reject a profile with an unknown choice or value.
 
     Raises:
-        ValueError: which one.
+        UserError: which one.
     """
     for name in adapter.profile:
         if name not in CHOICES:
-            raise ValueError(f"profile of {adapter.name}: no choice is named {name!r}; known: {', '.join(CHOICES)}")
+            raise UserError(f"profile of {adapter.name}: no choice is named {name!r}; known: {', '.join(CHOICES)}")
         offered(adapter, name)

@@ -13,16 +13,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 
 from ppo_conformance.checks import Check, all_checks
-from ppo_conformance.protocol import Adapter, Deviation, NotOffered, check_profile
+from ppo_conformance.protocol import Adapter, Deviation, NotOffered, UserError, check_profile
 
 STATUSES = ("passed", "deviates", "error", "not offered")
-
-
-class UserError(Exception):
-    """A user's mistake; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +121,7 @@ def load_adapter(place: str) -> Adapter:
         adapter.version()  # finds out here whether the library is installed
     except ImportError as missing:
         raise UserError(f"adapter {place}: {missing}") from missing
-    try:
-        check_profile(adapter)
-    except ValueError as wrong:
-        raise UserError(str(wrong)) from wrong
+    check_profile(adapter)
     return adapter
 
 
@@ -161,16 +155,13 @@ def run(adapter: Adapter, place: str, checks: Iterable[Check]) -> Report:
 
 def as_table(report: Report) -> str:
     """A line per check with its counts, then every result that deviates or fails with the line that repeats it."""
-    by_check: dict[str, list[Result]] = {}
-    for result in report.results:
-        by_check.setdefault(result.check, []).append(result)
-    width = max(map(len, by_check), default=5)
+    width = max(len(result.check) for result in report.results)
     lines = [f"{'check':<{width}}" + "".join(f"  {status:>11}" for status in STATUSES) + "  largest error"]
-    for name, results in by_check.items():
-        counts = [sum(result.status == status for result in results) for status in STATUSES]
-        errors = [result.error for result in results if result.error is not None]
-        seen = f"  {max(errors):>13.1e}" if errors else ""
-        lines.append(f"{name:<{width}}" + "".join(f"  {count or '.':>11}" for count in counts) + seen)
+    for name, group in groupby(report.results, lambda result: result.check):
+        statuses, errors = zip(*((result.status, result.error) for result in group), strict=True)
+        known = [error for error in errors if error is not None]
+        counts = "".join(f"  {statuses.count(status) or '.':>11}" for status in STATUSES)
+        lines.append(f"{name:<{width}}{counts}" + (f"  {max(known):>13.1e}" if known else ""))
     for result in report.results:
         if result.status in ("deviates", "error"):
             lines += ["", f"{result.check}:{result.case} {result.status}: {result.message}", f"  {result.reproduce}"]

@@ -10,7 +10,8 @@ A case, `vectors/update/*.json`, has
                  rows of each minibatch. In those of a reward model, a chosen and a rejected response take turns.
     settings     numbers and options. One value of each of the protocol's choices is added from the adapter's profile.
     execution    what may not change the result; empty for the usual one: `micro_batch` (rows), `ranks`, `layout`
-                 and `pad_to` (see `ppo_conformance.reference.layouts`), `resume_at` (save and load before this batch)
+                 (padded, left, packed, shared_prompts), `pad_to` (its width), `resume_at` (save and load before this
+                 batch)
     expected     of the weights after it: the norm and three entries of each tensor. A choice that the case leaves open
                  has its first value.
 

@@ -89,16 +89,14 @@ class Trainer(Formulas):
 
     def read(self, weights: Weights, case, batch, rows: Sequence[int]) -> Reading:
         """Read the responses of some rows, one text per line, padded on the right; padding is never read."""
-        texts = [(batch["prompts"][row], batch["responses"][row]) for row in rows]
-        width = max(len(prompt) + len(response) for prompt, response in texts)
-        ids = np.array([[*prompt, *response, *[0] * (width - len(prompt + response))] for prompt, response in texts])
-        slots = np.arange(1 + padded_width([response for _, response in texts], case["execution"]))
-        lengths = np.array([len(response) for _, response in texts])[:, None]
-        starts = np.array([len(prompt) - 1 for prompt, _ in texts])[:, None]
-        states = np.arange(len(texts))[:, None], starts + np.minimum(slots, lengths)
+        prompts, responses = ([batch[name][row] for row in rows] for name in ("prompts", "responses"))
+        texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+        lengths, starts = (np.array(list(map(len, each)))[:, None] for each in (responses, prompts))
+        slots = np.arange(1 + padded_width(responses, case["execution"]))
+        states = np.arange(len(texts))[:, None], starts - 1 + np.minimum(slots, lengths)
         whole, trained = merged(weights, case["model"])
         model = Llama(whole, case["model"]["heads"])
-        hidden, hidden_backward = model.hidden(ids)
+        hidden, hidden_backward = model.hidden(padded(texts, max(map(len, texts)), 0))
         logits, logits_backward = model.output(hidden[states])
         head = case["model"]["head"]
         values, values_backward = model.output(hidden[states], head) if head else (0 * logits[..., :1], None)
@@ -118,7 +116,7 @@ class Trainer(Formulas):
         """The responses as a padded array, and which of their tokens the policy chose and is trained on."""
         responses = [batch["responses"][row] for row in rows]
         width = padded_width(responses, case["execution"])
-        tokens = np.array([[*each, *[case["settings"]["pad"]] * (width - len(each))] for each in responses])
+        tokens = padded(responses, width, case["settings"]["pad"])
         mask = np.arange(width) < np.array([[len(each)] for each in responses])
         for place, row in enumerate(rows):
             mask[place, batch.get("tools", {}).get(str(row), [])] = False
@@ -194,13 +192,13 @@ class Trainer(Formulas):
         unit = 2 if case["kind"] == "reward_model" else 1
         ranks = case["execution"].get("ranks", 1)
         size = unit * case["execution"].get("micro_batch", number)
-        shares = [[row for row in range(number) if row // unit % ranks == rank] for rank in range(ranks)]
-        found = [
-            (share[start : start + size], rank)
-            for rank, share in enumerate(shares)
-            for start in range(0, len(share), size)
-        ]
-        return {"micro_batches": [rows for rows, _ in found], "ranks": [rank for _, rank in found]}
+        parts, owners = list[list[int]](), list[int]()
+        for rank in range(ranks):
+            share = [row for row in range(number) if row // unit % ranks == rank]
+            found = [share[start : start + size] for start in range(0, len(share), size)]
+            parts += found
+            owners += [rank] * len(found)
+        return {"micro_batches": parts, "ranks": owners}
 
     def policy_and_value_loss(
         self, reading: Reading, tokens: Ints, mask: Mask, fixed: list[Array] | None, settings
@@ -257,6 +255,11 @@ class Trainer(Formulas):
             moments = state.first[name], state.second[name]
             found = self.adam(state.weights[name], each, *moments, state.steps, settings)
             state.weights[name], state.first[name], state.second[name] = found
+
+
+def padded(texts: Sequence[list[int]], width: int, pad: int) -> Ints:
+    """Texts as rows of one width."""
+    return np.array([[*text, *[pad] * (width - len(text))] for text in texts])
 
 
 def padded_width(responses: Sequence[list[int]], execution: Mapping[str, Any]) -> int:
