@@ -136,7 +136,6 @@ def experience_of(
     gamma: float,
     gae_lambda: float,
     micro_batch: PassTokens = None,
-    sequence_length: int = SEQUENCE_LENGTH,
 ) -> ControlExperience:
     """Compute the experience of a rollout: one pass of policy and critic, then generalized advantage estimation.
 
@@ -151,12 +150,11 @@ def experience_of(
         gamma: Discount γ.
         gae_lambda: λ.
         micro_batch: Transitions per forward pass; None for all at once.
-        sequence_length: Maximum row length, for a policy with memory.
 
     Source: Pardo et al. 2018 (arXiv 1712.00378), truncation; spec §6.25.
     """
     pieces = _Pieces.of(steps)
-    played = _played(steps, policy, normalization, sequence_length)
+    played = _played(steps, policy, normalization)
     lengths = played.row_lengths
     played = within_memory(micro_batch, lengths, lambda: _with_pass(played, policy, tokens_of(micro_batch)))
     rewards = torch.from_numpy(normalization.scale(steps.rewards[pieces.at]))
@@ -175,9 +173,9 @@ def experience_of(
     return replace(played, advantages=advantages, returns=returns)
 
 
-def _played(steps: Steps, policy: ControlActorCritic, normalization: Normalization, longest: int) -> ControlExperience:
+def _played(steps: Steps, policy: ControlActorCritic, normalization: Normalization) -> ControlExperience:
     """Make the rows of a rollout with observations and actions; the other fields are empty."""
-    pieces = _Pieces.of(steps, None if steps.memories is None else longest)
+    pieces = _Pieces.of(steps, None if steps.memories is None else SEQUENCE_LENGTH)
     seen = torch.from_numpy(normalization.normalize(steps.observations[pieces.at])).to(policy.device)
     actions = torch.from_numpy(steps.actions[pieces.at]).to(policy.device)
     mask = torch.ones(len(actions), 1, dtype=torch.bool, device=policy.device)

@@ -18,6 +18,12 @@ from kedge_control.saving import ControlPolicy
 from kedge_control.spaces import Array
 from kedge_control.steps import Episode
 
+EVERY = 2
+"""Steps from one picture to the next."""
+
+WIDTH = 320
+"""Largest width of a picture, pixels."""
+
 
 def record_episode(
     spec: EnvironmentSpec,
@@ -25,9 +31,7 @@ def record_episode(
     path: Path | None,
     *,
     seed: int = 0,
-    max_steps: int = 1000,
-    every: int = 1,
-    width: int = 320,
+    max_steps: int = 400,
 ) -> Episode:
     """Play an episode and save an animated WebP of it, drawn off-screen; return its return and steps so far.
 
@@ -37,8 +41,6 @@ def record_episode(
         path: The file; None saves none.
         seed: Of the episode.
         max_steps: Steps after which the recording ends.
-        every: Steps from one picture to the next.
-        width: Largest width, pixels.
 
     Raises:
         ConfigError: The environment cannot be made.
@@ -56,7 +58,7 @@ def record_episode(
         observation, _ = environment.reset(seed=seed)
         policy.begin_episode()
         for step in range(1, max_steps + 1):
-            if (step - 1) % every == 0:
+            if (step - 1) % EVERY == 0:
                 frames.append(_picture(environment, spec.name))
             observation, reward, terminated, truncated, _ = environment.step(policy.act(observation))
             total += float(reward)
@@ -70,7 +72,7 @@ def record_episode(
         close_quietly(environment, spec.name)
     if path is not None:
         speed = float(environment.metadata.get("render_fps") or 30)
-        _save(frames, path, milliseconds=max(10, round(1000 * every / speed)), width=width)
+        _save(frames, path, milliseconds=max(10, round(1000 * EVERY / speed)))
     return Episode(total, step)
 
 
@@ -85,12 +87,12 @@ def _picture(environment: Any, name: str) -> Array:
     return picture
 
 
-def _save(frames: Sequence[Array], path: Path, *, milliseconds: int, width: int) -> None:
+def _save(frames: Sequence[Array], path: Path, milliseconds: int) -> None:
     from PIL import Image
 
     pictures = [Image.fromarray(frame) for frame in frames]
     for picture in pictures:
-        picture.thumbnail((width, picture.height))
+        picture.thumbnail((WIDTH, picture.height))
     with writing(path):
         first, *others = pictures
         first.save(path, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=60, method=4)

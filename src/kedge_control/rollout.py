@@ -17,6 +17,9 @@ from kedge_control.normalization import Normalization
 from kedge_control.spaces import Array, observation_buffer
 from kedge_control.steps import Episode, MemoryRecord, Steps
 
+MOST_STEPS = 200_000
+"""Steps of an environment after which an unfinished episode of an evaluation is an error."""
+
 
 class Memory:
     """The LSTM's state in each environment, from one rollout to the next; empty for a policy without a memory.
@@ -139,7 +142,6 @@ def play_episodes(
     normalization: Normalization,
     *,
     num_episodes: int,
-    max_steps: int = 200_000,
 ) -> list[Episode]:
     """Play episodes with the most probable actions from their start, in the order of the environments.
 
@@ -150,7 +152,6 @@ def play_episodes(
         policy: Its weights do not change.
         normalization: Frozen statistics.
         num_episodes: Episodes in all.
-        max_steps: Steps of an environment after which an unfinished episode is an error.
 
     Raises:
         ConfigError: An episode does not end.
@@ -163,7 +164,7 @@ def play_episodes(
     act = acting_function(policy, num_envs)
     head = policy.head
     memory = policy.blank_memory(num_envs)
-    for _ in range(max_steps):
+    for _ in range(MOST_STEPS):
         if all(len(own) >= share for own, share in zip(finished, shares, strict=True)):
             return [episode for own, share in zip(finished, shares, strict=True) for episode in own[:share]]
         record = Record.empty(1, num_envs)
@@ -177,6 +178,6 @@ def play_episodes(
             totals[number] = 0.0
             lengths[number] = 0
     raise ConfigError(
-        f"an episode of {environments.name} did not end within {max_steps:,} steps; limit it: "
+        f"an episode of {environments.name} did not end within {MOST_STEPS:,} steps; limit it: "
         "control.env_options={max_episode_steps: …}"
     )

@@ -24,6 +24,9 @@ from kedge.training.optimizer import parameters_of
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.update import MetricTotals, Steps, UpdateResult, minibatches_of, reduce_steps, search_minibatch
 
+TOLERANCE = 1e-10
+"""The share of |b|² at which |b − A·x|² is small enough to stop."""
+
 MatrixProduct: TypeAlias = Callable[[Tensor], Tensor]
 """Multiplies a symmetric positive semi-definite matrix by a vector."""
 
@@ -248,9 +251,7 @@ def fisher_product(kl: Float[Tensor, ""], parameters: Sequence[Tensor]) -> Matri
     return lambda vector: flat_gradient(slope @ vector, parameters, keep=True)
 
 
-def conjugate_gradient(
-    product: MatrixProduct, target: Float[Tensor, " n"], *, iterations: int, tolerance: float = 1e-10
-) -> Float[Tensor, " n"]:
+def conjugate_gradient(product: MatrixProduct, target: Float[Tensor, " n"], *, iterations: int) -> Float[Tensor, " n"]:
     """Solve A·x = b approximately, from x = 0.
 
     Each iteration minimizes ½·xᵀAx − bᵀx over one more direction that is conjugate to those before, so n iterations
@@ -260,14 +261,13 @@ def conjugate_gradient(
         product: v ↦ A·v; A is symmetric and positive definite.
         target: b.
         iterations: Largest number of products, ≥ 1.
-        tolerance: Stop once |b − A·x|² is at most this share of |b|².
 
     Source: Hestenes and Stiefel 1952; TRPO appendix C.
     """
     solution = torch.zeros_like(target)
     residual = direction = target.clone()
     squared = residual @ residual
-    enough = tolerance * squared
+    enough = TOLERANCE * squared
     for _ in range(iterations):
         if squared <= enough:
             break

@@ -217,7 +217,7 @@ def test_a_function_in_a_file_makes_environments(tmp_path: Path) -> None:
         make_environments(f"{tmp_path}/world.py:Make")
 
 
-def test_episodes_are_played_in_equal_shares() -> None:
+def test_episodes_are_played_in_equal_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     environments = make_environments(LineWorld, 2)
     policy = ControlActorCritic(environments.spaces)
     normalization = Normalization(2, 2, observations=False)
@@ -225,8 +225,9 @@ def test_episodes_are_played_in_equal_shares() -> None:
     # Episode e has the rewards 10·e + 1 and 10·e + 2; the first environment plays three of the five.
     assert [episode.total for episode in played] == [3, 23, 43, 3, 23]
     assert {episode.length for episode in played} == {2}
+    monkeypatch.setattr("kedge_control.rollout.MOST_STEPS", 9)
     with pytest.raises(ConfigError, match="did not end within 9 steps"):
-        play_episodes(make_environments("Pendulum-v1"), *acting("Pendulum-v1"), num_episodes=1, max_steps=9)
+        play_episodes(make_environments("Pendulum-v1"), *acting("Pendulum-v1"), num_episodes=1)
 
 
 def acting(name: str) -> tuple[ControlActorCritic, Normalization]:
@@ -234,7 +235,7 @@ def acting(name: str) -> tuple[ControlActorCritic, Normalization]:
     return ControlActorCritic(spaces_), Normalization(spaces_.observation_size)
 
 
-def test_an_episode_is_recorded_and_saved(tmp_path: Path) -> None:
+def test_an_episode_is_recorded_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image, ImageSequence
 
     def make(render_mode: str | None = None) -> Sampled:
@@ -246,7 +247,8 @@ def test_an_episode_is_recorded_and_saved(tmp_path: Path) -> None:
     save_control_policy(tmp_path / "p", policy, Normalization(policy.spaces.observation_size), environment={}, card="#")
     loaded = load_control_policy(tmp_path / "p")
     path = tmp_path / "episode.webp"
-    assert record_episode(spec, loaded, path, every=2, width=32) == (10.0, 10)
+    monkeypatch.setattr("kedge_control.recording.WIDTH", 32)
+    assert record_episode(spec, loaded, path) == (10.0, 10)
     with Image.open(path) as saved:
         saved.load()
         assert (saved.size, saved.n_frames, saved.info["duration"]) == ((32, 24), 5, 100)  # pyright: ignore

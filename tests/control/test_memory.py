@@ -71,13 +71,14 @@ def one_at_a_time(steps: Steps, policy: ControlActorCritic, env: int) -> dict[in
 
 
 @pytest.mark.parametrize("mode", [None, AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_sequences_equal_one_step_at_a_time(mode: AutoresetMode | None) -> None:
+def test_sequences_equal_one_step_at_a_time(mode: AutoresetMode | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kedge_control.experience.SEQUENCE_LENGTH", 2)
     make = LineWorld if mode is None else lambda: SyncVectorEnv([LineWorld] * 2, autoreset_mode=mode)
     environments = make_environments(make, 2)
     policy, normalization = recurrent(environments), Normalization(2, 2, observations=False, rewards="none")
     generator = torch.Generator().manual_seed(0)
     steps = collect_steps(environments, policy, normalization, num_steps=11, generator=generator)
-    experience = experience_of(steps, policy, normalization, gamma=0.9, gae_lambda=0.8, sequence_length=2)
+    experience = experience_of(steps, policy, normalization, gamma=0.9, gae_lambda=0.8)
     with torch.no_grad():
         expected = [one_at_a_time(steps, policy, env) for env in range(2)]
     pairs = [each for found in expected for each in found.values()]
@@ -106,7 +107,8 @@ def test_a_memory_goes_on_in_the_next_rollout() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_policy_with_a_memory_recalls_what_it_saw() -> None:
+def test_a_policy_with_a_memory_recalls_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kedge_control.experience.SEQUENCE_LENGTH", 8)
     environments = make_environments(Recall, 16)
     policy = ControlActorCritic(environments.spaces, hidden_sizes=(16,), share_trunk=True, memory_size=16, seed=1)
     normalization = Normalization(1, 16, observations=False, rewards="none")
@@ -115,7 +117,7 @@ def test_a_policy_with_a_memory_recalls_what_it_saw() -> None:
     generator, memory = torch.Generator().manual_seed(0), Memory(policy, 16)
     for _ in range(18):
         steps = collect_steps(environments, policy, normalization, num_steps=16, generator=generator, memory=memory)
-        experience = experience_of(steps, policy, normalization, gamma=1.0, gae_lambda=1.0, sequence_length=8)
+        experience = experience_of(steps, policy, normalization, gamma=1.0, gae_lambda=1.0)
         spread = experience.advantages[experience.action_mask].std()
         result = ppo_update(
             ControlLearner(policy),

@@ -29,7 +29,7 @@ IMPORTING = {"importlib.import_module", "importlib.util", "spec.loader.exec_modu
 IMPORTERS = {
     *("kedge/__init__.py", "kedge/rewards/__init__.py"),
     *(f"kedge_base/{name}.py" for name in ("generators", "importing", "packages", "stage")),
-    *(f"ppo_conformance/{name}.py" for name in ("checks/__init__", "checks/tokens", "results")),
+    *(f"ppo_conformance/{name}.py" for name in ("checks/tokens", "results")),
 }
 # A verifier runs programs that the policy wrote: in a sandbox, by the one module that runs there. The other
 # compiles that module and writes its job; neither reads what comes back as anything but plain data.

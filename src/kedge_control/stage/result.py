@@ -128,12 +128,12 @@ def check_video(parts: Parts) -> None:
         ConfigError: The environment cannot be rendered on this machine.
     """
     try:
-        record_video(parts, None, most_steps=1)
+        record_video(parts, None, max_steps=1)
     except EnvError as error:
         raise ConfigError(f"control.video=true: {error}; leave it out, or install a renderer") from error
 
 
-def record_video(parts: Parts, folder: Path | None, *, most_steps: int = RECORDED_STEPS) -> None:
+def record_video(parts: Parts, folder: Path | None, *, max_steps: int = RECORDED_STEPS) -> None:
     """Record an episode of the policy in the run's folder.
 
     Raises:
@@ -143,4 +143,4 @@ def record_video(parts: Parts, folder: Path | None, *, most_steps: int = RECORDE
     seed = stream_seed(parts.config.runtime.seed, "video") % 2**31
     policy = ControlPolicy(parts.policy, parts.normalization)
     path = None if folder is None else folder / VIDEO_FILE
-    record_episode(parts.spec, policy, path, seed=seed, max_steps=most_steps, every=2)
+    record_episode(parts.spec, policy, path, seed=seed, max_steps=max_steps)
