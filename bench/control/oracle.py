@@ -148,22 +148,26 @@ class MeanOverNumbers:
 def _parameters(policy: ControlActorCritic) -> list[str]:
     """sb3-contrib's names of the policy's parameters, in kedge's order."""
     peers = {own: theirs for theirs, own in NAMES.items()}
-    names = [name for name, each in policy.named_parameters() if any(each is p for p in policy.policy_parameters())]
     return [
         "log_std" if name == "log_std" else f"{peers[stem]}.{end}"
-        for name in names
+        for name in _own(policy)
         for stem, _, end in [name.rpartition(".")]
     ]
 
 
+def _own(policy: ControlActorCritic) -> dict[str, Tensor]:
+    """The policy's parameters without those that only the critic has."""
+    return {name: each for name, each in policy.named_parameters() if not name.startswith("value_")}
+
+
 def _load(policy: ControlActorCritic, saved: dict[str, Tensor], when: str = "before") -> None:
     with torch.no_grad():
-        for each, name in zip(policy.policy_parameters(), _parameters(policy), strict=True):
+        for each, name in zip(_own(policy).values(), _parameters(policy), strict=True):
             each.copy_(saved[f"{when}/{name}"])
 
 
 def _flat(policy: ControlActorCritic) -> Tensor:
-    return torch.cat([each.detach().flatten().clone() for each in policy.policy_parameters()])
+    return torch.cat([each.detach().flatten().clone() for each in _own(policy).values()])
 
 
 def _step(policy: ControlActorCritic, saved: dict[str, Tensor], old: Tensor, iterations: int) -> None:

@@ -164,11 +164,6 @@ class ControlActorCritic(nn.Module):
         trunk = [] if self.value_trunk is None else list(self.value_trunk.parameters())
         return [*trunk, *self.value_output.parameters()]
 
-    def policy_parameters(self) -> list[nn.Parameter]:
-        """All other parameters, including a shared trunk."""
-        own = {id(each) for each in self.critic_parameters()}
-        return [each for each in self.parameters() if id(each) not in own]
-
     def blank_memory(self, num_envs: int) -> Float[Tensor, "envs 2 units"]:
         """The memory at the start of an episode, zeros: the LSTM's output and its cell. Empty without an LSTM."""
         return torch.zeros(num_envs, 2, self.memory.hidden_size if self.memory else 0, device=self.device)

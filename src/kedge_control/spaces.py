@@ -117,20 +117,19 @@ def _actions(action: Space[Any], name: str) -> tuple[Any, ...]:
     if isinstance(action, spaces.Discrete):
         return "discrete", (int(action.n),), (), (int(action.start),)
     if isinstance(action, spaces.MultiDiscrete):
-        return "multi_discrete", _flat(action.nvec, int), action.nvec.shape, _flat(action.start, int)
+        return "multi_discrete", _flat(action.nvec), action.nvec.shape, _flat(action.start)
     if isinstance(action, spaces.MultiBinary):
         return "multi_binary", (1,) * size, action.shape, (0,) * size
     if isinstance(action, spaces.Box) and np.issubdtype(action.dtype, np.floating) and size:
-        bounds = _flat(action.low, float), _flat(action.high, float)
-        return "continuous", (1,) * size, action.shape, (0,) * size, *bounds
+        return "continuous", (1,) * size, action.shape, (0,) * size, _flat(action.low), _flat(action.high)
     raise ConfigError(
         f"{name}: actions of the space {action} are not supported; expected Discrete, MultiDiscrete, MultiBinary, "
         "or a Box of floats"
     )
 
 
-def _flat(table: Array, kind: type[int] | type[float]) -> tuple[Any, ...]:
-    return tuple(kind(each) for each in table.flatten())
+def _flat(table: Array) -> tuple[Any, ...]:
+    return tuple(table.flatten().tolist())
 
 
 def checked_observation(observation: Any, spaces: Spaces) -> Any:
