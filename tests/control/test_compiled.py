@@ -55,8 +55,8 @@ def test_the_step_is_the_updates_own(name: str, share_trunk: bool, loss: str) ->
         torch.testing.assert_close(tensor, expected, **CLOSE)
 
 
-def compile_in_earnest(backend: str) -> None:
-    words = [sys.executable, "-m", "tests.control.two_sides", backend]
+def compile_in_earnest(backend: str, *kinds: str) -> None:
+    words = [sys.executable, "-m", "tests.control.two_sides", backend, *kinds]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=900, stdin=subprocess.DEVNULL)
     for kind, found in json.loads(done.stdout.splitlines()[-1]).items():
         assert (found["graphs"], found["failed"]) == (1, False), kind
@@ -64,12 +64,12 @@ def compile_in_earnest(backend: str) -> None:
 
 
 def test_one_graph_serves_all_rates_and_coefficients() -> None:
-    compile_in_earnest("eager")
+    compile_in_earnest("eager", "a number within bounds", "several choices")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler is installed")
-def test_machine_code_does_what_the_graph_says() -> None:
+def test_machine_code_does_what_the_graph_says_for_every_kind_of_action() -> None:
     compile_in_earnest("inductor")
 
 
