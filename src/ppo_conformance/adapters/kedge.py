@@ -169,7 +169,7 @@ def divisors(total, settings):
     return total.divisors(experience(action_mask=mask, reward_mask=mask))
 
 
-def experience(**given):
+def experience(**given) -> Any:
     """Make a batch with the attributes that the objective reads."""
     return SimpleNamespace(importance_weights=None, positive=None, rollout=None, **given)
 

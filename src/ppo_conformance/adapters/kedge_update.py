@@ -13,6 +13,7 @@ import tempfile
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -247,8 +248,8 @@ def supervised(case, folder):
     texts = list(zip(batch["prompts"], batch["responses"], strict=True))
     if unit == 1:
         model = LanguageModel(LlamaForCausalLM(config), tokenizer)
-        objective = CompletionLoss(model)
-        examples = [EncodedExample(*text) for text in texts]
+        objective: Any = CompletionLoss(model)
+        examples: Any = [EncodedExample(*text) for text in texts]
     else:
         config.num_labels = 1
         model = ScalarModel(LlamaForSequenceClassification(config), tokenizer)

@@ -3,6 +3,7 @@
 # pyright: reportMissingImports=false
 
 from collections import defaultdict
+from typing import Any
 from unittest.mock import Mock
 
 import torch
@@ -122,7 +123,7 @@ def _loss(log_probs, old, gains, mask, settings, *, beta=0.0, **more):
     return trainer._compute_loss(trainer.model, given)
 
 
-def _trainer(kind=GRPOTrainer, **settings):
+def _trainer(kind: Any = GRPOTrainer, **settings):
     """A trainer without a model: what its methods read, with TRL's defaults."""
     same = lambda x, **_: x  # noqa: E731
     accelerator = {"gather": same, "gather_for_metrics": same, "reduce": same, "num_processes": 1, "process_index": 0}
@@ -185,7 +186,7 @@ def _fused(output, logits, tokens, settings):
     """An output of the fused LM head."""
     head = Blank(weight=torch.eye(logits.shape[-1], dtype=torch.float64))
     config = Blank(get_text_config=lambda: Blank(model_type=""))
-    model = _Model(
+    model: Any = _Model(
         config=config, base_model=lambda **_: Blank(last_hidden_state=logits), get_output_embeddings=lambda: head
     )
     add_fused_lm_head(model, settings["temperature"], outputs=("log_probs", "entropy"))

@@ -28,7 +28,8 @@ def expect(method: str, case: dict[str, Any], settings: dict[str, Any]) -> dict[
     settings = {**{name: CHOICES[name].values[0] for name in described.choices}, **settings}
     first, *others = map(np.array, case["inputs"].values())
     found = Formulas().call(method, [first, *others], settings)
-    expected = dict(zip(described.outputs, found if isinstance(found, tuple) else (found,), strict=True))
+    outputs = found if isinstance(found, tuple) else (found,)
+    expected: dict[str, Any] = dict(zip(described.outputs, outputs, strict=True))
     if case.get("kink"):
         expected["gradient"] = None
     elif "gradient" in expected:
