@@ -123,15 +123,17 @@ def _without_prefixes(log: Log) -> Log:
 
 
 def _record(path: Path, trainer: Trainer, log: Log) -> RunRecord:
-    judged = _reward_terms(log.rows) if trainer.stage == "ppo" else {}
+    is_ppo = trainer.stage == "ppo"
+    judged = _reward_terms(log.rows) if is_ppo else {}
     config = translate_settings(trainer, log.settings, judged)
     rows = [{"update": row["step"], **_translated(trainer, row, log, judged)} for row in log.rows]
-    if trainer.stage == "ppo":
+    if is_ppo:
         _add_coefficient(rows, config["ppo"].get("kl_coef"))
         _add_spread(rows, log, config["rollout"])
         _add_stops(rows, log)
         if all(row.get("episode/turns", 1) == 1 for row in rows):  # verl also counts those of plain responses
-            rows = [{name: value for name, value in row.items() if name != "episode/turns"} for row in rows]
+            for row in rows:
+                row.pop("episode/turns", None)
         if not any(name.startswith("value/") for row in rows for name in row):
             config["ppo"]["critic"] = "none"
     kept = [row for row in rows if len(row) > 1]

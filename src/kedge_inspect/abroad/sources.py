@@ -112,14 +112,11 @@ def read_log(path: Path, settings: Path | None = None) -> Log:
         if any(file.stat().st_size > LARGEST_FILE for file in files):
             raise ValueError("more than 1 GiB")
         log = reader(files)
-    except DataError:
-        raise
+        rows = merge_rows([_with_numbers(row) for row in log.rows if isinstance(row, dict)])
+    except DataError as error:
+        raise DataError(f"{str(files[0])!r} {error}") from error
     except (OSError, csv.Error, *UNLIKE_ANY_RUN) as error:
         raise DataError(f"{str(files[0])!r} cannot be read: {type(error).__name__}: {error}") from error
-    try:
-        rows = merge_rows([_with_numbers(row) for row in log.rows if isinstance(row, dict)])
-    except ValueError as error:
-        raise DataError(f"{str(files[0])!r} holds several runs: {error}; keep the rows of one of them") from error
     if not rows:
         raise DataError(f"{str(files[0])!r} has no rows with numbers")
     known = {**log.settings, **(_read_settings(settings) if settings else {})}
@@ -132,7 +129,7 @@ def merge_rows(rows: Sequence[Row]) -> list[Row]:
     Rows are numbered if they have no step, or if it restarts in every call of Stable-Baselines3's `learn`.
 
     Raises:
-        ValueError: The steps of another library restart.
+        DataError: The steps of another library restart.
     """
     joined: dict[int, Row] = {}
     column = next((name for name in STEPS if any(_is_step(row.get(name)) for row in rows)), "")
@@ -140,7 +137,10 @@ def merge_rows(rows: Sequence[Row]) -> list[Row]:
     for before, after in itertools.pairwise(steps):
         if after < before and after <= steps[0]:
             if not column.startswith("time/"):
-                raise ValueError(f"after step {before:g} it starts again at step {after:g}")
+                raise DataError(
+                    f"holds several runs: after step {before:g} it starts again at step {after:g}; keep the rows of one "
+                    "of them"
+                )
             column = ""
             break
     last = 0
@@ -166,46 +166,39 @@ def _with_numbers(row: Row) -> Row:
 def _read_state(files: tuple[Path, ...]) -> Log:
     """`trainer_state.json`, with the settings in the same folder."""
     state = json.loads(files[0].read_bytes())
-    rows = state["log_history"]
-    settings, trainer = _beside(files[0].parent)
-    return Log(rows, settings, trainer, total=state.get("max_steps") or None)
+    return Log(state["log_history"], *_beside(files[0].parent), total=state.get("max_steps") or None)
 
 
 def _beside(folder: Path) -> tuple[dict[str, Any], str]:
     """The settings in `training_args.bin` and the trainer in the model card of a folder, its parents or checkpoints."""
     nearby = (folder, folder.parent, folder.parent.parent, *sorted(folder.glob("checkpoint-*")))
-    saved = next((place / ARGS for place in nearby if (place / ARGS).is_file()), None)
-    cards = (place / CARD for place in nearby if (place / CARD).is_file())
+    saved, cards = ([place / name for place in nearby if (place / name).is_file()] for name in (ARGS, CARD))
     named = (re.search(r"trained with (\w+)", card.read_text("utf-8", "replace")) for card in cards)
-    return read_training_args(saved) if saved else {}, next((match[1] for match in named if match), "")
+    return read_training_args(saved[0]) if saved else {}, next((match[1] for match in named if match), "")
 
 
 def _read_tensorboard(files: tuple[Path, ...]) -> Log:
-    rows: list[Row] = []
-    texts: dict[str, str] = {}
-    for file in files:
-        some, said = read_events(file.read_bytes())
-        rows += some
-        texts |= said
+    read = [read_events(file.read_bytes()) for file in files]
     settings, trainer = _beside(files[0].parent)
-    written = texts.get("args/text_summary")  # written by transformers
-    return Log(rows, settings or (_flat(json.loads(written)) if written else {}), trainer)
+    written = [texts["args/text_summary"] for _, texts in read if "args/text_summary" in texts]  # by transformers
+    rows = [row for some, _ in read for row in some]
+    return Log(rows, settings or (_flat(json.loads(written[-1])) if written else {}), trainer)
 
 
 def _read_offline(files: tuple[Path, ...]) -> Log:
     rows, config = read_wandb(files[0].read_bytes())
-    return Log(rows, _flat({name: value for name, value in config.items() if name != "_wandb"}))
+    return Log(rows, _flat(config))
 
 
 def _read_rows(files: tuple[Path, ...]) -> Log:
     """JSON lines, or one JSON array: flat rows, or with the values in `data`, as verl writes them."""
     text = files[0].read_text("utf-8-sig")
-    rows = json.loads(text) if text.lstrip().startswith("[") else list(_parsed_lines(files[0], text.splitlines()))
-    has_data = [isinstance(row, dict) and isinstance(row.get("data"), dict) for row in rows]
-    return Log([{**row, **row["data"]} if inner else row for row, inner in zip(rows, has_data, strict=True)])
+    rows = json.loads(text) if text.lstrip().startswith("[") else list(_parsed_lines(text.splitlines()))
+    objects = [row for row in rows if isinstance(row, dict)]
+    return Log([{**row, **row["data"]} if isinstance(row.get("data"), dict) else row for row in objects])
 
 
-def _parsed_lines(file: Path, lines: Sequence[str]) -> Iterator[Any]:
+def _parsed_lines(lines: Sequence[str]) -> Iterator[Any]:
     """The content of each line; the last one may be incomplete."""
     for number, line in enumerate(lines, start=1):
         try:
@@ -214,7 +207,7 @@ def _parsed_lines(file: Path, lines: Sequence[str]) -> Iterator[Any]:
         except ValueError as error:
             if number == len(lines) > 1:
                 return
-            raise DataError(f"{str(file)!r} cannot be read: line {number} is not JSON") from error
+            raise DataError(f"cannot be read: line {number} is not JSON") from error
 
 
 def _read_csv(files: tuple[Path, ...]) -> Log:
@@ -230,9 +223,9 @@ def _read_csv(files: tuple[Path, ...]) -> Log:
         found = list(table)
     runs = {run for run, _, _ in columns if run}
     if len(runs) > 1:
-        raise DataError(f"{str(files[0])!r} holds {len(runs)} runs; export one of them")
+        raise DataError(f"holds {len(runs)} runs; export one of them")
     if wide := [number for number, row in enumerate(found, start=2) if any(row[len(columns) :])]:
-        raise DataError(f"{str(files[0])!r} cannot be read: line {wide[0]} has more cells than the header")
+        raise DataError(f"cannot be read: line {wide[0]} has more cells than the header")
     names = ["" if name.endswith(("__MIN", "__MAX")) else name for _, _, name in columns]
     point = {ord(","): "."} if separator == ";" else {}
     cells = (zip(names, row, strict=False) for row in found)

@@ -53,10 +53,6 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
         place += size
 
 
-def _named(message: bytes) -> dict[int, Any]:
-    return dict(_fields(message))
-
-
 def read_events(data: bytes) -> tuple[list[Row], dict[str, str]]:
     """The scalars of a TensorBoard file, a row per step, and its texts by tag; an unfinished last record is left out.
 
@@ -71,10 +67,10 @@ def read_events(data: bytes) -> tuple[list[Row], dict[str, str]]:
         record = data[place + 12 : place + 12 + size]
         if len(record) < size:
             break
-        event = _named(record)  # field 2 is the step, 5 the summary
-        for value in (_named(value) for number, value in _fields(event.get(5, b"")) if number == 1):
+        event = dict(_fields(record))  # field 2 is the step, 5 the summary
+        for value in (dict(_fields(each)) for number, each in _fields(event.get(5, b"")) if number == 1):
             tag = _text(value.get(1))
-            tensor = _named(value.get(8, b""))  # field 1 is the type, 4 the content, 5 floats, 8 texts
+            tensor = dict(_fields(value.get(8, b"")))  # field 1 is the type, 4 the content, 5 floats, 8 texts
             scalar = value.get(2, tensor.get(5, tensor.get(4) if tensor.get(1) == 1 else None))
             if isinstance(scalar, bytes) and len(scalar) == 4:
                 step = event.get(2, 0)
@@ -106,12 +102,11 @@ def read_wandb(data: bytes) -> tuple[list[Row], dict[str, Any]]:
     for record in _leveldb(data):
         for number, value in _fields(record):
             if number == 2:  # history; its field 1 is an item
-                row = _items(value, 1)
-                rows += [row] if row else []
+                rows.append(_items(value))
             elif number in (5, 17):  # configuration, or a run, whose field 4 is the configuration
                 parts = [value] if number == 5 else [part for field, part in _fields(value) if field == 4]
                 for part in parts:
-                    config |= _items(part, 1)
+                    config |= _items(part)
     return rows, config
 
 
@@ -138,16 +133,14 @@ def _leveldb(data: bytes) -> Iterator[bytes]:
             yield b"".join(parts)
 
 
-def _items(message: bytes, number: int) -> dict[str, Any]:
+def _items(message: bytes) -> dict[str, Any]:
     """The items of a history or configuration: 1 is the key, 2 a part of a nested key, the others are values."""
     found: dict[str, Any] = {}
-    for item in (list(_fields(value)) for field, value in _fields(message) if field == number):
-        names = [_text(part) for field, part in item if field == 2] or [
-            _text(part) for field, part in item if field == 1
-        ]
+    for item in (list(_fields(value)) for field, value in _fields(message) if field == 1):
+        names = [[_text(part) for field, part in item if field == wanted] for wanted in (2, 1)]
         values = [VALUES[field](part) for field, part in item if field in VALUES]
-        if names and values:
-            found[".".join(names)] = values[0]
+        if any(names) and values:
+            found[".".join(names[0] or names[1])] = values[0]
     return found
 
 
@@ -172,14 +165,9 @@ EMPTY: dict[str, Callable[[], Any]] = {
     "EMPTY_DICT": dict,
     "EMPTY_LIST": list,
     "EMPTY_TUPLE": tuple,
-    "EMPTY_SET": list,
+    "GLOBAL": object,
 }
-"""Instructions of a pickle that push a value without an argument."""
-
-
-ARGUMENTS = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "BINPERSID": 1}
-ARGUMENTS |= dict.fromkeys(("SETITEM", "STACK_GLOBAL", "REDUCE", "NEWOBJ"), 2)
-"""Number of values that an instruction of a pickle takes from the stack; all since the mark, if it is not here."""
+"""Instructions of a pickle that push a value without an argument; a class that it names becomes a bare object."""
 
 
 class _Plain:
@@ -191,58 +179,49 @@ class _Plain:
 
 
 def _plain_values(data: bytes) -> Any:
-    """Interpret the instructions of a pickle that build plain values; nothing it names is imported or called.
+    """Interpret the instructions of a pickle that `torch.save` writes; nothing it names is imported or called.
 
     Raises:
         Exception: The bytes are not a pickle, or have other instructions.
     """
-    mark, named = object(), object()
+    mark = object()
     stack: list[Any] = []
-    memo: dict[int, Any] = {}
-
-    def popped(name: str) -> list[Any]:
-        """The arguments of an instruction: as many as it always takes, or those since the mark."""
-        count = ARGUMENTS.get(name, 0)
-        place = len(stack) - (count or 1 + stack[::-1].index(mark))
-        items = stack[place:]
-        del stack[place:]
-        return items if count else items[1:]
-
+    memo: dict[Any, Any] = {}
     for operation, argument, _ in pickletools.genops(data):
         name = operation.name
+        if name == "PROTO":
+            continue
+        takes = operation.stack_before
+        count = len(takes)
+        if pickletools.markobject in takes:  # and all that follows the mark
+            count = takes.index(pickletools.markobject) + 1 + stack[::-1].index(mark)
+        place = len(stack) - count
+        taken = [each for each in stack[place:] if each is not mark]
+        del stack[place:]
         if name == "STOP":
-            return stack[-1]
+            return taken[0]
         if name in EMPTY:
             stack.append(EMPTY[name]())
         elif name == "MARK":
             stack.append(mark)
-        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if argument is None else argument] = stack[-1]
+        elif name in ("BINPUT", "LONG_BINPUT"):
+            memo[argument] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[int(argument or 0)])
-        elif name == "GLOBAL":
-            stack.append(named)
-        elif name in ("STACK_GLOBAL", "BINPERSID"):
-            popped(name)
-            stack.append(named)
+            stack.append(memo[argument])
         elif name in ("REDUCE", "NEWOBJ"):
-            _, arguments = popped(name)
-            stack.append(_Plain(arguments[0] if arguments else None))
+            stack.append(_Plain(*taken[1][:1]))
         elif name == "BUILD":
-            state = stack.pop()
-            if isinstance(stack[-1], _Plain):
-                stack[-1].attributes = state
-        elif name == "LIST" or name.startswith("TUPLE"):
-            items = popped(name)
-            stack.append(items if name == "LIST" else tuple(items))
-        elif name in ("APPENDS", "ADDITEMS", "SETITEMS", "APPEND", "SETITEM"):
-            items = popped(name)
-            if isinstance(stack[-1], list):
-                stack[-1].extend(items)
-            elif isinstance(stack[-1], dict):
-                stack[-1].update(zip(items[::2], items[1::2], strict=True))
-        elif name in ("PROTO", "FRAME"):
-            continue
+            taken[0].attributes = taken[1]
+            stack.append(taken[0])
+        elif name.startswith("TUPLE"):
+            stack.append(tuple(taken))
+        elif name.startswith(("APPEND", "SETITEM")):
+            made, *items = taken
+            if isinstance(made, list):
+                made += items
+            elif isinstance(made, dict):
+                made.update(zip(items[::2], items[1::2], strict=True))
+            stack.append(made)
         elif isinstance(argument, (str, int, float)):
             stack.append(argument)
         else:

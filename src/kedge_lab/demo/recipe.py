@@ -6,44 +6,44 @@ only models of this size tolerate.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-DURATION: Final = "two to four minutes on two cores"
+DURATION = "two to four minutes on two cores"
 """Measured in `handbook/demo.json`; a test compares it with the documentation."""
 
-NUM_TOKENIZER_TEXTS: Final = 1500
-VOCAB_SIZE: Final = 1280
+NUM_TOKENIZER_TEXTS = 1500
+VOCAB_SIZE = 1280
 """Enough for every word of the world to be one token."""
-MODEL: Final[dict[str, Any]] = {
+MODEL = {
     "hidden_size": 64,
     "num_layers": 2,
     "num_heads": 4,
     "context_length": 256,
     "initializer_range": 0.12,
 }
-MAX_PROMPT_TOKENS: Final = 136
+MAX_PROMPT_TOKENS = 136
 """Longer posts lose their last paragraphs."""
-MAX_NEW_TOKENS: Final = 40
-TEMPERATURE: Final = 0.7
+MAX_NEW_TOKENS = 40
+TEMPERATURE = 0.7
 """Sampling temperature in training and evaluation, as in Ziegler and N+."""
 
-NUM_DEMONSTRATIONS: Final = 14_000
-NUM_COMPARISONS: Final = 2000
+NUM_DEMONSTRATIONS = 14_000
+NUM_COMPARISONS = 2000
 """Pairs of reference summaries."""
-NUM_SAMPLED_COMPARISONS: Final = 1500
+NUM_SAMPLED_COMPARISONS = 1500
 """Pairs of SFT samples, which show mistakes that no author makes."""
-NUM_HELD_OUT: Final = 256
+NUM_HELD_OUT = 256
 """Posts of the final evaluation."""
-NUM_NORMALIZATION: Final = 256
+NUM_NORMALIZATION = 256
 """Demonstrations on which the reward model's mean score is set to 0."""
-NUM_PROMPTS: Final = 2048
+NUM_PROMPTS = 2048
 """Posts in the PPO prompt set."""
-NUM_CURVE_POSTS: Final = 96
+NUM_CURVE_POSTS = 96
 """Number of posts, from a separate set, for the overoptimization curve."""
-CURVE_EVERY: Final = 2
+CURVE_EVERY = 2
 """Updates between points of the curve."""
 
-CRITIC: Final[dict[str, Any]] = {
+CRITIC = {
     "ppo.critic": "separate",  # from the reward model; a head on the policy's trunk explains nothing in a short run
     "ppo.critic_learning_rate": 2e-3,  # the reward model's: both are regressions that start from the policy's weights
     "ppo.value_gae_lambda": 1.0,  # its targets are the sampled returns
@@ -53,7 +53,7 @@ CRITIC: Final[dict[str, Any]] = {
 }
 """The critic of both PPO runs; bench/defaults/RESULTS.md has the measurements."""
 
-SETTINGS: Final[dict[str, Any]] = {
+SETTINGS = {
     "data.max_prompt_tokens": MAX_PROMPT_TOKENS,
     "data.max_length": 192,
     "data.eval_fraction": 0.04,
@@ -76,7 +76,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "runtime.precision": "fp32",
 }
 
-WITHOUT_KL_SETTINGS: Final[dict[str, Any]] = {
+WITHOUT_KL_SETTINGS = {
     "ppo.kl_coef": 0.0,
     "ppo.measure_kl": True,
     "ppo.num_updates": 20,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,10 +13,10 @@ from kedge.logs.table import Cell, print_table
 from kedge_lab.demo.gold_evaluation import CurvePoint, GoldScores
 from kedge_lab.demo.world import AXES, Post
 
-WITH_KL: Final = "ppo"
-WITHOUT_KL: Final = "ppo-without-kl"
-NUM_SAMPLES: Final = 3
-WRITERS: Final = {"sft": "SFT policy", "ppo": "PPO policy", "references": "references"}
+WITH_KL = "ppo"
+WITHOUT_KL = "ppo-without-kl"
+NUM_SAMPLES = 3
+WRITERS = {"sft": "SFT policy", "ppo": "PPO policy", "references": "references"}
 
 
 @dataclass(frozen=True)

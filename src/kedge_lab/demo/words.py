@@ -4,9 +4,7 @@ A story has one fact per slot. The values of two slots never share a word, and n
 that a single word identifies the fact it states. `{who}`, `{deed}` … are replaced by values.
 """
 
-from typing import Final
-
-SUBREDDITS: Final[dict[str, tuple[str, ...]]] = {
+SUBREDDITS = {
     "family": ("sister", "brother", "cousin", "uncle", "aunt", "grandma", "nephew", "stepdad"),
     "relationships": ("boyfriend", "girlfriend", "husband", "wife", "fiance", "ex"),
     "jobs": ("boss", "coworker", "intern", "accountant"),
@@ -14,7 +12,7 @@ SUBREDDITS: Final[dict[str, tuple[str, ...]]] = {
     "advice": ("dentist", "barber", "teacher", "coach"),
 }
 
-LEXICON: Final[dict[str, tuple[str, ...]]] = {
+LEXICON = {
     "who": tuple(person for people in SUBREDDITS.values() for person in people),
     "deed": ("sold", "lost", "broke", "hid", "borrowed", "ruined", "painted", "burned", "buried", "dropped", "stole",
              "licked", "mailed", "flattened", "traded", "shaved"),
@@ -35,13 +33,13 @@ LEXICON: Final[dict[str, tuple[str, ...]]] = {
                  "laugh it off", "sue everyone", "forgive them", "cry in public", "change names"),
 }  # fmt: skip
 
-SLOTS: Final[tuple[str, ...]] = tuple(LEXICON)
-CORE_SLOTS: Final[tuple[str, ...]] = SLOTS[:3]
+SLOTS = tuple(LEXICON)
+CORE_SLOTS = SLOTS[:3]
 """Slots in every story and every reference summary: who did what to which thing."""
-OPTIONAL_SLOTS: Final[tuple[str, ...]] = SLOTS[3:]
+OPTIONAL_SLOTS = SLOTS[3:]
 """Slots that a story may lack and an author may leave out."""
 
-TITLES: Final[tuple[str, ...]] = (
+TITLES = (
     "My {who} and my {object}",
     "What do I do about my {who}?",
     "I miss my {object}",
@@ -50,7 +48,7 @@ TITLES: Final[tuple[str, ...]] = (
     "Am I the unreasonable one here?",
 )
 
-OPENINGS: Final[tuple[str, ...]] = (
+OPENINGS = (
     "Long time reader, first post.",
     "Sorry for my English.",
     "This is a throwaway account.",
@@ -59,7 +57,7 @@ OPENINGS: Final[tuple[str, ...]] = (
     "I never thought I would post here.",
 )
 
-TELLINGS: Final[dict[str, tuple[str, ...]]] = {
+TELLINGS = {
     "core": (
         "My {who} {deed} my {object}.",
         "I found out that my {who} {deed} my {object}.",
@@ -101,7 +99,7 @@ TELLINGS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Sentences that state each fact in a post."""
 
-BYSTANDERS: Final[dict[str, tuple[str, ...]]] = {
+BYSTANDERS = {
     "who": ("Your {who} would never do that.", "Even the {who} of a friend was shocked."),
     "object": ("Nobody touched the {object}, though.", "The {object} of a friend is fine."),
     "place": ("I would rather have stayed away from any {place}.", "We had planned a trip to some {place} instead."),
@@ -110,7 +108,7 @@ BYSTANDERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Sentences with a value that is not a fact of the story; a summary that repeats it is inaccurate."""
 
-RAMBLINGS: Final[tuple[str, ...]] = (
+RAMBLINGS = (
     "The story is long.",
     "You would have laughed.",
     "We have known each other for years.",
@@ -124,7 +122,7 @@ RAMBLINGS: Final[tuple[str, ...]] = (
 )
 """Well-formed but irrelevant sentences: distractions in a post, padding by a rambling author."""
 
-POSTSCRIPTS: Final[tuple[str, ...]] = (
+POSTSCRIPTS = (
     "EDIT: Wow, I did not expect so many replies. I am reading all of them with a cup of tea.",
     "EDIT 2: Many of you asked about our parrot. Biscuit is doing well and sends his regards.",
     "UPDATE: Nothing new so far. I will let you know when there is something to tell.",
@@ -134,21 +132,21 @@ POSTSCRIPTS: Final[tuple[str, ...]] = (
 )
 """Closing paragraphs of a long post, without facts, which truncation may cut."""
 
-HEADLINE: Final = "My {who} {deed} my {object}"
+HEADLINE = "My {who} {deed} my {object}"
 """First sentence of a summary, extended by `ADJUNCTS` up to the period.
 
 In a summary, the word before a value precedes values of that slot only, so a small model can learn within a minute
 which fact to look up.
 """
 
-ADJUNCTS: Final[dict[str, str]] = {
+ADJUNCTS = {
     "place": " at the {place}",
     "time": " on {time}",
     "reason": " over a {reason}",
     "demand": " and wants {demand}",
 }
 
-CLOSINGS: Final[dict[str, str]] = {
+CLOSINGS = {
     "feeling": "Feeling {feeling}.",
     "question": "Time to {question}?",
 }

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import exp
 from types import MappingProxyType
-from typing import Final
-
 from kedge.data.records import Comparison, Demonstration, Prompt
 from kedge_lab.demo.words import (
     ADJUNCTS,
@@ -30,9 +28,9 @@ from kedge_lab.demo.words import (
     TITLES,
 )
 
-ANNOTATOR_TEMPERATURE: Final = 0.06
+ANNOTATOR_TEMPERATURE = 0.06
 """Noise of the annotator in units of gold quality: 73 % of such differences are labeled correctly, lapses aside."""
-ANNOTATOR_LAPSE_RATE: Final = 0.05
+ANNOTATOR_LAPSE_RATE = 0.05
 """Share of labels that the annotator gives at random."""
 
 
@@ -71,9 +69,9 @@ class World:
         author = rng.sample(AUTHORS, len(AUTHORS))[version % len(AUTHORS)]
         return write_summary(rng, post, author)
 
-    def demonstrations(self, count: int, *, start: int = 0) -> list[Demonstration]:
+    def demonstrations(self, count: int) -> list[Demonstration]:
         """Posts with their reference summaries."""
-        return [Demonstration(self.render(post), " " + self.reference(post)) for post in self.posts(count, start=start)]
+        return [Demonstration(self.render(post), " " + self.reference(post)) for post in self.posts(count)]
 
     def prompts(self, count: int, *, start: int = 0) -> list[Prompt]:
         """Posts as prompts."""
@@ -83,11 +81,11 @@ class World:
         """The prompt of a post; the column `index` identifies the post."""
         return Prompt(self.render(post), {"index": post.index})
 
-    def comparisons(self, count: int, *, start: int = 0) -> list[Comparison]:
+    def comparisons(self, count: int) -> list[Comparison]:
         """Two reference summaries of each post, ordered by the annotator."""
         return [
-            self.compare(post, " " + self.reference(post), " " + self.reference(post, version=1))
-            for post in self.posts(count, start=start)
+            self.compare(post, *(" " + self.reference(post, version=version) for version in (0, 1)))
+            for post in self.posts(count)
         ]
 
     def compare(self, post: Post, first: str, second: str) -> Comparison:
@@ -125,7 +123,7 @@ class Author:
     ramble_rate: float
 
 
-AUTHORS: Final = (
+AUTHORS = (
     Author("careful", include_rate=0.85, invent_rate=0.03, ramble_rate=0.05),
     Author("hasty", include_rate=0.4, invent_rate=0.1, ramble_rate=0.05),
     Author("rambling", include_rate=0.55, invent_rate=0.1, ramble_rate=0.8),
@@ -135,34 +133,30 @@ AUTHORS: Final = (
 
 def write_summary(rng: random.Random, post: Post, author: Author) -> str:
     """Summarize a post in the author's style: the facts noticed, correct or not."""
-    stated = {slot: value for slot, value in post.facts.items() if _notices(rng, author, slot)}
+    stated = {
+        slot: value
+        for slot, value in post.facts.items()
+        if slot not in OPTIONAL_SLOTS or rng.random() < author.include_rate
+    }
     if rng.random() < author.invent_rate:
         slot = rng.choice(list(LEXICON))
-        stated[slot] = rng.choice([value for value in LEXICON[slot] if value != post.facts.get(slot)])
+        stated[slot] = _other_value(rng, slot, post.facts)
     ramblings = [rng.choice(RAMBLINGS)] if rng.random() < author.ramble_rate else []
-    return " ".join([_headline(stated), *ramblings, *_closing(stated)])
-
-
-def _notices(rng: random.Random, author: Author, slot: str) -> bool:
-    return slot not in OPTIONAL_SLOTS or rng.random() < author.include_rate
-
-
-def _headline(stated: Mapping[str, str]) -> str:
     adjuncts = [text for slot, text in ADJUNCTS.items() if slot in stated]
-    return "".join([HEADLINE, *adjuncts, "."]).format(**stated)
+    closings = [sentence for slot, sentence in CLOSINGS.items() if slot in stated]
+    return " ".join(["".join([HEADLINE, *adjuncts, "."]), *ramblings, *closings]).format(**stated)
 
 
-def _closing(stated: Mapping[str, str]) -> list[str]:
-    return [sentence.format(**stated) for slot, sentence in CLOSINGS.items() if slot in stated]
+def _other_value(rng: random.Random, slot: str, facts: Mapping[str, str]) -> str:
+    """A value of a slot that is not the story's."""
+    return rng.choice([value for value in LEXICON[slot] if value != facts.get(slot)])
 
 
-ABSENT_RATE: Final = 0.12
+ABSENT_RATE = 0.12
 """Probability that an optional fact is missing from a story."""
-OPENING_RATE: Final = 0.4
-BYSTANDER_RATE: Final = 0.25
-LONG_RATE: Final = 0.12
-MIDDLE_SLOTS: Final = ("place", "time", "reason")
-LAST_SLOTS: Final = ("demand", "feeling", "question")
+OPENING_RATE = 0.4
+BYSTANDER_RATE = 0.25
+LONG_RATE = 0.12
 
 
 @dataclass(frozen=True)
@@ -192,53 +186,33 @@ def write_post(rng: random.Random, index: int) -> Post:
         index: number of the post.
     """
     subreddit = rng.choice(list(SUBREDDITS))
-    facts = _invent_facts(rng, subreddit)
-    title = rng.choice(TITLES).format(**facts)
-    paragraphs = [_first_paragraph(rng, facts), _middle_paragraph(rng, facts), _last_paragraph(rng, facts)]
-    if rng.random() < LONG_RATE:
-        paragraphs += rng.sample(POSTSCRIPTS, rng.randint(2, 4))
-    return Post(index, subreddit, title, tuple(filter(None, paragraphs)), MappingProxyType(facts))
-
-
-def _invent_facts(rng: random.Random, subreddit: str) -> dict[str, str]:
     facts = {slot: rng.choice(LEXICON[slot]) for slot in CORE_SLOTS}
     facts["who"] = rng.choice(SUBREDDITS[subreddit])
-    return facts | {slot: rng.choice(LEXICON[slot]) for slot in OPTIONAL_SLOTS if rng.random() >= ABSENT_RATE}
+    facts |= {slot: rng.choice(LEXICON[slot]) for slot in OPTIONAL_SLOTS if rng.random() >= ABSENT_RATE}
+    title = rng.choice(TITLES).format(**facts)
 
+    def told(*slots: str) -> list[str]:
+        return [rng.choice(TELLINGS[slot]).format(**facts) for slot in slots if slot in facts]
 
-def _tell(rng: random.Random, facts: Mapping[str, str], slots: tuple[str, ...]) -> list[str]:
-    return [rng.choice(TELLINGS[slot]).format(**facts) for slot in slots if slot in facts]
-
-
-def _first_paragraph(rng: random.Random, facts: Mapping[str, str]) -> str:
     opening = [rng.choice(OPENINGS)] if rng.random() < OPENING_RATE else []
-    return " ".join([*opening, rng.choice(TELLINGS["core"]).format(**facts)])
-
-
-def _middle_paragraph(rng: random.Random, facts: Mapping[str, str]) -> str:
-    sentences = [*_tell(rng, facts, MIDDLE_SLOTS), rng.choice(RAMBLINGS)]
+    first = [*opening, rng.choice(TELLINGS["core"]).format(**facts)]
+    middle = [*told("place", "time", "reason"), rng.choice(RAMBLINGS)]
     if rng.random() < BYSTANDER_RATE:
-        sentences.append(_mention_bystander(rng, facts))
-    return " ".join(rng.sample(sentences, len(sentences)))
+        slot = rng.choice(list(BYSTANDERS))
+        other = _other_value(rng, slot, facts)
+        middle.append(rng.choice(BYSTANDERS[slot]).format(**{slot: other}))
+    middle = rng.sample(middle, len(middle))
+    last = told("demand", "feeling", "question")
+    last.insert(rng.randint(0, len(last)), rng.choice(RAMBLINGS))
+    postscripts = rng.sample(POSTSCRIPTS, rng.randint(2, 4)) if rng.random() < LONG_RATE else []
+    return Post(index, subreddit, title, (*map(" ".join, (first, middle, last)), *postscripts), MappingProxyType(facts))
 
 
-def _last_paragraph(rng: random.Random, facts: Mapping[str, str]) -> str:
-    sentences = _tell(rng, facts, LAST_SLOTS)
-    sentences.insert(rng.randint(0, len(sentences)), rng.choice(RAMBLINGS))
-    return " ".join(sentences)
-
-
-def _mention_bystander(rng: random.Random, facts: Mapping[str, str]) -> str:
-    slot = rng.choice(list(BYSTANDERS))
-    other = rng.choice([value for value in LEXICON[slot] if value != facts.get(slot)])
-    return rng.choice(BYSTANDERS[slot]).format(**{slot: other})
-
-
-AXES: Final[dict[str, float]] = {"coverage": 0.55, "accuracy": 0.25, "coherence": 0.1, "brevity": 0.1}
+AXES = {"coverage": 0.55, "accuracy": 0.25, "coherence": 0.1, "brevity": 0.1}
 """Weight of each axis in the quality. Coverage has the largest, as for Stiennon's labelers."""
-IDEAL_WORDS: Final = 28
+IDEAL_WORDS = 28
 """Enough words to state every fact of a story."""
-TOO_MANY_WORDS: Final = 48
+TOO_MANY_WORDS = 48
 
 
 @dataclass(frozen=True)
@@ -267,33 +241,23 @@ def judge_summary(post: Post, summary: str) -> SummaryScores:
     Source: the axes of Stiennon et al. 2020 (arXiv 2009.01325), appendix C.5, made computable.
     """
     stated = stated_facts(summary)
-    supported = {(slot, value) for slot, value in stated if post.facts.get(slot) == value}
+    supported = stated & post.facts.items()
+    sentences = [sentence for sentence in re.split(r"(?<=[.?!])\s+", summary.strip()) if sentence]
+    well_formed = {sentence for sentence in sentences if _SENTENCE.fullmatch(sentence)}
+    words = len(summary.split())
     return SummaryScores(
         coverage=len(supported) / len(post.facts),
         accuracy=len(supported) / len(stated) if stated else 0.0,
-        coherence=_coherence(summary),
-        brevity=_brevity(summary),
+        coherence=len(well_formed) / len(sentences) if sentences else 0.0,
+        brevity=min(1.0, max(0.0, (TOO_MANY_WORDS - words) / (TOO_MANY_WORDS - IDEAL_WORDS))) if words else 0.0,
     )
 
 
 def stated_facts(text: str) -> set[tuple[str, str]]:
     """All `(slot, value)` pairs that a text mentions, in any position and case."""
     return {
-        (slot, value)
-        for slot, pattern in _MENTIONS.items()
-        for value in (_SPELLINGS[found.lower()] for found in pattern.findall(text))
+        (slot, _SPELLINGS[found.lower()]) for slot, pattern in _MENTIONS.items() for found in pattern.findall(text)
     }
-
-
-def _coherence(summary: str) -> float:
-    sentences = [sentence for sentence in re.split(r"(?<=[.?!])\s+", summary.strip()) if sentence]
-    well_formed = {sentence for sentence in sentences if _SENTENCE.fullmatch(sentence)}
-    return len(well_formed) / len(sentences) if sentences else 0.0
-
-
-def _brevity(summary: str) -> float:
-    words = len(summary.split())
-    return min(1.0, max(0.0, (TOO_MANY_WORDS - words) / (TOO_MANY_WORDS - IDEAL_WORDS))) if words else 0.0
 
 
 def _any_of(patterns: tuple[str, ...]) -> str:
@@ -316,8 +280,8 @@ def _sentence_pattern() -> re.Pattern[str]:
     return re.compile(_any_of((headline, *others)))
 
 
-_SPELLINGS: Final = {value.lower(): value for words in LEXICON.values() for value in words}
-_MENTIONS: Final = {
+_SPELLINGS = {value.lower(): value for words in LEXICON.values() for value in words}
+_MENTIONS = {
     slot: re.compile(rf"\b{_any_of(tuple(map(re.escape, words)))}\b", re.IGNORECASE) for slot, words in LEXICON.items()
 }
-_SENTENCE: Final = _sentence_pattern()
+_SENTENCE = _sentence_pattern()
