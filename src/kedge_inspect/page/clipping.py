@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,7 +38,7 @@ def clipping(record: RunRecord) -> dict[str, Any]:
         "loss": _loss(record),
         "span": WIDEST,
         "whole": [
-            _merged([(epochs[at], bounds) for _, epochs, bounds in updates if at < len(epochs)])
+            _merged([epochs[at] for _, epochs, _ in updates if at < len(epochs)])
             for at in range(max(len(epochs) for _, epochs, _ in updates))
         ],
         "updates": [
@@ -47,7 +46,7 @@ def clipping(record: RunRecord) -> dict[str, Any]:
                 "update": update,
                 "low": bounds[0],
                 "high": bounds[1],
-                "epochs": [_merged([(epoch, bounds)]) for epoch in epochs],
+                "epochs": [_merged([epoch]) for epoch in epochs],
             }
             for update, epochs, bounds in evenly_spaced(updates, MOST_UPDATES)
         ],
@@ -55,24 +54,13 @@ def clipping(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def share_below(counts: Sequence[float], bound: float) -> float:
-    """The share of a histogram of log ρ below a bound; the bin that contains the bound is interpolated linearly."""
-    total = sum(counts)
-    position = min(max((bound + WIDEST) / (2 * WIDEST), 0.0), 1.0) * len(counts)
-    whole = int(position)
-    part = counts[whole] * (position - whole) if whole < len(counts) else 0.0
-    return (sum(counts[:whole]) + part) / total if total else 0.0
-
-
 def _epochs(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [epoch for epoch in row.get("epochs") or () if isinstance(epoch, Mapping) and epoch.get("ratios")]
 
 
 def _loss(record: RunRecord) -> str:
-    setting: object = record.setting("ppo.policy_loss") or "clipped"
-    loss = (
-        ", ".join(map(str, setting)) if isinstance(setting, Mapping) else str(setting)
-    )  # the setting is a name, or {name: parameter}
+    setting: object = record.setting("ppo.policy_loss") or "clipped"  # a name, or {name: parameter}
+    loss = ", ".join(map(str, setting)) if isinstance(setting, Mapping) else str(setting)
     whole = {"sequence": ", by whole responses", "turn": ", by whole turns"}
     return loss + whole.get(str(record.setting("ppo.ratio")), "")
 
@@ -91,44 +79,24 @@ def _bounds(record: RunRecord, metrics: Mapping[str, Any]) -> tuple[float, float
     return 1 - below, 1 + (below if above is None else above)
 
 
-def _merged(parts: Sequence[tuple[Mapping[str, Any], tuple[float, float]]]) -> dict[str, Any]:
-    """Merge several epochs, each with its bounds: counts are added, and shares averaged by tokens.
-
-    `pulled`: the shares of all tokens with a ratio outside the range on the side that is not clipped.
-    """
-    epochs = [epoch for epoch, _ in parts]
+def _merged(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge several epochs: counts are added, and shares averaged by tokens."""
     weights = [sum(epoch["ratios"]["raised"]) + sum(epoch["ratios"]["lowered"]) for epoch in epochs]
-    ratios = {
-        sign: [sum(bins) for bins in zip(*(epoch["ratios"][sign] for epoch in epochs), strict=True)]
-        for sign in ("raised", "lowered")
-    }
-    outside = [_outside(epoch["ratios"], *bounds) for epoch, bounds in parts]
+
+    def mean(values: Sequence[Any]) -> float | None:
+        """The rounded mean over values that are present; None if they have no weight."""
+        pairs = [
+            (weight, value) for weight, value in zip(weights, map(as_number, values), strict=True) if value is not None
+        ]
+        mass = sum(weight for weight, _ in pairs)
+        return rounded(sum(weight * value for weight, value in pairs) / mass) if mass else None
+
     return {
         "tokens": sum(weights),
-        "clip_fraction": rounded(_weighted_mean(weights, [epoch.get("clip_fraction") for epoch in epochs])),
-        "approx_kl": rounded(_weighted_mean(weights, [epoch.get("approx_kl") for epoch in epochs])),
-        "cases": {
-            case: rounded(_weighted_mean(weights, [epoch.get("cases", {}).get(case) for epoch in epochs]))
-            for case in CASES
+        **{name: mean([epoch.get(name) for epoch in epochs]) for name in ("clip_fraction", "approx_kl")},
+        "cases": {case: mean([epoch.get("cases", {}).get(case) for epoch in epochs]) for case in CASES},
+        "ratios": {
+            sign: [sum(bins) for bins in zip(*(epoch["ratios"][sign] for epoch in epochs), strict=True)]
+            for sign in ("raised", "lowered")
         },
-        "pulled": {
-            sign: rounded(sum(counts) / (sum(weights) or 1))
-            for sign, counts in zip(("raised", "lowered"), zip(*outside, strict=True), strict=True)
-        },
-        "ratios": ratios,
     }
-
-
-def _outside(ratios: Mapping[str, Sequence[float]], low: float, high: float) -> tuple[float, float]:
-    """Count the raised tokens with a ratio below the range, and the lowered ones with a ratio above it."""
-    raised, lowered = ratios["raised"], ratios["lowered"]
-    from_low, from_high = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
-    return sum(raised) * share_below(raised, from_low), sum(lowered) * (1 - share_below(lowered, from_high))
-
-
-def _weighted_mean(weights: Sequence[float], values: Sequence[Any]) -> float | None:
-    """The mean over values that are present; None if they have no weight."""
-    pairs = [(weight, number) for weight, value in zip(weights, values, strict=True)
-             if (number := as_number(value)) is not None]  # fmt: skip
-    mass = sum(weight for weight, _ in pairs)
-    return sum(weight * number for weight, number in pairs) / mass if mass else None

@@ -6,8 +6,6 @@ only models of this size tolerate.
 
 from __future__ import annotations
 
-from typing import Any
-
 DURATION = "two to four minutes on two cores"
 """Measured in `handbook/demo.json`; a test compares it with the documentation."""
 

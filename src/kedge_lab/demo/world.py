@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import exp
 from types import MappingProxyType
+
 from kedge.data.records import Comparison, Demonstration, Prompt
 from kedge_lab.demo.words import (
     ADJUNCTS,
@@ -255,9 +256,7 @@ def judge_summary(post: Post, summary: str) -> SummaryScores:
 
 def stated_facts(text: str) -> set[tuple[str, str]]:
     """All `(slot, value)` pairs that a text mentions, in any position and case."""
-    return {
-        (slot, _SPELLINGS[found.lower()]) for slot, pattern in _MENTIONS.items() for found in pattern.findall(text)
-    }
+    return {(slot, _SPELLINGS[found.lower()]) for slot, pattern in _MENTIONS.items() for found in pattern.findall(text)}
 
 
 def _any_of(patterns: tuple[str, ...]) -> str:

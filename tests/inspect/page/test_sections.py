@@ -12,7 +12,7 @@ import pytest
 from kedge_inspect.doctor import Direction, Finding, Severity
 from kedge_inspect.page.changes import typographic
 from kedge_inspect.page.checks import FrontierPoint, critic, frontier, held_out
-from kedge_inspect.page.clipping import clipping, share_below
+from kedge_inspect.page.clipping import clipping
 from kedge_inspect.page.curves import curves, drawn_metrics
 from kedge_inspect.page.data import ReportedRun, page_data
 from kedge_inspect.page.looks import look_of
@@ -257,16 +257,6 @@ def test_the_turns_of_an_episode_are_a_tree_with_figures():
                ["responses"][0]["tree"][0]) == {*tree[0]}  # fmt: skip
 
 
-def test_shares_of_a_histogram_below_a_bound():
-    # Four bins of log ρ: from −1, −½, 0 and ½.
-    assert share_below([1, 1, 1, 1], 0.0) == pytest.approx(0.5)
-    assert share_below([2, 0, 1, 1], -0.5) == pytest.approx(0.5)
-    assert share_below([1, 1, 1, 1], 0.25) == pytest.approx(0.625)
-    assert share_below([1, 1, 1, 1], 7.0) == 1.0
-    assert share_below([1, 1, 1, 1], -math.inf) == 0.0
-    assert share_below([0, 0, 0, 0], 0.0) == 0.0
-
-
 def test_cases_are_averaged_by_tokens_and_ratios_are_added():
     few, many = [0] * 41, [0] * 41
     few[20], many[0], many[40] = 1, 2, 1  # in the middle, and at both ends
@@ -280,7 +270,6 @@ def test_cases_are_averaged_by_tokens_and_ratios_are_added():
     assert whole["tokens"] == 4
     assert whole["cases"]["raised"] == pytest.approx(0.75)
     assert whole["cases"]["raised_held"] == whole["clip_fraction"] == pytest.approx(0.25)
-    assert whole["pulled"] == {"raised": pytest.approx(0.5), "lowered": 0}
     assert whole["ratios"]["raised"][0] == 2
     assert [each["update"] for each in found["updates"]] == [1, 2]
 
@@ -298,8 +287,7 @@ def test_a_scheduled_clip_has_the_bounds_of_each_update():
     measured = [{"update": n, "schedule/ppo.clip_range": clip} for n, clip in ((1, 0.2), (2, 0.4))]
     found = clipping(ppo_record(details=rows, metrics=measured))
     assert [(each["low"], each["high"]) for each in found["updates"]] == [(0.8, 1.2), (0.6, 1.4)]
-    assert [each["epochs"][0]["pulled"]["raised"] for each in found["updates"]] == [1, 0]
-    assert (found["low"], found["high"], found["whole"][0]["pulled"]["raised"]) == (0.6, 1.4, 0.5)
+    assert (found["low"], found["high"]) == (0.6, 1.4)
 
 
 @pytest.mark.parametrize(("ratio", "whole"), [("sequence", "responses"), ("turn", "turns")])

@@ -6,10 +6,6 @@ const CASES = [
   ["lowered", "A < 0, ρ ≥ 1 − ε", "Made less likely.", "minus", 0.45],
   ["lowered_held", "A < 0, ρ < 1 − ε", "Clipped: already less likely; gradient 0.", "minus", 1],
 ];
-const PULLED = [
-  ["raised", "A ≥ 0, ρ < 1 − ε", "Became less likely although A ≥ 0: pulled back, not clipped. Part of the first case.", "plus", 0.2],
-  ["lowered", "A < 0, ρ > 1 + ε", "Became more likely although A < 0: pulled back, not clipped. Part of the third case.", "minus", 0.2],
-];
 
 const summed = epochs => epochs.reduce((sum, epoch) => ({
   raised: epoch.ratios.raised.map((count, bin) => count + (sum.raised[bin] ?? 0)),
@@ -53,7 +49,6 @@ const casesTable = epochs => {
   const row = (name, text, shares, tint, opacity) => [[mark(tint, opacity), name, el("span", { class: "aside" }, text)], ...shares];
   return table(["Case", ...epochs.map((_, at) => `epoch ${at + 1}`)], [
     ...CASES.map(([key, name, text, tint, opacity]) => row(name, text, epochs.map(epoch => percent(epoch.cases[key])), tint, opacity)),
-    ...PULLED.map(([key, name, text, tint, opacity]) => row(name, text, epochs.map(epoch => `≈ ${percent(epoch.pulled[key])}`), tint, opacity)),
     [["Approximate KL", el("span", { class: "aside" }, "Distance of the policy from the one that sampled, nats per token.")], ...epochs.map(epoch => format(epoch.approx_kl, 3))],
   ]);
 };
@@ -95,7 +90,7 @@ const clipping = data => {
         el("label", { class: "field" }, el("input", { type: "checkbox", checked: logScale, onchange: event => { logScale = event.target.checked; change(); } }), el("span", {}, "logarithmic shares"))),
       clip.loss === "clipped" ? null : el("p", { class: "muted" }, `This run's policy loss is ${clip.loss}: the charts show what clipping would do.`),
       el("div", { class: "two" }, charts.slice(0, 2)),
-      card(el("h3", {}, "The four cases, and tokens that are pulled back"), cases),
+      card(el("h3", {}, "The four cases"), cases),
       el("div", { class: "two" }, charts[2], clippedCurves(clip, run.color)),
       clip.updates.length < clip.of ? el("p", { class: "muted small" }, `The slider offers ${clip.updates.length} of ${clip.of} updates; “whole run” covers all of them.`) : null,
     ];
