@@ -137,10 +137,8 @@ def merge_rows(rows: Sequence[Row]) -> list[Row]:
     for before, after in itertools.pairwise(steps):
         if after < before and after <= steps[0]:
             if not column.startswith("time/"):
-                raise DataError(
-                    f"holds several runs: after step {before:g} it starts again at step {after:g}; keep the rows of one "
-                    "of them"
-                )
+                again = f"after step {before:g} it starts again at step {after:g}"
+                raise DataError(f"holds several runs: {again}; keep the rows of one of them")
             column = ""
             break
     last = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,8 +26,6 @@ FEWEST = 4
 """Number of updates from which the noise of a series can be estimated."""
 
 MINUS = "\u2212"
-NEGATIVE = re.compile(r"(?<![^\s(\[,~≈])-(?=[\d.]*\d)|(?<=\de)-(?=\d)")
-"""A hyphen before a number at the start of a word or in an exponent; not in a range, a date or `field=-1`."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +104,3 @@ def ranged(interval: Mapping[str, Any], show: Callable[[float], str] = figure) -
 def percent(interval: Mapping[str, Any]) -> str:
     """A share with its interval: `57% (50% to 64%)`."""
     return ranged(interval, share)
-
-
-def typographic(text: str) -> str:
-    """Use a minus sign for negative numbers in a text; settings such as `field=-1` are unchanged."""
-    return NEGATIVE.sub(MINUS, text)

@@ -9,7 +9,6 @@ from typing import Any
 
 from kedge_base.run_folder.output import VIDEO_FILE
 from kedge_inspect.doctor.rule import Finding, severity_rank
-from kedge_inspect.page.changes import typographic
 from kedge_inspect.page.checks import FrontierPoint, critic, frontier, held_out
 from kedge_inspect.page.clipping import clipping
 from kedge_inspect.page.curves import curves
@@ -107,7 +106,7 @@ def _run(run: ReportedRun, most_points: int, most_bytes: int) -> dict[str, Any]:
         "stops_at": record.stops_at,
         "facts": dict(record.facts),
         "sentences": [*describe_run(record), *data_sentences(record)],
-        "doctor": {"verdict": typographic(run.verdict), "clean": run.is_clean},
+        "doctor": {"verdict": run.verdict, "clean": run.is_clean},
         "incidents": 0 if record.trainer else len(record.incidents),
         "first_and_last": first_and_last(record),
         "curves": curves(record, most_points=most_points),
@@ -154,15 +153,13 @@ def _grouped_findings(findings: Sequence[Sequence[Finding]]) -> list[dict[str, A
             keys[place] |= own
     worst_first = [sorted(group, key=lambda entry: severity_rank(entry[1])) for group in groups]
     return [
-        {"severity": group[0][1].severity, "findings": [_shown(*entry) for entry in group]}
+        {"severity": group[0][1].severity, "findings": [{"run": run, **_shown(finding)} for run, finding in group]}
         for group in sorted(worst_first, key=lambda group: severity_rank(group[0][1]))
     ]
 
 
-def _shown(run: int, finding: Finding) -> dict[str, Any]:
-    texts = {"seen": finding.seen, "means": finding.means, "try": finding.try_}
-    shown = {name: typographic(text) for name, text in texts.items()}
-    return {"run": run, "rule": finding.rule, "severity": finding.severity, **shown}
+def _shown(finding: Finding) -> dict[str, str]:
+    return {name: text for name, text in finding.as_json().items() if name != "docs"}
 
 
 JUDGE = "gold"

@@ -105,60 +105,42 @@ def plain_verdict(
             f"<h1>{_text(data.get('title', ''))}</h1>",
             f"<p>{_text(note)}</p>",
             _list([f"{each['label']}: {ranged(each)}" for each in data.get("headlines", ())]),
-            _sweep(data["sweep"]) if data.get("sweep") else "",
-            _labels(data["labels"]) if data.get("labels") else "",
+            *(_verdict(data[part]) for part in ("sweep", "labels") if data.get(part)),
             *(_run(run) for run in runs),
             *(_group(group, runs) for group in data.get("findings", ())),
         ]
     )
 
 
-def _sweep(sweep: Mapping[str, Any]) -> str:
-    sentences = "".join(f"<p>{_text(sentence)}</p>" for sentence in sweep["sentences"])
-    settings = [sweep["settings"][place] for place in sweep["order"]]
-    rows = [[each["name"], _known(each["value"]), _known(each["low"]), _known(each["high"]), _known(each["kl"]),
-             f"{each['num_values']} of {each['num_seeds']}"] for each in settings]  # fmt: skip
-    failed = [f"{each['name']} failed: {each['error']}" for each in sweep["trials"] if each["error"] is not None]
-    head = ["", sweep["metric"] or "result", "low", "high", "KL", "seeds"]
-    return sentences + _table(head, rows) + _list(failed)
+def _verdict(part: Mapping[str, Any]) -> str:
+    """The sentences and findings on a sweep or on labels; the script draws their tables."""
+    findings = [line for group in part.get("findings", ()) for line in map(_told, group["findings"])]
+    failed = [f"{each['name']} failed: {each['error']}" for each in part.get("trials", ()) if each["error"] is not None]
+    return "".join(f"<p>{_text(sentence)}</p>" for sentence in part["sentences"]) + _list(findings + failed)
 
 
-def _labels(labels: Mapping[str, Any]) -> str:
-    sentences = "".join(f"<p>{_text(sentence)}</p>" for sentence in labels["sentences"])
-    findings = [
-        f"{each['seen']}. {each['means']} Try: {each['try']}"
-        for group in labels["findings"]
-        for each in group["findings"]
-    ]
-    tables = (f"<h2>{_text(each['title'])}</h2>{_table(each['columns'], each['rows'])}" for each in labels["tables"])
-    return "\n".join([sentences, _list(findings), *tables])
-
-
-def _known(value: float | None) -> str:
-    return "–" if value is None else figure(value)
+def _told(finding: Mapping[str, Any]) -> str:
+    return f"{finding['seen']}. {finding['means']} Try: {finding['try']}"
 
 
 def _run(run: Mapping[str, Any]) -> str:
     sentences = "".join(
         f"<p>{_text(sentence)}</p>" for sentence in [*run["sentences"], run["doctor"]["verdict"]] if sentence
     )
-    rows = [[f"{row['label']} {row['unit']}".strip(), figure(row["first"]), figure(row["last"])]
-            for row in run["first_and_last"]]  # fmt: skip
-    return f"<h2>{_text(run['name'])} ({_text(run['state'])})</h2>{sentences}{_table(['', 'first', 'last'], rows)}"
+    title = f"<h2>{_text(run['name'])} ({_text(run['state'])})</h2>{sentences}"
+    if not run["first_and_last"]:
+        return title
+    cells = [
+        (f"{row['label']} {row['unit']}", figure(row["first"]), figure(row["last"])) for row in run["first_and_last"]
+    ]
+    rows = (f"<tr>{''.join(f'<td>{_text(cell.strip())}</td>' for cell in row)}</tr>" for row in cells)
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("", "first", "last"))
+    return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _group(group: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
-    lines = [f"{runs[each['run']]['name']}: {each['seen']}. {each['means']} Try: {each['try']}"
-             for each in group["findings"]]  # fmt: skip
+    lines = [f"{runs[each['run']]['name']}: {_told(each)}" for each in group["findings"]]
     return f"<h3>{_text(group['findings'][0]['rule'])} ({_text(group['severity'])})</h3>{_list(lines)}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-    titles = "".join(f'<th scope="col">{_text(title)}</th>' for title in head)
-    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _list(lines: Sequence[str]) -> str:

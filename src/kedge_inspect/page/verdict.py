@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from kedge_inspect.look import Row
-from kedge_inspect.page.changes import Ends, ends_of, typographic
+from kedge_inspect.page.changes import Ends, ends_of
 from kedge_inspect.page.looks import look_of
 from kedge_inspect.page.numbers import numbers_of, rounded
 from kedge_inspect.record import RESULTS, RunRecord
@@ -44,7 +44,7 @@ def describe_run(record: RunRecord) -> list[str]:
         return sentences(record, progress)
     if not record.metrics:
         return [f"{progress}.", "No metrics yet."]
-    ended = [f"It ended early: {typographic(record.ended_early)}."] if record.ended_early else []
+    ended = [f"It ended early: {record.ended_early}."] if record.ended_early else []
     return [*sentences(record, progress), *ended]
 
 

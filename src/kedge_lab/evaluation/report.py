@@ -42,22 +42,20 @@ class Evaluation:
     frontier: Sequence[PolicyResult] = ()
     judge_usage: Mapping[str, Any] | None = None
 
-    def longer_won(self) -> list[float]:
-        """The outcome for the longer response of each decided pair of different length."""
-        return [win if ours_is_longer else 1 - win for ours_is_longer, win in self._unequal()]
-
-    def longer_expected(self) -> float | None:
-        """The share that the longer responses would win if each side won the same share of pairs at any length."""
-        pairs = self._unequal()
-        if not pairs:
-            return None
-        longer, won = (mean(map(float, values)) for values in zip(*pairs, strict=True))
-        return longer * won + (1 - longer) * (1 - won)
-
-    def _unequal(self) -> list[tuple[bool, float]]:
-        """Each decided pair of different length: True if our response is longer, and our outcome."""
+    def by_length(self) -> dict[str, Any]:
+        """The share of pairs of different length that the longer response wins, the share that it would win if each
+        side won the same share of pairs at any length, and the number of these pairs.
+        """
         pairs = zip(self.policy.scored.num_tokens, self.opponent.num_tokens, self.policy.outcomes.wins, strict=True)
-        return [(length > other, win) for length, other, win in pairs if win is not None and length != other]
+        unequal = [(length > other, win) for length, other, win in pairs if win is not None and length != other]
+        if not unequal:
+            return {"longer_wins": None, "longer_wins_expected": None, "num_unequal_lengths": 0}
+        longer, won = (mean(map(float, values)) for values in zip(*unequal, strict=True))
+        return {
+            "longer_wins": share_interval([win if is_ours else 1 - win for is_ours, win in unequal]),
+            "longer_wins_expected": longer * won + (1 - longer) * (1 - won),
+            "num_unequal_lengths": len(unequal),
+        }
 
     def controlled(self, result: PolicyResult) -> Controlled | None:
         """The win rate of a result controlled for length in tokens and for markdown."""
@@ -76,7 +74,6 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """Figures for `summary.json`."""
         outcomes = self.policy.outcomes
-        longer = self.longer_won()
         ours = self.policy.scored
         theirs = self.opponent
         return {
@@ -89,9 +86,7 @@ class Evaluation:
             "num_equal": sum(map(eq, ours.responses.completions, theirs.responses.completions)),
             **plain_figures(ours.figures()),
             **{f"{name}_against": figure for name, figure in plain_figures(theirs.figures()).items()},
-            "longer_wins": share_interval(longer).as_json() if longer else None,
-            "longer_wins_expected": self.longer_expected(),
-            "num_unequal_lengths": len(longer),
+            **plain_figures(self.by_length()),
             "position_bias": outcomes.position_bias(),
             **ours.shares(),
             **theirs.shares("_against"),
@@ -165,9 +160,9 @@ def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
     print_table(f"{counted(summary['num_judged'], 'prompt')}, judged by {summary['judge']}", columns, rows)
     if controlled := summary["win_rate_controlled"]:
         print(f"Controlled: the win rate if both sides were alike in {', '.join(controlled['for'])}, by regression.")
-    if longer := evaluation.longer_won():
-        expected = f"{summary['longer_wins_expected']:.0%} expected from the win rates alone"
-        print(f"Win rate of the longer response, where lengths differ: {share_interval(longer)}; {expected}")
+    if longer := (length := evaluation.by_length())["longer_wins"]:
+        expected = f"{length['longer_wins_expected']:.0%} expected from the win rates alone"
+        print(f"Win rate of the longer response, where lengths differ: {longer}; {expected}")
     for each in filter(None, (evaluation.policy.scored.endings, evaluation.opponent.endings)):
         print(endings_line(each))
     if usage := evaluation.judge_usage:
