@@ -34,16 +34,13 @@ def doctor(run: StrPath | Result, *, library: str = "", settings: StrPath | None
     return diagnose_run(folder_of(run), advice=field_advice(), origin=origin)
 
 
-def verify(
-    run: StrPath | Result, *, update: int | None = None, workspace: StrPath | None = None, **objects: Any
-) -> dict[Path, Verification]:
+def verify(run: StrPath | Result, *, update: int | None = None, **objects: Any) -> dict[Path, Verification]:
     """Compare a run's folder with its receipt, and make one of its updates again; the folder is not changed.
 
     Args:
         run: The run's folder or result, or a folder with the runs of several stages.
         update: Make this update again, from the last checkpoint before it or the start, if the folder is as its receipt
             says.
-        workspace: An empty folder for `update`; a temporary one by default.
         objects: Functions, models and rows that the run was given, such as `reward`.
 
     Returns:
@@ -57,8 +54,7 @@ def verify(
     found = {each: verify_run(each) for each in folders}
     if update is None or any(each.differences for each in found.values()):
         return found
-    place = None if workspace is None else folder_of(workspace, "workspace")
-    return {each: service("again")(each, update, place, **objects) for each in found}
+    return {each: service("again")(each, update, **objects) for each in found}
 
 
 def write_report(*runs: StrPath | Result, out: StrPath | None = None) -> Path:

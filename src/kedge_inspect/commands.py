@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from kedge_base.command import Command
-from kedge_base.errors import ConfigError
 from kedge_base.registry import loaded
 from kedge_base.run_folder.output import waiting_for
 from kedge_base.texts import printable
@@ -124,18 +123,12 @@ def verify(
             min=1, help="Make this update again from the last checkpoint before it, or the start, and compare."
         ),
     ] = None,
-    workspace: Annotated[
-        Path | None,
-        typer.Option("--in", metavar="DIR", help="Folder for --update; temporary by default.", parser=_path),
-    ] = None,
 ) -> None:
     """Check that a run's folder is as the run left it, with its receipt. Exits with 1 if something differs."""
     from kedge_inspect.api import verify as verify_runs
     from kedge_inspect.verify import LIMITS
 
-    if workspace is not None and update is None:
-        raise ConfigError("--in needs --update")
-    found = verify_runs(run, update=update, workspace=workspace)
+    found = verify_runs(run, update=update)
     for folder, (differences, summary) in found.items():
         for line in (*differences, summary):
             typer.echo(printable(f"{folder}: {line}"))

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +26,6 @@ from kedge_base.run_folder.output import (
     CONFIG_FILE,
     RECEIPT_FILE,
     SAMPLED_FOLDER,
-    check_output,
     checkpoint_folder,
     kept_checkpoints,
 )
@@ -96,13 +95,12 @@ def _obstacle(machine: Mapping[str, str], objects: Mapping[str, Any]) -> str:
     return "" if torch.distributed.is_available() else "a torch without ranks"
 
 
-def make_again(folder: Path, update: int, workspace: Path | None = None, **objects: Any) -> Verification:
+def make_again(folder: Path, update: int, **objects: Any) -> Verification:
     """Make an update of a run again, from the checkpoint or start before it up to the next checkpoint, if there is one.
 
     Args:
         folder: The run's folder, which is not changed.
         update: The update's number.
-        workspace: An empty folder to work in; None for a temporary one.
         objects: Python objects that the run was given, as for the stage's function.
 
     Raises:
@@ -111,10 +109,9 @@ def make_again(folder: Path, update: int, workspace: Path | None = None, **objec
     recorded = Recorded.of(read_lines(folder / RECEIPT_FILE))
     start, first, last = _span(folder, recorded, update)
     machine = start["machine"]
-    with TemporaryDirectory() if workspace is None else nullcontext(check_output(workspace)) as place:
+    with TemporaryDirectory() as place:
         run = Path(place, "run")
-        settings = Path(place) / CONFIG_FILE
-        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings = Path(place, CONFIG_FILE)
         settings.write_text(start["config"], "utf-8")
         config = with_values(load_config(settings), {"out": str(run), **QUIET})
         stage = read_config(settings.parent)[0]["stage"]

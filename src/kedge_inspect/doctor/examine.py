@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,18 +122,24 @@ BROKEN_BY_STEPS = {
 explains it.
 """
 
-INDIRECT = (
-    critic.value_scale_mismatch.name,
-    critic.dead_critic.name,
-    critic.critic_worse_than_prompt_mean.name,
-    supervised.reward_model_at_chance.name,
-    supervised.critic_explains_nothing.name,
-    kl.beta_too_large.name,
-    kl.teacher_not_approached.name,
-    rewards.reward_flat.name,
-)
+INDIRECT = {
+    rule.name: place
+    for place, rule in enumerate(
+        (
+            critic.value_scale_mismatch,
+            critic.dead_critic,
+            critic.critic_worse_than_prompt_mean,
+            supervised.reward_model_at_chance,
+            supervised.critic_explains_nothing,
+            kl.beta_too_large,
+            kl.teacher_not_approached,
+            rewards.reward_flat,
+        ),
+        start=1,
+    )
+}
 """Rules that detect that something is not learned, which has many causes, instead of the effect of a field's value; the
-most direct first. The advice of other rules takes precedence.
+most direct first, by place. The advice of other rules takes precedence.
 """
 
 UNTIL = {"running": " so far", "stopped": " before it stopped"}
@@ -212,7 +218,10 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
     symptoms = [(each, each.find(record)) for each in look_of(record.stage).rules or general]
     found = {rule.name: (rule, symptom) for rule, symptom in symptoms if symptom is not None}
     movers: _Movers = {}
-    made = {name: _finding(record, *found[name], movers, advice) for name in sorted(found, key=_evidence(found))}
+    evidence = {name: (INDIRECT.get(name, 0), severity_rank(symptom)) for name, (_, symptom) in found.items()}
+    made = {
+        name: _finding(record, *found[name], movers, advice) for name in sorted(found, key=lambda name: evidence[name])
+    }
     findings = _as_severe_as_consequences([made[name] for name in found])
     silent = [rule for rule, symptom in symptoms if symptom is None and rule.concerns(record)]
     gaps = [gap for rule in silent if (gap := rule.gap(record)) is not None]
@@ -239,12 +248,6 @@ _Movers = dict[str, tuple[str, Direction]]
 """For each field, the first rule that raises or lowers it, and the direction."""
 
 
-def _evidence(found: Mapping[str, tuple[Rule, Symptom]]) -> Callable[[str], tuple[int, int]]:
-    """Sort key for the names of rules: direct evidence first, then by severity."""
-    indirect = {name: place for place, name in enumerate(INDIRECT, start=1)}
-    return lambda name: (indirect.get(name, 0), severity_rank(found[name][1]))
-
-
 def _finding(run: RunRecord, rule: Rule, symptom: Symptom, movers: _Movers, advice: Advice) -> Finding:
     """Build the finding; drop changes without effect, and changes that a rule with better evidence contradicts.
 
@@ -256,7 +259,7 @@ def _finding(run: RunRecord, rule: Rule, symptom: Symptom, movers: _Movers, advi
         advice: Looks up the configuration's text about a field; see `diagnose`.
     """
     said = without_own_words(symptom.advice) if run.trainer else symptom.advice
-    steps = [said] if said else []
+    steps = [said] * bool(said)
     changes: list[Change] = []
     against = ""
     for each in (remedy(run) for remedy in symptom.remedies):

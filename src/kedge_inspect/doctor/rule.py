@@ -173,8 +173,8 @@ class Rule:
         if not self._applies(run):
             return None
         metrics = (name for name in self.needs if "|" not in name)
-        series = [read(run, name, at_least=self.updates, of_policy=self.of_policy) for name in metrics]
-        given = [*series, *(_figure(run, name) for name in self.figures)]
+        given: list[Any] = [read(run, name, at_least=self.updates, of_policy=self.of_policy) for name in metrics]
+        given += [_figure(run, name) for name in self.figures]
         return self.early(run) if None in given or self.lacks(run) else self.check(run, *given)
 
     def concerns(self, run: RunRecord) -> bool:
@@ -247,12 +247,23 @@ def scale(field: str, factor: float) -> Remedy:
 
     def change(run: RunRecord) -> Change:
         if points := _schedule(run, field):
-            return _rescheduled(run, field, points, factor, direction)
-        present = run.setting(field)
-        value = _allowed(run, field, _scaled(present, factor)) if is_number(present) and present != 0 else present
+            values = {update: _two_digits(value * factor) for update, value in points.items()}
+            if field in WHOLE or values == points:
+                return adjust(field, direction)(run)
+            text = f"{VERBS[direction]} {SCHEDULES}{field} from {_written(points)} to {_written(values)}"
+            return Change(f"{SCHEDULES}{field}", direction, text, values)
+        value = present = run.setting(field)
+        if isinstance(present, int) and present:
+            value = _allowed(run, field, max(1, (math.floor if factor < 1 else math.ceil)(present * factor)))
+        elif is_number(present):
+            value = _allowed(run, field, _two_digits(present * factor))
         return (adjust(field, direction) if value == present else set_to(field, value, direction))(run)
 
     return change
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.2g}")
 
 
 def _schedule(run: RunRecord, field: str) -> Mapping[Any, float]:
@@ -263,17 +274,6 @@ def _schedule(run: RunRecord, field: str) -> Mapping[Any, float]:
 
 WHOLE = ("ppo.num_epochs", "rollout.max_new_tokens")
 """Scheduled fields without a suggestion: scaling rarely gives an integer, and the second field has another limit."""
-
-
-def _rescheduled(
-    run: RunRecord, field: str, points: Mapping[Any, float], factor: float, direction: Direction
-) -> Change:
-    """Multiply a scheduled field by a factor, in all updates."""
-    values = {update: float(f"{value * factor:.2g}") for update, value in points.items()}
-    if field in WHOLE or values == points:
-        return adjust(field, direction)(run)
-    text = f"{VERBS[direction]} {SCHEDULES}{field} from {_written(points)} to {_written(values)}"
-    return Change(f"{SCHEDULES}{field}", direction, text, values)
 
 
 def _allowed(run: RunRecord, field: str, value: float) -> float:
@@ -332,13 +332,6 @@ def instruct(field: str, text: str) -> Remedy:
 
 
 SMALLER_STEPS = scale("ppo.learning_rate", 1 / 3)
-
-
-def _scaled(present: float, factor: float) -> float:
-    """Scale a value and round it to two digits, or to a whole number if it was one."""
-    if isinstance(present, int):
-        return max(1, math.floor(present * factor) if factor < 1 else math.ceil(present * factor))
-    return float(f"{present * factor:.2g}")
 
 
 def _written(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The looks of kedge's own stages, with rows defined here and charts in panels.tsv."""
+"""The looks of kedge's own stages, with rows in rows.tsv and charts in panels.tsv."""
 
 from __future__ import annotations
 
@@ -11,41 +11,6 @@ from kedge_base.texts import read_table
 from kedge_inspect.look import Look, Panel, Row
 from kedge_inspect.page import result_sentences, sentences
 from kedge_inspect.record import RunRecord
-
-PPO_ROWS = (
-    Row("reward/score_mean", "Score", good="up"),
-    Row("reward/total", "Score less KL cost", good="up"),
-    Row("objective/kl", "KL to the reference", "nats per response"),
-    Row("policy/entropy", "Entropy", "nats per token"),
-    Row("policy/clip_fraction", "Clip fraction", "share"),
-    Row("policy/approx_kl", "Approximate KL of an update", "nats per token"),
-    Row("policy/grad_norm", "Gradient norm"),
-    Row("value/explained_variance", "Explained variance", "share", "up"),
-    Row("value/loss", "Value loss", good="down"),
-    Row("episode/turns", "Turns", "per episode"),
-    Row("response/length", "Response length", "tokens"),
-    Row("response/eos_rate", "EOS rate", "share", "up"),
-    Row("response/repetition", "Repetition", "share", "down"),
-    Row("group/constant", "Prompts without spread", "share"),
-    Row("tokens_per_second", "Tokens per second", "1/s"),
-)
-SUPERVISED_ROWS = (
-    Row("loss", "Loss", "nats", "down"),
-    Row("eval/loss", "Loss, held out", "nats", "down"),
-    Row("accuracy", "Accuracy", "share", "up"),
-    Row("eval/accuracy", "Accuracy, held out", "share", "up"),
-    Row("token_accuracy", "Accuracy of tokens", "share", "up"),
-    Row("eval/token_accuracy", "Accuracy of tokens, held out", "share", "up"),
-    Row("grad_norm", "Gradient norm"),
-    Row("tokens_per_second", "Tokens per second", "1/s"),
-)
-CRITIC_ROWS = (
-    Row("explained_variance", "Explained variance", "share", "up"),
-    Row("eval/explained_variance", "Explained variance, held out", "share", "up"),
-    Row("loss", "Loss", "variances of the returns", "down"),
-    Row("eval/loss", "Loss, held out", "variances of the returns", "down"),
-    *SUPERVISED_ROWS[-2:],
-)
 
 
 def _read_panels(path: Path) -> dict[str, tuple[Panel, ...]]:
@@ -60,7 +25,13 @@ def _read_panels(path: Path) -> dict[str, tuple[Panel, ...]]:
     return panels
 
 
+def _read_rows(path: Path, stage: str) -> tuple[Row, ...]:
+    """The rows of a stage in a table; `path` explains its columns."""
+    return tuple(Row(*row) for stages, *row in read_table(path) if stage in stages.split())
+
+
 PANELS = _read_panels(Path(__file__).with_name("panels.tsv"))
+ROWS = {stage: _read_rows(Path(__file__).with_name("rows.tsv"), stage) for stage in ("ppo", "critic", "sft")}
 
 
 def _updates(record: RunRecord) -> int | None:
@@ -68,13 +39,13 @@ def _updates(record: RunRecord) -> int | None:
     return total if isinstance(total, int) else None
 
 
-OTHER = Look(rows=SUPERVISED_ROWS, sentences=sentences.of_fine_tuning)
+OTHER = Look(rows=ROWS["sft"], sentences=sentences.of_fine_tuning)
 """The look of a stage without its own."""
 
 PPO = Look(
     title="PPO",
     unit="update",
-    rows=PPO_ROWS,
+    rows=ROWS["ppo"],
     panels=PANELS["ppo"],
     sentences=sentences.of_ppo,
     parts=frozenset({"clipping", "frontier", "held_out", "critic", "samples", "policy_scores"}),
@@ -97,7 +68,7 @@ LOOKS = {
     ),
     "critic": Look(
         title="The training of the critic",
-        rows=CRITIC_ROWS,
+        rows=ROWS["critic"],
         panels=PANELS["critic"],
         sentences=sentences.of_critic,
         size=("critic.batch_size",),
