@@ -68,15 +68,13 @@ class Counted:
         phases = tuple(self._phase(name, speed) for name in PHASES if ("work", name, "calls") in figures)
         if subject.stage == "ppo" and config.rollout.max_staleness:
             phases = _while_sampling(phases)
-        cost = self.of_roles("cost")
-        steps = cost["update"] / cost["step"] if cost else None
         is_gpu = device is None or device.accelerator
         process, overhead = (0.0, ALLOCATOR) if is_gpu else (PROCESS, ALLOCATOR_ON_CPU)
         again = config.runtime.recomputes
-        return MachinePlan(subject.stage, subject.work.unit, phases, subject.num_units, steps, process, overhead, again)
+        return MachinePlan(subject.stage, subject.work.unit, phases, subject.num_units, process, overhead, again)
 
     def of_roles(self, name: str) -> dict[str, float]:
-        """The `parameters` or `trained` bytes of each role, or the `cost` of an update and of a step."""
+        """The `parameters`, `trained` or `resting` bytes of each role."""
         return {figure[1]: size for figure, size in self.figures.items() if figure[0] == name}
 
     def _phase(self, name: str, speed: Speed | None) -> PlannedPhase:

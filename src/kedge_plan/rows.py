@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kedge.algorithm.experience import Rollout
-from kedge.algorithm.prefixes import Pieces, common_start, prefix_tree, repeated_tokens
+from kedge.algorithm.prefixes import Pieces, common_start, prefix_tree
 from kedge.config import Config
 from kedge.data import Sources
 from kedge.data.parsing import ReadingOptions
@@ -110,12 +110,6 @@ class Rows:
     group: int = 1
     common: int = 0
     privileged: int = 0
-    branches = False
-
-    @property
-    def for_critic(self) -> Rows:
-        """The rows as a separate critic reads them; named as in a rollout."""
-        return replace(self, prompts=tuple(each + self.privileged for each in self.prompts), privileged=0)
 
     @property
     def count(self) -> int:
@@ -130,32 +124,13 @@ class Rows:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all rows; named as in a rollout."""
+        """Tokens of all rows."""
         return sum(self.prompts) + sum(self.responses)
-
-    @property
-    def num_read_tokens(self) -> int:
-        """The same, since a planned episode has one context."""
-        return self.num_tokens
-
-    @property
-    def num_actions(self) -> int:
-        """Tokens of the responses."""
-        return sum(self.responses)
-
-    @property
-    def num_distinct_tokens(self) -> int:
-        """Tokens of all rows, counting those that rows share once."""
-        return self.num_tokens - repeated_tokens(self._pieces())
 
     def shortened(self, passes: int = 2) -> Rows:
         """The rows of the first passes, which are the largest; later passes need no more memory than the second."""
         parts = [part.rows for part in ALONE.plan(self.row_lengths, self.budget, self._pieces())][:passes]
         return self.select([row for part in parts for row in part])
-
-    def one_per_prompt(self) -> Rows:
-        """The first of the responses to each prompt."""
-        return replace(self.select(range(0, self.count, self.group)), group=1)
 
     def like(self, count: int, budget: int | None) -> Rows:
         """This many rows, with prompts distributed like these and the longest response."""

@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from kedge.algorithm.experience import Experience
 from kedge.config import Config, mean_epochs, with_values
 from kedge.data import EncodedExample
 from kedge.models import ActorCritic, LanguageModel, PolicyWeights, Precision, ScalarModel, TokenRows, autocast
@@ -24,14 +23,13 @@ from kedge.rewards.score import ScoredRollout
 from kedge.rollout import Sampler
 from kedge.stages.critic.sampling import as_first_update, starts_of_chunks
 from kedge.stages.ppo.critics import with_saved_critic
-from kedge.stages.ppo.log import Costs, ForwardCost
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.optimizer import build_optimizer
 from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.supervised.loop import TrainingSettings, count_steps, train_supervised
 from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
 from kedge.training.supervised.returns import FIT_TOKENS, ReturnsLoss, SampledReturns
-from kedge.training.update import UpdateResult, distance_moved
+from kedge.training.update import distance_moved
 from kedge_base.errors import ModelError
 from kedge_base.stage import find_stage
 from kedge_plan.counting import Figures, Phases, extrapolated
@@ -293,8 +291,7 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         phases.forget("step")
-        scorers = _scorers(subject, models)
-        scored = _sampled(subject, scorers, phases, trainer, rows)
+        scored = _sampled(subject, _scorers(subject, models), phases, trainer, rows)
         phases.start("experience", "policy", times=passes * (epochs if trainer._reads_trained_rows else 1))
         experience = trainer.estimate(scored)
         phases.start("train", "policy", times=epochs * passes)
@@ -309,56 +306,6 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
             phases.start("fit", "policy")
             _allocate(SQUARES * square)
         phases.end()
-    models.sizes.update(_cost(subject, trainer, scorers, experience, result))
-
-
-def _cost(
-    subject: Subject,
-    trainer: Trainer,
-    scorers: Mapping[str, ScalarModel],
-    experience: Experience,
-    result: UpdateResult,
-) -> Figures:
-    """Compute the FLOPs of an update and of a step of supervised fine-tuning on its tokens, as a run does.
-
-    Args:
-        subject: The stage.
-        trainer: A trainer that has made one epoch.
-        scorers: The reward models.
-        experience: The experience of that epoch.
-        result: The result of that epoch.
-    """
-    config = subject.config
-    rows = subject.rows
-    roles = trainer.roles
-    weighted = {f"reward: {term.name or term.source}" for term in config.reward if term.weight}
-    costs = Costs(
-        policy=ForwardCost.of(roles.actor_critic.policy),
-        critic=ForwardCost.of(roles.actor_critic.critic),
-        reference=ForwardCost.of(roles.reference),
-        rewards=[ForwardCost.of(scorers[role]) for role in weighted & scorers.keys()],
-        recomputes=config.runtime.recomputes,
-    )
-    settings = trainer.settings
-    epochs = mean_epochs(config)
-    per_epoch = epochs / settings.ppo.num_minibatches
-    share = min(1.0, epochs)
-    read_share = 1.0 if experience.evaluated is None else share
-    rest = read_share - share if result.reused_first_pass else 0.0
-    flops = costs.metrics(
-        rows,
-        sampled=(rows, rows.one_per_prompt()) if settings.samples_greedy else (),
-        evaluated=trainer.evaluated_before(result),
-        read_share=read_share,
-        num_passes=per_epoch * result.num_gradients,
-        train_policy=True,
-        train_critic=roles.actor_critic.trains_critic,
-        num_critic_passes=per_epoch * result.num_critic_gradients,
-        num_readings=int(settings.measures_distance) + rest,
-    )
-    steps = flops.pop("cost/sft_steps")
-    update = sum(flops.values())
-    return {("cost", "update"): update, ("cost", "step"): update / steps}
 
 
 def _copied_ahead(config: Config, policy: LanguageModel) -> int:

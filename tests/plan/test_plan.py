@@ -16,6 +16,7 @@ from transformers import LlamaConfig
 
 from bench.plan.shallow import save_shallow, text_of
 from kedge.algorithm.experience import Experience
+from kedge.algorithm.prefixes import repeated_tokens
 from kedge.cli import main
 from kedge.config import Config, load_config, with_values
 from kedge.models.live_bytes import Hollow, LiveBytes
@@ -199,22 +200,28 @@ GRPO = {"ppo.advantage": "grpo", "ppo.kl_in": {"loss": "k3"}, "ppo.critic": "non
         "half an epoch of half the responses",
     ],
 )
-@pytest.mark.parametrize("model", [False, True], ids=["function", "reward model"])
-def test_the_planned_cost_of_an_update_is_that_of_a_run(tmp_path: Path, settings: dict[str, Any], model: bool) -> None:
-    """Up to the responses that end before the longest length, which the plan takes all of them to have."""
+def test_the_passes_of_a_plan_are_those_of_a_run(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Up to the norms, losses and the like, which a run's cost leaves out. A plan takes all responses to be longest."""
     prompts = [f"The boat {number}" for number in range(10, 26)]
     rows = tmp_path / "prompts.jsonl"
     rows.write_text("\n".join(json.dumps({"prompt": text}) for text in prompts))
-    shape: dict[str, Any] = {"rollout.num_prompts": 16, "rollout.max_new_tokens": 24}
+    shape: dict[str, Any] = {"rollout.num_prompts": 16, "rollout.max_new_tokens": 8}
     shape |= {"ppo.num_updates": 2, "ppo.num_epochs": 2}
     shape["rollout.missing_eos_score"] = {"subtract": 1}  # equal scores of cut-off responses would train nothing
-    if model:
+    if has_model := settings.get("ppo.critic") == "separate":
         shape["reward"] = [{"source": str(save_tiny_reward_model(tmp_path / "reward"))}]
     config = ppo_config(tmp_path, **{"data.prompts": [str(rows)], **shape, **settings})
-    run_ppo(config, reward=None if model else scores)
+    run_ppo(config, reward=None if has_model else scores)
     _, row = read_metrics(tmp_path / "out")  # the first update may also fit a new critic's head
-    assert row["response/length"] > 18
-    assert count_stage(config, "ppo").plan().sft_steps == pytest.approx(row["cost/sft_steps"], rel=0.02)
+    assert row["response/length"] > 7
+    counted = count_stage(config, "ppo")
+    passes = sum(size for name, size in counted.figures.items() if name[0] == "work" and name[2] == "flops")
+    planned = counted.subject.rows
+    tokens = planned.num_tokens - repeated_tokens(planned._pieces())
+    sampled = tokens - planned.count * (8 - row["response/length"])
+    run = sum(value for name, value in row.items() if name.startswith("flops/"))
+    print("RATIO", passes / tokens / (run / sampled))
+    assert passes / tokens == pytest.approx(run / sampled, rel=0.04)
 
 
 def test_held_out_prompts_and_a_judge_are_planned(tmp_path: Path) -> None:
@@ -641,26 +648,6 @@ def test_a_reward_model_is_no_policy(tmp_path: Path, field: str) -> None:
     settings = json.loads((scorer / "config.json").read_text())
     (scorer / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
     assert count_stage(config, "ppo").plan().peak.bytes > 0
-
-
-@pytest.mark.parametrize("epochs", [0.5, 1, 4])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"ppo.num_minibatches": 2},
-        {"ppo.critic": "separate"},
-        {"ppo.policy_loss": "kl_penalty_adaptive"},
-        {"ppo.critic": "none", "ppo.advantage": "rloo", "rollout.num_responses": 2, "ppo.kl_coef": 0.0},
-    ],
-    ids=["one minibatch", "two", "separate critic", "distance", "without a critic"],
-)
-def test_the_passes_of_a_plan_are_those_of_its_cost(tmp_path: Path, settings: dict[str, Any], epochs: float) -> None:
-    """Up to the norms, losses and the like, which the cost leaves out. Sampling reads what it samples once."""
-    shape = {"rollout.num_prompts": 8, "rollout.max_new_tokens": 16, "ppo.num_epochs": epochs}
-    found = count_stage(ppo_config(tmp_path, **shape, **settings), "ppo")
-    passes = sum(size for name, size in found.figures.items() if name[0] == "work" and name[2] == "flops")
-    assert passes == pytest.approx(found.of_roles("cost")["update"], rel=0.04)
 
 
 def test_a_schedule_of_the_epochs_is_planned_with_their_mean(tmp_path: Path) -> None:
