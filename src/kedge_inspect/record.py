@@ -195,7 +195,10 @@ def read_run(folder: str | os.PathLike[str] | Result, *, on_skipped: Callable[[s
     progress = rows(PROGRESS_FILE)
     results = RESULTS.get(facts.get("stage", ""))
     finished = read_json_object(folder / FINISHED_FILE)
-    stops_at = None if finished else _last_written(folder) + _patience(metrics, progress)
+    # A stage without updates writes its progress and its results instead of metrics.
+    written = [path for name in PROGRESS_FILES if (path := folder / name).is_file()] or [folder / CONFIG_FILE]
+    newest = max(path.stat().st_mtime for path in written)
+    stops_at = None if finished else newest + _patience(metrics, progress)
     is_running = stops_at is not None and time.time() < stops_at
     return RunRecord(
         folder,
@@ -262,15 +265,6 @@ def readable(*folders: Path) -> Iterator[None]:
             f"{', '.join(map(str, folders))} cannot be shown, since one of its files has an entry that no run writes "
             f"({type(error).__name__}: {error}; {Path(place.filename).name}, line {place.lineno})"
         ) from error
-
-
-def _last_written(folder: Path) -> float:
-    """The time of a run's last row of metrics, or of its configuration before the first row; seconds since the epoch.
-
-    A stage without updates writes its progress and its results instead.
-    """
-    written = [path for name in PROGRESS_FILES if (path := folder / name).is_file()]
-    return max(path.stat().st_mtime for path in written or [folder / CONFIG_FILE])
 
 
 def _patience(metrics: Sequence[Mapping[str, Any]], progress: Sequence[Mapping[str, Any]]) -> float:

@@ -272,7 +272,7 @@ def test_a_last_line_that_is_cut_off_is_named_and_mended_by_a_resume(tmp_path, c
 
 def test_a_run_that_is_killed_again_and_again_has_one_chain(tmp_path):
     root = prepare(tmp_path)
-    config = config_in(root, num_updates=16)
+    config = config_in(root, num_updates=10)
     context, chooser = fork_context(), random.Random(0)
     for _ in range(3):
         told, telling = context.Pipe(duplex=False)
@@ -287,7 +287,7 @@ def test_a_run_that_is_killed_again_and_again_has_one_chain(tmp_path):
         assert all(line is not None for line, _ in [*read_lines(root / "run" / "receipt.jsonl")][:-1])
     run_ppo(config, resume=Resume())
     assert faults(root / "run") == []
-    assert len(Recorded.of(read_lines(root / "run" / "receipt.jsonl")).trained) == 16
+    assert len(Recorded.of(read_lines(root / "run" / "receipt.jsonl")).trained) == 10
 
 
 def run_and_tell(config: Config, telling: Connection) -> None:

@@ -336,21 +336,17 @@ def no_exploration(run: RunRecord) -> Symptom | None:
     entropy = _of_responses(run)
     if entropy is None or entropy.start >= TWO_RESPONSES or rose(read(run, "reward/score_mean")):
         return None  # answers of one token have little entropy even in a healthy run
+    temperature = run.setting("rollout.temperature")
+    is_cold = is_number(temperature) and temperature < 1
     return Symptom(
         "serious",
         f"a response has an entropy of {fmt(entropy.early)} nats from the start ({span(entropy.updates[:WINDOW])}): "
         f"about {fmt(math.exp(entropy.early))} likely responses per prompt",
-        _explore_more(run),
+        (
+            set_to("rollout.temperature", 1.0, "too_low") if is_cold else scale("rollout.temperature", 1.3),
+            *_raise_bonus(run),
+        ),
     )
-
-
-def _explore_more(run: RunRecord) -> Iterator[Remedy]:
-    temperature = run.setting("rollout.temperature")
-    if is_number(temperature) and temperature < 1:
-        yield set_to("rollout.temperature", 1.0, "too_low")
-    else:
-        yield scale("rollout.temperature", 1.3)
-    yield from _raise_bonus(run)
 
 
 def _sampled_hotter_or_colder(run: RunRecord) -> str:
@@ -402,7 +398,9 @@ def entropy_collapse(run: RunRecord) -> Symptom | None:
         return None
     begun = entropy.early if entropy.early >= TWO_RESPONSES else entropy.first
     left = entropy.late / begun
-    few = entropy.late < THREE_RESPONSES and not _groups_differ(run)
+    # Where the responses to most prompts score differently, there is something to learn from.
+    constant = read(run, "group/constant")
+    few = entropy.late < THREE_RESPONSES and (constant is None or constant.late >= FEW_CONSTANT)
     if left > COLLAPSING and not (few and left < SETTLING):
         return None
     converges = run.trainer is not None and rose(read(run, "reward/score_mean"))
@@ -412,12 +410,6 @@ def entropy_collapse(run: RunRecord) -> Symptom | None:
         + (f": about {fmt(math.exp(entropy.late))} likely responses per prompt are left" if few else ""),
         _slow_down(run, left),
     )
-
-
-def _groups_differ(run: RunRecord) -> bool:
-    """True if the responses to most prompts score differently, so that there is something to learn from."""
-    constant = read(run, "group/constant")
-    return constant is not None and constant.late < FEW_CONSTANT
 
 
 def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:

@@ -121,18 +121,15 @@ def responses_unscored(run: RunRecord, unscored: Series) -> Symptom | None:
     share = none / num_sampled(run, unscored.updates)
     if share <= MANY_UNSCORED:
         return None
+    what = f"the reward returned None for {share:.0%} of the responses"
+    if run.setting("ppo.advantage") == "remax":
+        what = f"{share:.0%} of the responses are unscored, or the greedy response to their prompt is"
     return Symptom(
         "warning" if share > MOSTLY_UNSCORED else "note",
-        f"{_why_unscored(run, share)} ({span(unscored.updates)}); the updates learn from the rest",
+        f"{what} ({span(unscored.updates)}); the updates learn from the rest",
         (scale("rollout.num_prompts", 1 / max(1 - share, 0.1)),),
         "check that None is meant: the policy learns nothing from such a response, so a bad one needs a low score",
     )
-
-
-def _why_unscored(run: RunRecord, share: float) -> str:
-    if run.setting("ppo.advantage") == "remax":
-        return f"{share:.0%} of the responses are unscored, or the greedy response to their prompt is"
-    return f"the reward returned None for {share:.0%} of the responses"
 
 
 def _dropped(run: RunRecord) -> Mapping[int, float]:

@@ -213,12 +213,6 @@ def rollout_too_old(run: RunRecord, share: Series) -> Symptom | None:
     )
 
 
-def _has_ratios(run: RunRecord) -> bool:
-    """True if the sampler is not exact and no mask acts on the ratios."""
-    is_recorded = any("policy/sampler_ratio_p01" in row for row in run.metrics)
-    return is_recorded and run.setting("ppo.importance_mask") is None
-
-
 def _outside(run: RunRecord, name: str, band: tuple[float, float]) -> str:
     """Describe the quantiles of a ratio late in the run if one is outside a band; otherwise empty."""
     ends = [read(run, f"policy/sampler_{name}_p{percent}") for percent in ("01", "99")]
@@ -232,7 +226,10 @@ def _outside(run: RunRecord, name: str, band: tuple[float, float]) -> str:
     "these in the loss, and those that the trainer finds unlikely are not truncated at all.",
     needs=("policy/sampler_ratio_p01", "policy/sampler_ratio_p99"),
     updates=MIN_LEVEL,
-    fits=_has_ratios,
+    # The sampler is not exact, and no mask acts on the ratios.
+    fits=lambda run: (
+        run.setting("ppo.importance_mask") is None and any("policy/sampler_ratio_p01" in row for row in run.metrics)
+    ),
 )
 def sampler_ratios_wide(run: RunRecord, low: Series, high: Series) -> Symptom | None:
     """Seen: Without `ppo.importance_mask`: the quantiles of the raw ratio of trainer to sampler, of tokens or of

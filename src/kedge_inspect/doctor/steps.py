@@ -371,17 +371,13 @@ def _by_epoch(run: RunRecord) -> str:
     return f"; on average {first:.0%} are clipped in the first epoch and {last:.0%} in the last"
 
 
-def _lacks_kl(run: RunRecord) -> str:
-    """Neither ratio nor clip of an update's only step is informative."""
-    return "" if _has_further_steps(run) or run.series("objective/kl")[0] else WHY_MISSING["objective/kl"]
-
-
 @rule(
     "The policy barely moves: the run spends its compute without learning.",
     needs=("policy/clip_fraction", "policy/approx_kl"),
     updates=MIN_TREND,
     of_policy=True,
-    lacks=_lacks_kl,
+    # Neither ratio nor clip of an update's only step is informative.
+    lacks=lambda run: "" if _has_further_steps(run) or run.series("objective/kl")[0] else WHY_MISSING["objective/kl"],
 )
 def steps_too_small(run: RunRecord, clipped: Series, moved: Series) -> Symptom | None:
     """Seen: `policy/clip_fraction` and `policy/approx_kl` stay near 0, and the score does not rise. Where an update

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from kedge_inspect.look import Row
-from kedge_inspect.page.changes import Ends, ends_of
+from kedge_inspect.page.changes import ends_of
 from kedge_inspect.page.looks import look_of
 from kedge_inspect.page.numbers import numbers_of, rounded
 from kedge_inspect.record import RESULTS, RunRecord
@@ -29,7 +29,9 @@ def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
             "label": row.label,
             "unit": row.unit,
             **rounded({"first": ends.first, "last": ends.last}),
-            "change": _judged(row, ends),
+            "change": ("better" if (ends.last > ends.first) == (row.good == "up") else "worse")
+            if row.good and ends.is_change
+            else "",
         }
         for row, ends in found
         if ends
@@ -52,12 +54,6 @@ def data_sentences(record: RunRecord) -> list[str]:
     """One sentence per role of the data; none for runs that did not write `data.json`."""
     lines = {role: usage.get("line") for role, usage in record.data.items() if isinstance(usage, Mapping)}
     return [f"{role.replace('_', ' ').capitalize()}: {line}." for role, line in lines.items() if isinstance(line, str)]
-
-
-def _judged(row: Row, ends: Ends) -> str:
-    if not row.good or not ends.is_change:
-        return ""
-    return "better" if (ends.last > ends.first) == (row.good == "up") else "worse"
 
 
 def _progress(record: RunRecord) -> str:
