@@ -23,7 +23,7 @@ from handbook.style import label_axes, limit_axis, new_axes
 from handbook.svg import save_svg
 from kedge_base.intervals import Interval
 from kedge_lab.demo.gold_evaluation import CurvePoint
-from kedge_lab.demo.report import WITHOUT_KL
+from kedge_lab.demo.main import WITHOUT_KL
 
 RECORD = Path(__file__).parent / "demo.json"
 WRITERS = {"sft": "SFT policy", "references": "reference summaries", "ppo": "**PPO policy**"}

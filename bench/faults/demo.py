@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.faults.running import Outcome, examine_run, run_apart
-from kedge_lab.demo.main import run_demo
-from kedge_lab.demo.report import WITH_KL, WITHOUT_KL
+from kedge_lab.demo.main import WITH_KL, WITHOUT_KL, run_demo
 
 SEED: Final = 0
 PARTS: Final = {

@@ -16,19 +16,21 @@ from transformers import LlamaConfig
 
 from bench.plan.shallow import save_shallow, text_of
 from kedge.algorithm.experience import Experience
-from kedge.algorithm.prefixes import repeated_tokens
 from kedge.cli import main
-from kedge.config import Config, load_config, with_values
+from kedge.config import Config, load_config, mean_epochs, with_values
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.stages.critic import run_critic
 from kedge.stages.ppo import run_ppo
+from kedge.stages.ppo.log import Costs, ForwardCost
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.trainer import Trainer
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
+from kedge.training.update import UpdateResult
 from kedge_base.errors import ConfigError, ModelError
 from kedge_base.run_folder.record_format import read_metrics
 from kedge_plan.devices import find_device
+from kedge_plan.hollow import HollowModels
 from kedge_plan.plan import (
     _alternatives,
     as_on,
@@ -39,6 +41,7 @@ from kedge_plan.plan import (
 )
 from kedge_plan.report import MachinePlan, PlannedPhase
 from kedge_plan.rows import Lengths, lengths_of, quantiles
+from kedge_plan.updates import Subject
 from tests.models.registry.builder import save_policy_folder, tiny_config
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
@@ -177,6 +180,7 @@ GRPO = {"ppo.advantage": "grpo", "ppo.kl_in": {"loss": "k3"}, "ppo.critic": "non
         {"ppo.critic": "frozen", "ppo.num_critic_epochs": 2},
         {"ppo.critic": "readout", "ppo.num_minibatches": 2},
         {"ppo.num_epochs": 0.5},
+        {"ppo.policy_loss": "kl_penalty_adaptive", "ppo.num_epochs": 1},
         {
             "ppo.critic": "none",
             "ppo.advantage": "rloo",
@@ -197,15 +201,20 @@ GRPO = {"ppo.advantage": "grpo", "ppo.kl_in": {"loss": "k3"}, "ppo.critic": "non
         "frozen",
         "read-out",
         "half an epoch",
+        "distance",
         "half an epoch of half the responses",
     ],
 )
-def test_the_passes_of_a_plan_are_those_of_a_run(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Up to the norms, losses and the like, which a run's cost leaves out. A plan takes all responses to be longest."""
+def test_the_passes_of_a_plan_are_those_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """A run's cost in steps of fine-tuning is that of the planned rows, up to responses that end before the longest
+    length; and the plan counts what it costs, up to norms, losses and the like. Sampling reads what it samples once.
+    """
     prompts = [f"The boat {number}" for number in range(10, 26)]
     rows = tmp_path / "prompts.jsonl"
     rows.write_text("\n".join(json.dumps({"prompt": text}) for text in prompts))
-    shape: dict[str, Any] = {"rollout.num_prompts": 16, "rollout.max_new_tokens": 8}
+    shape: dict[str, Any] = {"rollout.num_prompts": 16, "rollout.max_new_tokens": 24}
     shape |= {"ppo.num_updates": 2, "ppo.num_epochs": 2}
     shape["rollout.missing_eos_score"] = {"subtract": 1}  # equal scores of cut-off responses would train nothing
     if has_model := settings.get("ppo.critic") == "separate":
@@ -213,15 +222,52 @@ def test_the_passes_of_a_plan_are_those_of_a_run(tmp_path: Path, settings: dict[
     config = ppo_config(tmp_path, **{"data.prompts": [str(rows)], **shape, **settings})
     run_ppo(config, reward=None if has_model else scores)
     _, row = read_metrics(tmp_path / "out")  # the first update may also fit a new critic's head
-    assert row["response/length"] > 7
+    assert row["response/length"] > 18
+    made = []
+    improve = Trainer.improve
+
+    def improved(self: Trainer, experience: Experience) -> UpdateResult:
+        made.append((self, experience, improve(self, experience)))
+        return made[-1][2]
+
+    monkeypatch.setattr(Trainer, "improve", improved)
     counted = count_stage(config, "ppo")
     passes = sum(size for name, size in counted.figures.items() if name[0] == "work" and name[2] == "flops")
-    planned = counted.subject.rows
-    tokens = planned.num_tokens - repeated_tokens(planned._pieces())
-    sampled = tokens - planned.count * (8 - row["response/length"])
-    run = sum(value for name, value in row.items() if name.startswith("flops/"))
-    print("RATIO", passes / tokens / (run / sampled))
-    assert passes / tokens == pytest.approx(run / sampled, rel=0.04)
+    flops = cost_of(counted.subject, *made[-1])
+    assert flops.pop("cost/sft_steps") == pytest.approx(row["cost/sft_steps"], rel=0.02)
+    assert passes == pytest.approx(sum(flops.values()), rel=0.04)
+
+
+def cost_of(subject: Subject, trainer: Trainer, experience: Experience, result: UpdateResult) -> dict[str, float]:
+    """The metrics of an update's cost, as a run computes them, for a trial of one epoch."""
+    config, roles, settings = subject.config, trainer.roles, trainer.settings
+    models = HollowModels(config, subject.precision, subject.blueprints, dict.fromkeys(subject.blueprints, 2),
+                          LiveBytes(), "cpu")  # fmt: skip
+    costs = Costs(
+        policy=ForwardCost.of(roles.actor_critic.policy),
+        critic=ForwardCost.of(roles.actor_critic.critic),
+        reference=ForwardCost.of(roles.reference),
+        rewards=[ForwardCost.of(models.reward(role)) for role in subject.blueprints if role.startswith("reward")],
+        recomputes=config.runtime.recomputes,
+    )
+    rows = subject.rows
+    first = replace(rows.select(range(0, rows.count, rows.group)), group=1)
+    sampled = tuple(each.rollout(values=False) for each in (rows, first))
+    epochs = mean_epochs(config)
+    per_epoch = epochs / settings.ppo.num_minibatches
+    share = min(1.0, epochs)
+    read_share = 1.0 if experience.evaluated is None else share
+    return costs.metrics(
+        sampled[0],
+        sampled=sampled if settings.samples_greedy else (),
+        evaluated=trainer.evaluated_before(result),
+        read_share=read_share,
+        num_passes=per_epoch * result.num_gradients,
+        train_policy=True,
+        train_critic=roles.actor_critic.trains_critic,
+        num_critic_passes=per_epoch * result.num_critic_gradients,
+        num_readings=int(settings.measures_distance) + (read_share - share if result.reused_first_pass else 0.0),
+    )
 
 
 def test_held_out_prompts_and_a_judge_are_planned(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from kedge_base.stage import imported, registered_stages
 from kedge_base.texts import read_table
 from kedge_inspect.look import Look, Panel, Row
-from kedge_inspect.page import result_sentences, sentences
+from kedge_inspect.page import sentences
 from kedge_inspect.record import RunRecord
 
 
@@ -75,12 +75,8 @@ LOOKS = {
         goals=("eval/explained_variance", "explained_variance"),
     ),
     "ppo": PPO,
-    "evaluate": replace(
-        OTHER, title="Evaluation", sentences=result_sentences.of_evaluation, parts=frozenset({"evaluation"})
-    ),
-    "generate": replace(
-        OTHER, title="Generation", sentences=result_sentences.of_generation, parts=frozenset({"generation"})
-    ),
+    "evaluate": replace(OTHER, title="Evaluation", sentences=sentences.of_evaluation, parts=frozenset({"evaluation"})),
+    "generate": replace(OTHER, title="Generation", sentences=sentences.of_generation, parts=frozenset({"generation"})),
 }
 """The look of each stage, in the order of a chain."""
 

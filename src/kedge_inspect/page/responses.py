@@ -13,7 +13,7 @@ from typing import Any
 
 from kedge_inspect.page.looks import has_part
 from kedge_inspect.page.numbers import as_number, distributions, evenly_spaced, fitting, rounded, shortened
-from kedge_inspect.page.result_sentences import why_no_result
+from kedge_inspect.page.sentences import why_no_result
 from kedge_inspect.record import RunRecord
 
 TOKEN_VALUES = ("logprobs", "ref_logprobs", "new_logprobs", "values", "rewards", "advantages", "entropies")

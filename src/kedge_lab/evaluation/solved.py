@@ -20,7 +20,7 @@ from kedge_base.intervals import Interval, mean_interval, share_interval
 from kedge_base.machine.progress import format_figure
 from kedge_base.run_folder.output import JUDGMENTS_FILE, write_summary
 from kedge_base.texts import counted
-from kedge_inspect.page.result_sentences import no_verdicts
+from kedge_inspect.page.sentences import no_verdicts
 from kedge_lab.evaluation.report import endings_line, plain_figures, verdict_lines
 
 RIGHT = 1.0
