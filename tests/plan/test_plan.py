@@ -32,6 +32,7 @@ from kedge_base.run_folder.record_format import read_metrics
 from kedge_plan.devices import find_device
 from kedge_plan.hollow import HollowModels
 from kedge_plan.plan import (
+    Counted,
     _alternatives,
     as_on,
     count_stage,
@@ -180,7 +181,6 @@ GRPO = {"ppo.advantage": "grpo", "ppo.kl_in": {"loss": "k3"}, "ppo.critic": "non
         {"ppo.critic": "frozen", "ppo.num_critic_epochs": 2},
         {"ppo.critic": "readout", "ppo.num_minibatches": 2},
         {"ppo.num_epochs": 0.5},
-        {"ppo.policy_loss": "kl_penalty_adaptive", "ppo.num_epochs": 1},
         {
             "ppo.critic": "none",
             "ppo.advantage": "rloo",
@@ -201,16 +201,13 @@ GRPO = {"ppo.advantage": "grpo", "ppo.kl_in": {"loss": "k3"}, "ppo.critic": "non
         "frozen",
         "read-out",
         "half an epoch",
-        "distance",
         "half an epoch of half the responses",
     ],
 )
-def test_the_passes_of_a_plan_are_those_of_a_run(
+def test_the_planned_cost_of_an_update_is_that_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """A run's cost in steps of fine-tuning is that of the planned rows, up to responses that end before the longest
-    length; and the plan counts what it costs, up to norms, losses and the like. Sampling reads what it samples once.
-    """
+    """Up to the responses that end before the longest length, which the plan takes all of them to have."""
     prompts = [f"The boat {number}" for number in range(10, 26)]
     rows = tmp_path / "prompts.jsonl"
     rows.write_text("\n".join(json.dumps({"prompt": text}) for text in prompts))
@@ -223,6 +220,41 @@ def test_the_passes_of_a_plan_are_those_of_a_run(
     run_ppo(config, reward=None if has_model else scores)
     _, row = read_metrics(tmp_path / "out")  # the first update may also fit a new critic's head
     assert row["response/length"] > 18
+    assert planned(config, monkeypatch)[1]["cost/sft_steps"] == pytest.approx(row["cost/sft_steps"], rel=0.02)
+
+
+DISTANCE = {"ppo.policy_loss": "kl_penalty_adaptive"}
+WITHOUT_A_CRITIC = {"ppo.critic": "none", "ppo.advantage": "rloo", "rollout.num_responses": 2, "ppo.kl_coef": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "epochs"),
+    [
+        ({}, 0.5),
+        ({}, 4),
+        ({"ppo.num_minibatches": 2}, 0.5),
+        ({"ppo.num_minibatches": 2}, 4),
+        ({"ppo.critic": "separate"}, 1),
+        ({"ppo.critic": "separate"}, 4),
+        (DISTANCE, 0.5),
+        (DISTANCE, 4),
+        (WITHOUT_A_CRITIC, 0.5),
+        (WITHOUT_A_CRITIC, 1),
+    ],
+)
+def test_the_passes_of_a_plan_are_those_of_its_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], epochs: float
+) -> None:
+    """Up to the norms, losses and the like, which the cost leaves out. Sampling reads what it samples once."""
+    shape = {"rollout.num_prompts": 8, "rollout.max_new_tokens": 16, "ppo.num_epochs": epochs}
+    found, flops = planned(ppo_config(tmp_path, **shape, **settings), monkeypatch)
+    passes = sum(size for name, size in found.figures.items() if name[0] == "work" and name[2] == "flops")
+    del flops["cost/sft_steps"]
+    assert passes == pytest.approx(sum(flops.values()), rel=0.04)
+
+
+def planned(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Counted, dict[str, float]]:
+    """A plan of PPO, and the cost of its update."""
     made = []
     improve = Trainer.improve
 
@@ -230,12 +262,10 @@ def test_the_passes_of_a_plan_are_those_of_a_run(
         made.append((self, experience, improve(self, experience)))
         return made[-1][2]
 
-    monkeypatch.setattr(Trainer, "improve", improved)
-    counted = count_stage(config, "ppo")
-    passes = sum(size for name, size in counted.figures.items() if name[0] == "work" and name[2] == "flops")
-    flops = cost_of(counted.subject, *made[-1])
-    assert flops.pop("cost/sft_steps") == pytest.approx(row["cost/sft_steps"], rel=0.02)
-    assert passes == pytest.approx(sum(flops.values()), rel=0.04)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "improve", improved)
+        counted = count_stage(config, "ppo")
+    return counted, cost_of(counted.subject, *made[-1])
 
 
 def cost_of(subject: Subject, trainer: Trainer, experience: Experience, result: UpdateResult) -> dict[str, float]:
