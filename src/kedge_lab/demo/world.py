@@ -70,9 +70,9 @@ class World:
         author = rng.sample(AUTHORS, len(AUTHORS))[version % len(AUTHORS)]
         return write_summary(rng, post, author)
 
-    def demonstrations(self, count: int) -> list[Demonstration]:
+    def demonstrations(self, count: int, *, start: int = 0) -> list[Demonstration]:
         """Posts with their reference summaries."""
-        return [Demonstration(self.render(post), " " + self.reference(post)) for post in self.posts(count)]
+        return [Demonstration(self.render(post), " " + self.reference(post)) for post in self.posts(count, start=start)]
 
     def prompts(self, count: int, *, start: int = 0) -> list[Prompt]:
         """Posts as prompts."""
@@ -82,11 +82,11 @@ class World:
         """The prompt of a post; the column `index` identifies the post."""
         return Prompt(self.render(post), {"index": post.index})
 
-    def comparisons(self, count: int) -> list[Comparison]:
+    def comparisons(self, count: int, *, start: int = 0) -> list[Comparison]:
         """Two reference summaries of each post, ordered by the annotator."""
         return [
             self.compare(post, *(" " + self.reference(post, version=version) for version in (0, 1)))
-            for post in self.posts(count)
+            for post in self.posts(count, start=start)
         ]
 
     def compare(self, post: Post, first: str, second: str) -> Comparison:

@@ -90,11 +90,11 @@ def test_the_annotator_is_right_as_often_as_bradley_and_terry_say() -> None:
 
 def test_the_world_as_a_data_set() -> None:
     world = World(5, "held-out", render=lambda post: post.title)
-    posts = world.posts(20)
-    demonstrations = world.demonstrations(20)
+    posts = world.posts(20, start=7)
+    demonstrations = world.demonstrations(20, start=7)
     assert [d.prompt for d in demonstrations] == [post.title for post in posts]
     assert [d.completion for d in demonstrations] == [" " + world.reference(post) for post in posts]
     assert [prompt.columns["index"] for prompt in world.prompts(20, start=7)] == list(range(7, 27))
-    for post, comparison in zip(posts, world.comparisons(20), strict=True):
+    for post, comparison in zip(posts, world.comparisons(20, start=7), strict=True):
         pair = {" " + world.reference(post), " " + world.reference(post, version=1)}
         assert {comparison.chosen, comparison.rejected} == pair
