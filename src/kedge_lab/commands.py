@@ -27,7 +27,7 @@ from kedge_base.run_folder.output import check_creatable, check_output
 from kedge_base.stage import Stage, stages
 from kedge_lab.demo.recipe import DURATION
 from kedge_people.assignments import checked_name, own_name
-from kedge_people.commands import say_answers
+from kedge_people.commands import write_answers
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -113,7 +113,7 @@ def chat(
             typer.echo(f"{server.url}\nOnly this machine can open it. Ctrl-C exits.")
             server.wait()
         if corrections is not None:
-            say_answers(corrections.folder, corrections.write())
+            write_answers(corrections.folder)
 
 
 OF_SWEEP = (
