@@ -248,7 +248,7 @@ def test_a_model_that_cannot_be_sampled_is_refused_before_a_run():
         )
     )
     with pytest.raises(ModelError, match="cannot be sampled from"):
-        model.check_sampling()
+        model.trunk.check_decoding()
 
 
 @pytest.mark.parametrize(

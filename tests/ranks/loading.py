@@ -81,7 +81,7 @@ def check_policy(folder: Path, ranks: Ranks, *, frozen: bool) -> None:
     model = load_language_model(folder, tokenizer=tokenizer, value_head=not frozen, ranks=ranks)
     assert model.on_every_rank == (folder.name == UNTIED)
     assert (num_empty(model) == 0) == (ranks.is_first or model.on_every_rank)
-    model.check_sampling()
+    model.trunk.check_decoding()
     if frozen:
         hold_frozen(alone, "bf16", "bf16")
         hold_frozen(model, "bf16", "bf16", ranks)

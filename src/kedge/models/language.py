@@ -123,10 +123,6 @@ class LanguageModel(nn.Module):
         """Maximum tokens of a prompt and its sampled response; None if the architecture has no limit."""
         return least(self.context_length, rope_switch(self.causal))
 
-    def check_sampling(self) -> None:
-        """Check before a run that responses can be sampled (`ModelError` if not)."""
-        self.trunk.check_decoding()
-
     def hidden(self, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
         """The trunk's last hidden state at every token."""
         return self.trunk.hidden(rows)

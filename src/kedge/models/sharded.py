@@ -52,7 +52,7 @@ def shard_model(
         return
     trunk = _checked_trunk(model)
     if isinstance(model, LanguageModel):
-        model.check_sampling()
+        model.trunk.check_decoding()
     precision = "bf16" if model.holds_bf16 else precision
     layers = layers_of(trunk.model)
     factors = factors_of(trunk.model)

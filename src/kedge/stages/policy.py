@@ -213,7 +213,7 @@ def load_frozen_policy(
     tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=chat_template)
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
     model = load_language_model(source, tokenizer=tokenizer, device=device, trust_remote_code=trusted, ranks=ranks)
-    model.check_sampling()
+    model.trunk.check_decoding()
     stop_tokens = named or own_stop_tokens(tokenizer, model)
     return Policy(source, tokenizer, model.requires_grad_(False), stop_tokens, precision, ranks)
 

@@ -43,7 +43,7 @@ def check_sampling(model: LanguageModel, plain: PreTrainedModel) -> Sampled | No
     """
     try:
         with phase("sampling"):
-            model.check_sampling()
+            model.trunk.check_decoding()
     except KedgeError:
         return None
     with phase("sampling"):

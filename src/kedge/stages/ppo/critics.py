@@ -63,7 +63,7 @@ def load_actor_critic(
             bins=bins,
             **loading,
         )
-        policy.check_sampling()
+        policy.trunk.check_decoding()
         critic = None
         head = policy.value_head
         is_new = True
