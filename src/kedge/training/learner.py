@@ -153,7 +153,6 @@ class LanguageLearner:
     needs_values: bool = field(init=False)
     reused_first_pass: bool = field(default=False, init=False)
     _pending: tuple[Rollout, PolicyOutputs] | None = field(default=None, init=False)
-    _split: tuple[Experience, int | None, Parts] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         # A critic starts or stops being trained between updates, of which each has a learner of its own.
@@ -203,18 +202,14 @@ class LanguageLearner:
         return outputs
 
     def micro_batches(self, batch: Experience) -> Parts:
-        """See `Learner`. Rows of similar length are grouped; the same minibatch in the next epoch, in the same way."""
+        """See `Learner`. Rows of similar length are grouped."""
         if self.has_first_pass(batch):
             return [(torch.arange(len(batch.scores)), batch)]
         self._pending = None  # it holds other rows than the batch, from which some were masked
-        tokens = tokens_of(self.micro_batch_tokens)
-        if self._split is not None and self._split[0] is batch and self._split[1] == tokens:
-            return self._split[2]
         parts: Parts = []
         for part in self._plan(batch.rollout):
             rows = torch.tensor(part.rows, device=batch.scores.device)
             parts.append((rows if part.counts else rows[:0], batch.select(rows)))
-        self._split = batch, tokens, parts
         return parts
 
     def evaluate(self, batch: Experience) -> PolicyOutputs:
