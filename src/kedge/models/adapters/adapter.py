@@ -271,7 +271,7 @@ def _inject(config: Any, model: PreTrainedModel, whole: set[str], *, described: 
 
 
 def _check_targets(settings: AdapterSettings, model: nn.Module, unfit: Collection[str]) -> None:
-    """Check that every listed name matches a layer that can be adapted, and that the rank is not above all widths."""
+    """Check that every listed name matches a layer that can be adapted."""
     layers = {name.rpartition(".lora_A")[0] for name, _ in model.named_modules() if name.endswith(".lora_A")}
     if idle := sorted(layers & set(unfit)):
         raise ModelError(
@@ -282,13 +282,6 @@ def _check_targets(settings: AdapterSettings, model: nn.Module, unfit: Collectio
     for target in named:
         if not any(layer == target or layer.endswith(f".{target}") for layer in layers):
             raise ModelError(f"adapter.target_modules: the model has no layer {target!r} that can have an adapter")
-    adapted = [cast(Any, model.get_submodule(layer)) for layer in layers]
-    widest = max(max(layer.in_features, layer.out_features) for layer in adapted)
-    if settings.rank > widest:
-        raise ModelError(
-            f"adapter.rank={settings.rank} is more than any layer's width, at most {widest}; train all weights "
-            "(adapter.kind=none), or use a smaller rank"
-        )
 
 
 def _left_out(model: PreTrainedModel, heads: Sequence[str], unfit: Collection[str]) -> list[str] | None:
