@@ -1449,8 +1449,8 @@ MUTATIONS = (
     Mutation(
         "tied-weights-sent-once",
         "PolicyWeights.__iter__",
-        "in self._causal.state_dict().items():",
-        "in self._causal.named_parameters():",
+        "in self.policy.causal.state_dict().items():",
+        "in self.policy.causal.named_parameters():",
         f"{ENGINE}::test_a_run_samples_on_the_server_and_sends_it_every_version_of_the_weights",
     ),
     Mutation(

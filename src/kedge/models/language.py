@@ -246,6 +246,7 @@ def output_layer(causal: PreTrainedModel) -> nn.Linear:
     return layer
 
 
+@dataclass(frozen=True)
 class PolicyWeights:
     """Iterates over a policy's weights by their names in a checkpoint, one full tensor at a time; can be iterated
     repeatedly.
@@ -259,16 +260,14 @@ class PolicyWeights:
             policy on the same base.
     """
 
-    def __init__(self, policy: LanguageModel, *, merged: bool = True) -> None:
-        self._causal = policy.causal
-        self._adapter = policy.adapter
-        self._merged = merged
+    policy: LanguageModel
+    merged: bool = True
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        if self._adapter is not None:
-            yield from self._adapter.merged() if self._merged else self._adapter.weights().items()
+        if (adapter := self.policy.adapter) is not None:
+            yield from adapter.merged() if self.merged else adapter.weights().items()
             return
-        for name, tensor in self._causal.state_dict().items():
+        for name, tensor in self.policy.causal.state_dict().items():
             # Gathering is safe: all ranks that shard the policy read the weights in the same order.
             yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

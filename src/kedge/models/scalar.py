@@ -133,13 +133,13 @@ class ScalarModel(nn.Module):
     @property
     def head(self) -> nn.Linear | None:
         """The linear layer on a decoder's hidden states; None for an encoder with a pooled head."""
-        head = self._score_layer
+        head = self.value_head
         return head if isinstance(head, nn.Linear) else None
 
     @property
     def value_head(self) -> ValueHead | None:
         """The head on a decoder's hidden states, with a scalar output or a histogram."""
-        head = self._score_layer
+        head = dict(self.classifier.named_children()).get("score")
         return head if isinstance(head, nn.Linear | HistogramHead) else None
 
     def predict_histogram(self, bins: Bins) -> ScalarModel:
@@ -183,10 +183,6 @@ class ScalarModel(nn.Module):
 
         batching = find_batching(self.classifier, None if trunk is None else by_trunk, ranks)
         return (trunk, "right") if batching == "trunk" else (None, batching)
-
-    @property
-    def _score_layer(self) -> nn.Module | None:
-        return dict(self.classifier.named_children()).get("score")
 
     def _read(self, hidden: Tensor) -> Values:
         head = self.value_head

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -142,23 +143,15 @@ def _groups(
     head_parameters = list(head_parameters)
     head, critic = ({id(each) for each in several} for several in (head_parameters, critic_parameters))
     body = [parameter for parameter in parameters if id(parameter) not in head]
-    kinds = [
-        ([each for each in several if (id(each) in critic) == is_critic], rate, is_critic, is_head)
-        for several, rate, is_head in ((body, 1.0, False), (head_parameters, head_rate, True))
-        for is_critic in (False, True)
-    ]
-    return [
-        {
-            "params": members,
-            "weight_decay": decay,
-            RATE: rate,
-            CRITIC: is_critic,
-            **({UNIT: 1.0, DECAY: decay} if is_head else {}),
-        }
-        for several, rate, is_critic, is_head in kinds
-        for members, decay in ((_trainable(several, matrices=True), weight_decay), (_trainable(several), 0.0))
-        if members
-    ]
+    groups: list[dict[str, Any]] = []
+    owners = product(((body, 1.0, False), (head_parameters, head_rate, True)), (False, True))
+    for (several, rate, is_head), is_critic in owners:
+        trained = [each for each in several if each.requires_grad and (id(each) in critic) == is_critic]
+        for matrices, decay in ((True, weight_decay), (False, 0.0)):
+            if members := [each for each in trained if (each.ndim >= 2) == matrices]:
+                own = {UNIT: 1.0, DECAY: decay} if is_head else {}
+                groups.append({"params": members, "weight_decay": decay, RATE: rate, CRITIC: is_critic, **own})
+    return groups
 
 
 def _split(groups: list[dict[str, Any]], inside: set[int]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -192,10 +185,6 @@ def _adamw(
         group["tf1_eps"] = adam_eps
     optimizer.register_step_pre_hook(_convert_tf1_eps)
     return optimizer
-
-
-def _trainable(parameters: Iterable[nn.Parameter], *, matrices: bool = False) -> list[nn.Parameter]:
-    return [each for each in parameters if each.requires_grad and (each.ndim >= 2) == matrices]
 
 
 def _convert_tf1_eps(optimizer: torch.optim.Optimizer, *_: object) -> None:
