@@ -13,7 +13,15 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
-from kedge.models import AdapterSettings, ScalarModel, TokenRows, load_scalar_model, load_tokenizer, save_scalar_model
+from kedge.models import (
+    AdapterSettings,
+    ScalarModel,
+    TokenRows,
+    initialize_head,
+    load_scalar_model,
+    load_tokenizer,
+    save_scalar_model,
+)
 from kedge.models.loading import Bases
 from kedge_base.errors import ModelError
 from kedge_hub.card import ModelCard
@@ -100,7 +108,9 @@ def test_the_saved_folder_is_a_plain_sequence_classifier(tmp_path):
 def test_a_fresh_head_has_the_published_spread(tmp_path):
     folder = save_tiny_policy(tmp_path / "policy")
     torch.manual_seed(0)
-    heads = [load_scalar_model(folder, tokenizer=load_tokenizer(folder), init="fresh").head.weight for _ in range(60)]
+    head = load_scalar_model(folder, tokenizer=load_tokenizer(folder), init="fresh").head
+    assert 0.5 < head.weight.std().item() * 17**0.5 < 2
+    heads = [initialize_head(head, "normal").weight.detach().clone() for _ in range(60)]
     # 960 draws: the standard error of their standard deviation is 2.3 %.
     assert torch.cat(heads).std().item() == pytest.approx(1 / 17**0.5, rel=0.08)
 

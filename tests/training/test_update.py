@@ -108,12 +108,11 @@ def test_at_learning_rate_zero_the_ratio_stays_one_over_all_epochs(critic, tempe
         models,
         experience,
         learning_rate=0.0,
-        num_epochs=3,
         num_minibatches=4,
         micro_batch_tokens=1,
         temperature=temperature,
     )
-    assert len(result.steps) == 12
+    assert len(result.steps) == 8
     for figures in result.steps:
         assert figures["policy/ratio_max"] == pytest.approx(1.0, abs=1e-4)
         assert figures["policy/approx_kl"] == pytest.approx(0.0, abs=1e-8)
@@ -244,7 +243,7 @@ def test_epochs_on_responses_that_share_prompts_are_those_on_each_row_by_itself(
             experience,
             make_objective(),
             generator=torch.Generator().manual_seed(0),
-            num_epochs=3,
+            num_epochs=2,
             num_minibatches=2,
             max_grad_norm=1.0,
         )
@@ -478,7 +477,7 @@ def test_repeated_updates_raise_the_probability_of_what_is_rewarded():
     sampler = Sampler(models.policy, pad_id=0, stop_tokens=[STOP], max_new_tokens=6)
     optimizer = build_optimizer(models.parameters(), learning_rate=1e-2)
     generator, shares = torch.Generator().manual_seed(0), []
-    for update in range(12):
+    for update in range(8):
         rollout = sampler.generate(PROMPTS * 4, seeds=range(1000 * update, 1000 * update + 32))
         wanted = (rollout.response_ids % 2 == 0) & rollout.action_mask
         scores = wanted.sum(-1) / rollout.response_lengths
