@@ -477,7 +477,7 @@ def test_repeated_updates_raise_the_probability_of_what_is_rewarded():
     sampler = Sampler(models.policy, pad_id=0, stop_tokens=[STOP], max_new_tokens=6)
     optimizer = build_optimizer(models.parameters(), learning_rate=1e-2)
     generator, shares = torch.Generator().manual_seed(0), []
-    for update in range(8):
+    for update in range(12):
         rollout = sampler.generate(PROMPTS * 4, seeds=range(1000 * update, 1000 * update + 32))
         wanted = (rollout.response_ids % 2 == 0) & rollout.action_mask
         scores = wanted.sum(-1) / rollout.response_lengths
