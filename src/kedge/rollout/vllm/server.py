@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,9 +147,7 @@ class OwnServer:
         self.close()
         options = self.options
         port = _free_port()
-        self._process = ServerProcess(
-            options.command(port), environment=options.environment(), log=options.log, folder=options.scratch
-        )
+        self._process = ServerProcess(options, port)
         self._client = Client(f"http://127.0.0.1:{port}")
         started = time.monotonic()
         while not self._client.is_healthy():
@@ -219,23 +217,21 @@ class ServerProcess:
     """A supervised server: it ends with `close`, with this object, or with kedge, even by SIGKILL.
 
     Args:
-        command: The server's command line.
-        environment: Its environment.
-        log: The file to which its output is appended.
-        folder: A folder to remove if kedge ends without `close`.
+        options: How it is started.
+        port: Its port.
     """
 
-    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, folder: Path) -> None:
-        self._log = log
-        with writing(log), log.open("ab") as output:
+    def __init__(self, options: ServerOptions, port: int) -> None:
+        self._log = options.log
+        with writing(self._log), self._log.open("ab") as output:
             self._start = output.tell()
             self._process = subprocess.Popen(
                 # -I: ignore the working directory, and PYTHONPATH, which is meant for the server.
-                [sys.executable, "-I", str(supervisor.__file__), str(folder), *command],
+                [sys.executable, "-I", str(supervisor.__file__), str(options.scratch), *options.command(port)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=dict(environment),
+                env=options.environment(),
                 start_new_session=True,  # so that Ctrl-C in a terminal does not reach the server
             )
         self._finalizer = weakref.finalize(self, _end, self._process, os.getpid())
