@@ -96,7 +96,7 @@ def readout(models: Path) -> dict[str, Any]:
 
 def frozen(models: Path) -> dict[str, Any]:
     """A separate critic that is not trained."""
-    return {**PPO, "reward": models / "reward", "num_prompts": 4, "ppo.critic": "frozen"}
+    return {**PPO, "num_updates": 2, "reward": models / "reward", "num_prompts": 4, "ppo.critic": "frozen"}
 
 
 def idle(models: Path) -> dict[str, Any]:
@@ -116,6 +116,7 @@ def equal_groups(models: Path) -> dict[str, Any]:
     """Groups with equal scores, whose rows have no gradient."""
     return {
         **PPO,
+        "num_updates": 2,
         "reward": three_vowels,
         "num_prompts": 6,
         "num_responses": 2,
@@ -127,7 +128,7 @@ def equal_groups(models: Path) -> dict[str, Any]:
 
 def part(models: Path) -> dict[str, Any]:
     """Steps on a share of the responses, which alone are evaluated."""
-    settings = {"num_responses": 4, "num_minibatches": 2, "ppo.num_epochs": 0.5, "preset": "grpo"}
+    settings = {"num_updates": 2, "num_responses": 4, "num_minibatches": 2, "ppo.num_epochs": 0.5, "preset": "grpo"}
     return {**PPO, "reward": vowels_of_all, "num_prompts": 3, **settings}
 
 
@@ -135,6 +136,7 @@ def episodes(models: Path) -> dict[str, Any]:
     """Episodes that open with texts of different lengths, end at different turns, and pay by turn."""
     return {
         **PPO,
+        "num_updates": 2,
         "environment": Counting,
         "num_prompts": 5,
         "num_minibatches": 5,
