@@ -21,39 +21,42 @@ class Clock:
         return self.now
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    hand = Clock()
+    monkeypatch.setattr("kedge_base.machine.progress.monotonic", hand)
+    return hand
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-def test_plain_lines_have_position_values_and_time_left():
-    stream, clock = io.StringIO(), Clock()
-    with Progress("ppo", total=4, stream=stream, clock=clock) as progress:
+def test_plain_lines_have_position_values_and_time_left(clock, capsys):
+    with Progress("ppo", total=4) as progress:
         for step in range(1, 5):
             clock.now += 30
             progress.update(step, {"score": 0.1 * step, "kl": 2.34567})
-    lines = stream.getvalue().splitlines()
+    lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "ppo 1/4  score 0.100  kl 2.35  eta ?"
     assert lines[1].endswith("eta 1:00")
     assert lines[3] == "ppo 4/4  score 0.400  kl 2.35  eta 0:00"
     assert lines[4] == "ppo: done after 4 of 4 in 2:00"
 
 
-def test_a_fast_stage_writes_at_most_a_line_a_second_and_the_last():
-    stream, clock = io.StringIO(), Clock()
-    with Progress("sft", total=1_000, stream=stream, clock=clock) as progress:
+def test_a_fast_stage_writes_at_most_a_line_a_second_and_the_last(clock, capsys):
+    with Progress("sft", total=1_000) as progress:
         for step in range(1, 1_001):
             clock.now += 0.01
             progress.update(step)
-    lines = [line for line in stream.getvalue().splitlines() if line.startswith("sft ")]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sft ")]
     assert 10 <= len(lines) <= 11
     assert lines[-1].startswith("sft 1000/1000")
 
 
-def test_the_estimate_counts_only_this_runs_steps_without_its_first():
-    clock = Clock()
-    progress = Progress("ppo", total=100, done=90, stream=io.StringIO(), clock=clock)
-    with progress:
+def test_the_estimate_counts_only_this_runs_steps_without_its_first(clock):
+    with Progress("ppo", total=100, done=90) as progress:
         assert progress.eta() == "?"
         clock.now += 20
         progress.update(92)
@@ -72,22 +75,21 @@ def test_the_estimate_counts_only_this_runs_steps_without_its_first():
         (type("Made", (BaseException,), {}), "done after 1 of 9"),
     ],
 )
-def test_the_last_line_says_how_it_ended(error, ending):
-    stream = io.StringIO()
-
+def test_the_last_line_says_how_it_ended(error, ending, capsys):
     def fail() -> None:
-        with Progress("ppo", total=9, stream=stream) as progress:
+        with Progress("ppo", total=9) as progress:
             progress.update(1)
             raise error
 
     with pytest.raises(error):
         fail()
-    assert ending in stream.getvalue()
+    assert ending in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
-def test_a_line_is_printed_literally(stream):
-    with Progress("ppo", total=2, stream=stream) as progress:
+def test_a_line_is_printed_literally(stream, monkeypatch):
+    monkeypatch.setattr("sys.stderr", stream)
+    with Progress("ppo", total=2) as progress:
         progress.say("the [bold] KL is 3.2")
     assert "the [bold] KL is 3.2" in stream.getvalue()
 
@@ -96,7 +98,8 @@ def test_a_terminal_gets_a_bar_with_the_newest_figures(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")
     stream = Terminal()
-    with Progress("ppo", total=2, stream=stream) as progress:
+    monkeypatch.setattr("sys.stderr", stream)
+    with Progress("ppo", total=2) as progress:
         progress.update(1, {"score": -1.25})
         progress.update(2, {"score": 0.5})
     shown = stream.getvalue()

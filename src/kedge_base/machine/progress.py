@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import math
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from html import escape
+from time import monotonic
 from types import TracebackType
-from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -40,36 +39,25 @@ class Progress:
         stage: Name of the stage.
         total: Number of steps.
         done: Steps taken before this process, in a resumed run.
-        stream: Output stream; standard error by default.
-        clock: A monotonic clock, in seconds.
     """
 
-    def __init__(
-        self,
-        stage: str,
-        *,
-        total: int,
-        done: int = 0,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, stage: str, *, total: int, done: int = 0) -> None:
         self._stage = printable(stage)
         self._total = total
         self._done = done
-        self._clock = clock
         self._first: tuple[int, float] | None = None
-        self._started = clock()
-        self._view = _view(stream, total, clock)
+        self._started = monotonic()
+        self._view = _view(total)
 
     def __enter__(self) -> Progress:
-        self._started = self._clock()
+        self._started = monotonic()
         self._view.start(self._stage, self._done)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        elapsed = format_duration(self._clock() - self._started)
+        elapsed = format_duration(monotonic() - self._started)
         # A signal raises SystemExit. Any other BaseException is a deliberate end of the stage.
         is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         ending = "failed" if isinstance(error, Exception) else "interrupted" if is_stopped else "done"
@@ -78,7 +66,7 @@ class Progress:
     def update(self, step: int, values: Mapping[str, float | None] | None = None) -> None:
         """Show that `step` steps are done, with the newest values."""
         self._done = step
-        self._first = self._first or (step, self._clock())
+        self._first = self._first or (step, monotonic())
         shown = "  ".join(f"{name} {format_figure(value)}" for name, value in (values or {}).items())
         self._view.show(step, f"{self._stage} {step}/{self._total}", shown, self.eta(), last=step >= self._total)
 
@@ -91,7 +79,7 @@ class Progress:
         first, started = self._first or (self._done, 0.0)
         if first == self._done:
             return "?"
-        return format_duration((self._clock() - started) / (self._done - first) * max(0, self._total - self._done))
+        return format_duration((monotonic() - started) / (self._done - first) * max(0, self._total - self._done))
 
 
 def say(line: str) -> None:
@@ -133,13 +121,13 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def _view(stream: TextIO | None, total: int, clock: Callable[[], float]) -> _View:
-    if stream is None and not is_first_rank():
+def _view(total: int) -> _View:
+    if not is_first_rank():
         return _View()
-    if stream is None and in_notebook():
-        return _NotebookBlock(total, clock)
-    console = Console(file=stream or sys.stderr, highlight=False, force_jupyter=False)
-    return _Bar(console, total) if console.is_terminal else _PlainLines(console, total, clock)
+    if in_notebook():
+        return _NotebookBlock(total)
+    console = Console(file=sys.stderr, highlight=False, force_jupyter=False)
+    return _Bar(console, total) if console.is_terminal else _PlainLines(console, total)
 
 
 class _View:
@@ -164,17 +152,16 @@ class _PlainLines(_View):
     step.
     """
 
-    def __init__(self, console: Console, total: int, clock: Callable[[], float]) -> None:
+    def __init__(self, console: Console, total: int) -> None:
         self._console = console
-        self._clock = clock
         self._part = total / PLAIN_PARTS
         self._step = self._written = -math.inf
 
     def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None:
-        elapsed = self._clock() - self._written
+        elapsed = monotonic() - self._written
         is_due = step - self._step >= self._part or elapsed >= LONGEST_INTERVAL
         if last or (is_due and elapsed >= PLAIN_INTERVAL):
-            self._step, self._written = step, self._clock()
+            self._step, self._written = step, monotonic()
             self.say(_line(position, values, eta))
 
     def say(self, line: str) -> None:
@@ -212,23 +199,20 @@ class _NotebookBlock(_View):
 
     Args:
         total: Number of steps.
-        clock: A monotonic clock, in seconds.
-        display: IPython's `display`; None imports it.
     """
 
-    def __init__(self, total: int, clock: Callable[[], float], display: Callable[..., Any] | None = None) -> None:
+    def __init__(self, total: int) -> None:
         self._total = total
-        self._clock = clock
         self._written = -math.inf
-        self._display = display or _ipython_display()
-        self._handle = None
 
     def start(self, stage: str, done: int) -> None:
-        self._handle = self._display(self._bundle(f"{stage} {done}/{self._total}", done), raw=True, display_id=True)
+        from IPython.display import display  # pyright: ignore[reportMissingImports]
+
+        self._handle = display(self._bundle(f"{stage} {done}/{self._total}", done), raw=True, display_id=True)
 
     def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None:
-        if last or self._clock() - self._written >= NOTEBOOK_INTERVAL:
-            self._written = self._clock()
+        if last or monotonic() - self._written >= NOTEBOOK_INTERVAL:
+            self._written = monotonic()
             self._replace(_line(position, values, eta), step)
 
     def say(self, line: str) -> None:
@@ -238,8 +222,7 @@ class _NotebookBlock(_View):
         self._replace(line, None)
 
     def _replace(self, line: str, step: int | None) -> None:
-        if self._handle is not None:
-            self._handle.update(self._bundle(line, step), raw=True)
+        self._handle.update(self._bundle(line, step), raw=True)
 
     def _bundle(self, line: str, step: int | None) -> dict[str, str]:
         bar = "" if step is None else f'<progress value="{step}" max="{self._total}"></progress> '
@@ -247,12 +230,6 @@ class _NotebookBlock(_View):
             "text/plain": line,
             "text/html": f'<div style="font-variant-numeric:tabular-nums">{bar}{escape(line)}</div>',
         }
-
-
-def _ipython_display() -> Callable[..., Any]:
-    from IPython.display import display  # pyright: ignore[reportMissingImports]
-
-    return display
 
 
 def _line(position: str, values: str, eta: str) -> str:
