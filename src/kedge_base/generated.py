@@ -19,8 +19,6 @@ APART = 1_000_000
 all rows but one.
 """
 
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-
 
 def find_entry(reference: str) -> tuple[str, Any, dict[str, Any]]:
     """Resolve a row's `entry` to the name of its task, the task, and the entry itself.
@@ -56,14 +54,13 @@ def open_task(source: str) -> Any:
         hint = f"did you mean {' or '.join(near)}?" if near else f"the package has {len(DATASETS)} tasks"
         raise DataError(f"{source}: reasoning-gym has no task {name!r}; {hint}")
     kind, settings = DATASETS[name]
-    known = {field.name: field.default for field in fields(settings)}
+    known = {field.name: field.default for field in fields(settings)} | {"size": 500, "seed": 0}
     for key, value in parameters.items():
         if key not in known:
             raise DataError(f"{source}: {name} has no parameter {key!r}; it has {', '.join(known)}")
-        wanted = float if type(known[key]) is float else int if key in ("size", "seed") else type(known[key])
-        wrong = wanted in WORDS and type(value) is not wanted
-        if wrong and not (wanted is float and type(value) is int):
-            raise DataError(f"{source}: {key}={value}: expected {WORDS[wanted]}, such as {known[key]}")
+        wanted = type(known[key])
+        if wanted in (bool, int, float, str) and type(value) not in ((float, int) if wanted is float else (wanted,)):
+            raise DataError(f"{source}: {key}={value}: expected a value such as {known[key]}")
     if not 0 < (size := parameters.setdefault("size", 500)) <= APART:
         raise DataError(f"{source}: size={size}: expected 1 to {APART:,}")
     try:
