@@ -94,10 +94,8 @@ def test_a_json_array_and_a_json_file_of_lines(tmp_path):
     [
         ({"version": "1", "data": ROWS}, ROWS),
         ({"data": ROWS}, ROWS),
-        ({"data": ROWS, "schema": {"fields": []}}, ROWS),  # pandas: to_json(orient="table"), "split", "columns"
-        ({"columns": ["prompt"], "index": [0, 1], "data": [["a"], ["b"]]}, ROWS),
+        ({"data": ROWS, "schema": {"fields": []}}, ROWS),  # pandas: to_json(orient="table"), "columns"
         ({"prompt": {"0": "a", "1": "b"}}, ROWS),
-        ({"0": {"prompt": "a"}, "1": {"prompt": "b"}}, ROWS),  # orient="index"
         ({"prompt": ["a", "b"]}, ROWS),
         ({"train": ROWS, "test": ROWS[:1]}, ROWS),
         ({"prompt": "a"}, ROWS[:1]),

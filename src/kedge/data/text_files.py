@@ -110,7 +110,7 @@ def _values(path: Path) -> list[Any]:
 
 
 def _held_rows(value: dict[str, Any], source: str) -> list[Any]:
-    """Find the rows in an object: a list in it, its values, its columns combined, or the object itself.
+    """Find the rows in an object: a list in it, its columns combined, or the object itself.
 
     Raises:
         DataError: It contains several lists of rows.
@@ -118,15 +118,8 @@ def _held_rows(value: dict[str, Any], source: str) -> list[Any]:
     has_text = any(isinstance(value.get(name), str) for name in _OF_A_ROW)
     if has_text or any(map(is_conversation, value.values())) or _is_list_of(int, value.get("input_ids")):
         return [value]
-    is_around = not value.keys() & _OF_A_ROW
-    if value and is_around and all(isinstance(row, dict) and row.keys() & _OF_A_ROW for row in value.values()):
-        return list(value.values())  # pandas, orient="index"
-    names: Any = value.get("columns")
-    cells: Any = value.get("data")
-    if _is_list_of(str, names) and _is_list_of(list, cells):  # pandas, orient="split"
-        return [dict(zip(names, row, strict=False)) for row in cells]
     tables = {name: rows for name, rows in value.items() if _is_list_of(dict, rows)}
-    if tables and is_around:
+    if tables and not value.keys() & _OF_A_ROW:
         if len(tables) > 1 and "train" not in tables:
             names = ", ".join(tables)
             raise DataError(f"{source} holds several lists of rows ({names}); write the one to read as JSON lines")
