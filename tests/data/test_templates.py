@@ -65,12 +65,6 @@ def test_bisection_cuts_where_the_paper_does(paragraphs, max_tokens):
         assert render_tldr("boats", "Help", post, TOKENIZER, max_tokens) == expected
 
 
-def test_an_oversized_post_is_cut_quickly():
-    post = "The tide went out.\n\n" * 100_000
-    text = render_tldr("boats", "Help", post, TOKENIZER, 200)
-    assert text == cut_slowly("The tide went out.\n\n" * 30, 200)
-
-
 def test_a_post_whose_first_paragraph_is_too_long_is_a_bad_row():
     row = {"subreddit": "boats", "title": "Help", "post": "sea " * 200}
     table = read_rows(
