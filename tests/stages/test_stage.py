@@ -36,8 +36,10 @@ from kedge.config.schema.section import Section
 class WalkConfig(Section):
     \"\"\"Walking.\"\"\"
 
-    robot: str | None = field(None, meaning="The robot.", source="test")
-    steps: int = field(3, meaning="Steps.", source="test")
+    robot: str | None = field(None)
+    \"\"\"The robot.\"\"\"
+    steps: int = field(3)
+    \"\"\"Steps.\"\"\"
     plain: int = 1
 """
 
@@ -78,7 +80,8 @@ def package(tmp_path: Path) -> Path:
 
 
 def python(package: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": str(package), "COLUMNS": "200"}
+    paths = filter(None, [str(package), os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, cwd=package, env=environment, timeout=120
     )

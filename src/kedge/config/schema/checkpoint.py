@@ -10,17 +10,18 @@ from kedge.config.schema.update.former import with_parts
 class SaveInterval(Parameters):
     """How often a checkpoint is saved."""
 
-    updates: int | None = field(
-        None, ge=1, meaning="Updates between checkpoints, as the value alone; null: by time only.", source="kedge: off"
-    )
-    minutes: float | None = field(
-        10.0,
-        gt=0,
-        meaning="Minutes between checkpoints, in addition to the updates; null: by updates only.",
-        source="kedge: saving takes seconds, about 1% of the time, and a killed run loses at most ten minutes",
-        too_high="a killed run loses hours of work",
-        too_low="much of the run's time goes into saving",
-    )
+    updates: int | None = field(None, ge=1)
+    """Updates between checkpoints, as the value alone; null: by time only.
+
+    Source: kedge: off
+    """
+    minutes: float | None = field(10.0, gt=0)
+    """Minutes between checkpoints, in addition to the updates; null: by updates only.
+
+    Source: kedge: saving takes seconds, about 1% of the time, and a killed run loses at most ten minutes
+    Too high: a killed run loses hours of work
+    Too low: much of the run's time goes into saving
+    """
 
 
 class CheckpointConfig(Section):
@@ -29,47 +30,43 @@ class CheckpointConfig(Section):
     They do not affect results, unless the guard rolls a run back to the newest one.
     """
 
-    every: SaveInterval = field(
-        SaveInterval(),
-        meaning="Updates (optimizer steps in sft, reward and critic) between checkpoints, which are also saved every "
-        "ten minutes; null: by time only. {updates: 50, minutes: 30} gives both.",
-        source="kedge: an update takes milliseconds to minutes, so no one number suits all runs",
-        too_high="a killed run loses many updates",
-        too_low="much of the run's time goes into saving",
-    )
-    keep: int = field(
-        2,
-        ge=1,
-        meaning="Number of newest checkpoints to keep; each is about three times the size of the trained weights.",
-        source="kedge: if the newest is damaged, the one before it can be used",
-        too_high="the disk fills up",
-        too_low="with 1, a damaged checkpoint cannot be recovered from",
-    )
-    keep_best: str = field(
-        "auto",
-        meaning="Metric by which the best checkpoint is kept, beyond `keep`, as RUN@best; none: no metric. "
-        "auto: with ppo.eval_every, eval/win_rate if evaluate.judge is set, else eval/score, or eval/total with a "
-        "teacher (ppo.reference); with control.eval_every, eval/return_mean; otherwise none. "
-        "A metric of the training batch, such as reward/score_mean, is that of the policy before the update, and the "
-        "checkpoint is the one after it.",
-        source="kedge: the last policy is often not the best, because the reward is over-optimized",
-        text="auto, none or a metric",
-    )
-    keep_last: bool = field(
-        True,
-        meaning="Keep the checkpoint of the last update when a run has finished, so that it can be extended.",
-        source="kedge: a run of over ten minutes keeps checkpoints anyway, so this takes no further space there",
-    )
-    sharded_above: int | None = field(
-        1_000_000_000,
-        ge=0,
-        meaning="With runtime.parallel=shard and more trained parameters than this, each rank writes its own part of "
-        "weights and moments, in the layout of torch's distributed checkpoints; `kedge merge` makes a model of it. "
-        "Otherwise the first rank collects and writes all of them; null: always.",
-        source="kedge: whole, a billion parameters take 12 GB of the first rank's host memory while they are saved",
-        too_high="saving is slow, and weights and moments may not fit into the memory of one machine",
-        too_low="small checkpoints have to be merged before they are used as models",
-    )
+    every: SaveInterval = field(SaveInterval())
+    """Updates (optimizer steps in sft, reward and critic) between checkpoints, which are also saved every ten minutes;
+    null: by time only. {updates: 50, minutes: 30} gives both.
+
+    Source: kedge: an update takes milliseconds to minutes, so no one number suits all runs
+    Too high: a killed run loses many updates
+    Too low: much of the run's time goes into saving
+    """
+    keep: int = field(2, ge=1)
+    """Number of newest checkpoints to keep; each is about three times the size of the trained weights.
+
+    Source: kedge: if the newest is damaged, the one before it can be used
+    Too high: the disk fills up
+    Too low: with 1, a damaged checkpoint cannot be recovered from
+    """
+    keep_best: str = field("auto", text="auto, none or a metric")
+    """Metric by which the best checkpoint is kept, beyond `keep`, as RUN@best; none: no metric. auto: with
+    ppo.eval_every, eval/win_rate if evaluate.judge is set, else eval/score, or eval/total with a teacher
+    (ppo.reference); with control.eval_every, eval/return_mean; otherwise none. A metric of the training batch, such as
+    reward/score_mean, is that of the policy before the update, and the checkpoint is the one after it.
+
+    Source: kedge: the last policy is often not the best, because the reward is over-optimized
+    """
+    keep_last: bool = field(True)
+    """Keep the checkpoint of the last update when a run has finished, so that it can be extended.
+
+    Source: kedge: a run of over ten minutes keeps checkpoints anyway, so this takes no further space there
+    """
+    sharded_above: int | None = field(1_000_000_000, ge=0)
+    """With runtime.parallel=shard and more trained parameters than this, each rank writes its own part of weights and
+    moments, in the layout of torch's distributed checkpoints; `kedge merge` makes a model of it. Otherwise the first
+    rank collects and writes all of them; null: always.
+
+    Source: kedge: whole, a billion parameters take 12 GB of the first rank's host memory while they are saved
+    Too high: saving is slow, and weights and moments may not fit into the memory of one machine
+    Too low: small checkpoints have to be merged before they are used as models
+    """
 
     _read_former = rewrite(classmethod(partial(with_parts, section="checkpoint")))
 
@@ -77,20 +74,19 @@ class CheckpointConfig(Section):
 class PushConfig(Section):
     """Pushing the finished model to the Hugging Face hub."""
 
-    repo: str | None = field(
-        None,
-        meaning="Repository on the hub, org/name, that the finished model is pushed to; null pushes nothing. Token, "
-        "name and rights are checked before the training.",
-        source="kedge: nothing leaves the machine unasked",
-        text="org/name",
-    )
-    private: bool = field(
-        False,
-        meaning="Make a new repository private; an existing one stays as it is.",
-        source="Hugging Face hub",
-    )
-    existing: bool = field(
-        False,
-        meaning="Push to a repository even if its content was not pushed by kedge.",
-        source="kedge: somebody's files are not overwritten unasked",
-    )
+    repo: str | None = field(None, text="org/name")
+    """Repository on the hub, org/name, that the finished model is pushed to; null pushes nothing. Token, name and
+    rights are checked before the training.
+
+    Source: kedge: nothing leaves the machine unasked
+    """
+    private: bool = field(False)
+    """Make a new repository private; an existing one stays as it is.
+
+    Source: Hugging Face hub
+    """
+    existing: bool = field(False)
+    """Push to a repository even if its content was not pushed by kedge.
+
+    Source: kedge: somebody's files are not overwritten unasked
+    """

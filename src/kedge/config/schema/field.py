@@ -1,6 +1,11 @@
 """Defines fields of the configuration (default, bounds and documentation) and the type of a name with a parameter."""
 
+import ast
+import inspect
+import re
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Generic, TypeVar, cast, get_args
 
 from annotated_types import Len
@@ -15,43 +20,73 @@ Parameter = TypeVar("Parameter")
 
 @dataclass(frozen=True)
 class FieldDoc:
-    """A field's documentation; see `field` for the parts."""
+    """A field's documentation: the docstring below it.
 
-    meaning: str
-    source: str = ""
-    too_high: str | None = None
-    too_low: str | None = None
-    text: str = "text"
-
-
-def field(
-    default: Any,
-    *,
-    meaning: str,
-    source: str,
-    too_high: str | None = None,
-    too_low: str | None = None,
-    text: str = "text",
-    **bounds: Any,
-) -> Any:
-    """A pydantic field with its documentation.
-
-    Args:
-        default: The default value; `...` for a required field.
+    Attributes:
         meaning: One line, with the unit.
         source: The paper or project that the default comes from, or the reason for it.
         too_high: The effect of a value that is too high.
         too_low: The effect of a value that is too low.
+    """
+
+    meaning: str
+    source: str = ""
+    too_high: str = ""
+    too_low: str = ""
+
+    @classmethod
+    def read(cls, docstring: str) -> "FieldDoc":
+        """Read a docstring with the lines `Source: …`, `Too high: …` and `Too low: …`, which may be wrapped."""
+        meaning, *parts = (" ".join(text.split()) for text in _PART.split(docstring))
+        names = (name.lower().replace(" ", "_") for name in parts[::2])
+        return cls(meaning, **dict(zip(names, parts[1::2], strict=True)))
+
+
+_PART = re.compile(r"\n *(Source|Too high|Too low): ")
+
+
+def field(default: Any, *, text: str = "text", **bounds: Any) -> Any:
+    """A pydantic field, with its documentation in a docstring below it.
+
+    Args:
+        default: The default value; `...` for a required field.
         text: The meaning of a text, such as `a folder`.
         bounds: pydantic's `gt`, `ge`, `lt`, `le`.
     """
-    extra = {"source": source, "too_high": too_high, "too_low": too_low, "text": text}
-    return Field(default, description=meaning, json_schema_extra=cast(Any, extra), **bounds)
+    return Field(default, json_schema_extra={"text": text}, **bounds)
 
 
 def field_doc(info: FieldInfo) -> FieldDoc:
-    """The documentation of a field made by `field`; mostly empty for plain pydantic fields."""
-    return FieldDoc(info.description or "", **cast("dict[str, Any]", info.json_schema_extra or {}))
+    """The documentation of a field; mostly empty for plain pydantic fields."""
+    section, name = _extra(info).get("place", (None, ""))
+    return (_docs_in(section) if section else {}).get(name, FieldDoc(info.description or ""))
+
+
+def text_meaning(info: FieldInfo) -> str:
+    """The meaning of a text in a field, such as `a folder`."""
+    return _extra(info).get("text", "text")
+
+
+def note_place(section: type[BaseModel]) -> None:
+    """Note in the fields of a section, unless a base has them, where their docstrings are."""
+    for name, info in section.model_fields.items():
+        if info.json_schema_extra:
+            _extra(info).setdefault("place", (section, name))
+
+
+def _extra(info: FieldInfo) -> dict[str, Any]:
+    return cast("dict[str, Any]", info.json_schema_extra or {})
+
+
+@cache
+def _docs_in(section: type) -> dict[str, FieldDoc]:
+    """The docstrings below the fields in the source of a class."""
+    [tree] = ast.parse(inspect.getsource(section)).body
+    return {
+        ast.unparse(field.target): FieldDoc.read(ast.literal_eval(below.value))
+        for field, below in pairwise(cast("ast.ClassDef", tree).body)
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
+    }
 
 
 class Choice(Generic[Name, WithParameter, Parameter]):

@@ -33,60 +33,47 @@ class TrainedSection(Section):
         return self.schedule.parameter or 0.0
 
 
-def schedule_field(default: Decay, *, source: str, over: str = "the run", further: str = "") -> Any:
-    """Define the field for a stage's learning rate schedule."""
-    return field(
-        default,
-        meaning=f"How the learning rate decays to 0 over {over}; constant: not at all. {{{default}: 0.1}}: after a "
-        f"linear rise from 0 over a tenth of all optimizer steps.{further}",
-        source=f"{source}; N+ trains without a rise",
-        too_high="with a long rise, much of the run trains at a fraction of the learning rate",
-        too_low="without one, the first steps may be too large, because Adam's moment estimates are still poor",
-    )
-
-
 class OptimizationConfig(Section):
     """The optimizer of every trained stage. Learning rates and schedules belong to each stage."""
 
-    optimizer: Literal["adamw", "adamw8bit", "adafactor", "muon"] = field(
-        "adamw",
-        meaning="The optimizer, by what it keeps per trained weight: adamw 8 bytes; adamw8bit 2, the same moments in "
-        "8 bits (the extra bitsandbytes); adafactor next to nothing, without momentum; muon 4, orthogonalized "
-        "steps for the matrices of layers (torch 2.9) and adamw for the rest. Learning rates carry over.",
-        source="kedge: adamw is what the default rates were found with",
-    )
+    optimizer: Literal["adamw", "adamw8bit", "adafactor", "muon"] = field("adamw")
+    """The optimizer, by what it keeps per trained weight: adamw 8 bytes; adamw8bit 2, the same moments in 8 bits (the
+    extra bitsandbytes); adafactor next to nothing, without momentum; muon 4, orthogonalized steps for the matrices of
+    layers (torch 2.9) and adamw for the rest. Learning rates carry over.
 
-    max_grad_norm: float | None = field(
-        1.0,
-        gt=0,
-        meaning="L2 norm to which the gradient is clipped before each step; null disables clipping. In PPO a separate "
-        "critic's gradient is clipped apart from the policy's.",
-        source="S0; Ziegler and N+ do not clip",
-        too_high="a single bad batch can ruin the weights",
-        too_low="every step is clipped, which in effect lowers the learning rate",
-    )
-    weight_decay: float = field(
-        0.0,
-        ge=0,
-        meaning="Decoupled weight decay (as in AdamW), multiplied by the learning rate at each step.",
-        source="Ziegler; N+ has PyTorch's default for AdamW, 0.01",
-        too_high="the weights shrink toward 0, away from the pretrained model",
-        too_low="no harm: 0 is the usual choice for fine-tuning",
-    )
+    Source: kedge: adamw is what the default rates were found with
+    """
+
+    max_grad_norm: float | None = field(1.0, gt=0)
+    """L2 norm to which the gradient is clipped before each step; null disables clipping. In PPO a separate critic's
+    gradient is clipped apart from the policy's.
+
+    Source: S0; Ziegler and N+ do not clip
+    Too high: a single bad batch can ruin the weights
+    Too low: every step is clipped, which in effect lowers the learning rate
+    """
+    weight_decay: float = field(0.0, ge=0)
+    """Decoupled weight decay (as in AdamW), multiplied by the learning rate at each step.
+
+    Source: Ziegler; N+ has PyTorch's default for AdamW, 0.01
+    Too high: the weights shrink toward 0, away from the pretrained model
+    Too low: no harm: 0 is the usual choice for fine-tuning
+    """
     adam_eps: Annotated[float, Gt(0)] | Annotated[dict[Literal["tf1"], Annotated[float, Gt(0)]], Len(1, 1)] = field(
-        1e-5,
-        meaning="Adam's ε, added to the denominator of the step; not used by adafactor. adamw adds it after the bias "
-        "correction; {tf1: 1e-5}: before it, as in OpenAI's code, a factor of 31.6 at step 1.",
-        source="N+ and Ziegler",
-        too_high="weights with small gradients hardly move",
-        too_low="weights with tiny gradients take full-size, noisy steps",
+        1e-5
     )
-    stages: dict[str, dict[str, Any]] = field(
-        {},
-        meaning="Other values for single stages: {sft: {adam_eps: 1e-8}}, with sft, reward_model, critic or ppo.",
-        source="kedge: one optimizer for all",
-        text="a mapping of stages to fields of this section",
-    )
+    """Adam's ε, added to the denominator of the step; not used by adafactor. adamw adds it after the bias correction;
+    {tf1: 1e-5}: before it, as in OpenAI's code, a factor of 31.6 at step 1.
+
+    Source: N+ and Ziegler
+    Too high: weights with small gradients hardly move
+    Too low: weights with tiny gradients take full-size, noisy steps
+    """
+    stages: dict[str, dict[str, Any]] = field({}, text="a mapping of stages to fields of this section")
+    """Other values for single stages: {sft: {adam_eps: 1e-8}}, with sft, reward_model, critic or ppo.
+
+    Source: kedge: one optimizer for all
+    """
 
     def of(self, section: str) -> "OptimizationConfig":
         """The optimizer of the stage with this section: values in `stages` override the others."""

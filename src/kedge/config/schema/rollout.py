@@ -14,41 +14,36 @@ from kedge.config.schema.update.former import with_parts
 class VllmServers(Parameters):
     """A server that kedge starts in a separate environment, or servers that are already running."""
 
-    servers: StringList = field(
-        [],
-        meaning="The Python of an environment with vLLM, in which kedge starts a server and ends it with the run; or "
-        "the addresses of servers that are running, among which the prompts are shared out.",
-        source="kedge: a separate environment, since vLLM pins its own torch and transformers",
-        text="a file, or an address or a list of them",
-    )
-    folder: str | None = field(
-        None,
-        meaning="Folder for the weights that the servers read; they must be able to read it; null is one in "
-        "memory (/dev/shm) if there is room, else the run's own.",
-        source="kedge",
-        text="a folder",
-    )
-    devices: str | None = field(
-        None,
-        meaning="GPUs of the server that kedge starts, as in CUDA_VISIBLE_DEVICES, such as 1 or 2,3; null leaves the "
-        "choice to vLLM.",
-        source="kedge",
-        text="GPU numbers",
-    )
-    memory: float = field(
-        0.3,
-        gt=0,
-        le=1,
-        meaning="Share of the device's memory (on a CPU: of the machine's) that the server may use.",
-        source="kedge: trainer and server often share a machine",
-        too_high="the trainer, or the server itself, runs out of memory",
-        too_low="few responses are sampled at a time, or the server does not start",
-    )
-    args: StringList = field(
-        [],
-        meaning="Further arguments of the server that kedge starts, such as '--tensor-parallel-size 2'.",
-        source="kedge: none",
-    )
+    servers: StringList = field([], text="a file, or an address or a list of them")
+    """The Python of an environment with vLLM, in which kedge starts a server and ends it with the run; or the addresses
+    of servers that are running, among which the prompts are shared out.
+
+    Source: kedge: a separate environment, since vLLM pins its own torch and transformers
+    """
+    folder: str | None = field(None, text="a folder")
+    """Folder for the weights that the servers read; they must be able to read it; null is one in memory (/dev/shm) if
+    there is room, else the run's own.
+
+    Source: kedge
+    """
+    devices: str | None = field(None, text="GPU numbers")
+    """GPUs of the server that kedge starts, as in CUDA_VISIBLE_DEVICES, such as 1 or 2,3; null leaves the choice to
+    vLLM.
+
+    Source: kedge
+    """
+    memory: float = field(0.3, gt=0, le=1)
+    """Share of the device's memory (on a CPU: of the machine's) that the server may use.
+
+    Source: kedge: trainer and server often share a machine
+    Too high: the trainer, or the server itself, runs out of memory
+    Too low: few responses are sampled at a time, or the server does not start
+    """
+    args: StringList = field([])
+    """Further arguments of the server that kedge starts, such as '--tensor-parallel-size 2'.
+
+    Source: kedge: none
+    """
 
     @property
     def python(self) -> str | None:
@@ -70,136 +65,122 @@ MOST_RESPONSES = 1_000_000
 class EnvironmentConfig(Section):
     """Episodes of several turns with an environment or tools; rollout.max_new_tokens counts both sides."""
 
-    source: str | None = field(
-        None,
-        meaning="The environment's class, `file.py:Class` or `package.module:Class`: with `reset(row, seed)` and "
-        "`step(text)`, or with public methods that are tools; or an agent, `file.py:function` of a row and a client of "
-        "OpenAI's; or an OpenEnv server, `openenv:URL`; null is a single turn.",
-        source="kedge: a single turn",
-        text="a class",
-    )
-    max_turns: int = field(
-        8,
-        ge=1,
-        meaning="Turns of the policy in an episode; more end it.",
-        source="kedge",
-        too_high="policies that never finish make long episodes",
-        too_low="the task cannot be solved in time",
-    )
-    max_turn_tokens: int | None = field(
-        None,
-        ge=1,
-        meaning="Tokens of one turn of the policy: longer turns are cut there and answered; null is as many as are "
-        "left of rollout.max_new_tokens.",
-        source="kedge: turns end with a stop token",
-        too_high="policies that do not stop spend the whole episode on one turn",
-        too_low="turns are cut off before they end",
-    )
-    timeout: float = field(
-        30.0,
-        gt=0,
-        meaning="Seconds that one call of an episode may take. A later answer ends the episode; a call that cannot be "
-        "interrupted ends the run.",
-        source="kedge",
-        too_high="a hanging environment blocks the run for this long",
-        too_low="slow answers end episodes",
-    )
-    on_error: Literal["stop", "drop"] = field(
-        "drop",
-        meaning="After a failed call (if it opens an episode, after a second one): stop the run, or drop the episode "
-        "from the update. If all episodes of a batch fail, the run stops.",
-        source="kedge: as a late answer",
-    )
+    source: str | None = field(None, text="a class")
+    """The environment's class, `file.py:Class` or `package.module:Class`: with `reset(row, seed)` and `step(text)`, or
+    with public methods that are tools; or an agent, `file.py:function` of a row and a client of OpenAI's; or an OpenEnv
+    server, `openenv:URL`; null is a single turn.
+
+    Source: kedge: a single turn
+    """
+    max_turns: int = field(8, ge=1)
+    """Turns of the policy in an episode; more end it.
+
+    Source: kedge
+    Too high: policies that never finish make long episodes
+    Too low: the task cannot be solved in time
+    """
+    max_turn_tokens: int | None = field(None, ge=1)
+    """Tokens of one turn of the policy: longer turns are cut there and answered; null is as many as are left of
+    rollout.max_new_tokens.
+
+    Source: kedge: turns end with a stop token
+    Too high: policies that do not stop spend the whole episode on one turn
+    Too low: turns are cut off before they end
+    """
+    timeout: float = field(30.0, gt=0)
+    """Seconds that one call of an episode may take. A later answer ends the episode; a call that cannot be interrupted
+    ends the run.
+
+    Source: kedge
+    Too high: a hanging environment blocks the run for this long
+    Too low: slow answers end episodes
+    """
+    on_error: Literal["stop", "drop"] = field("drop")
+    """After a failed call (if it opens an episode, after a second one): stop the run, or drop the episode from the
+    update. If all episodes of a batch fail, the run stops.
+
+    Source: kedge: as a late answer
+    """
 
 
 class RolloutConfig(Section):
     """Sampling during PPO. Each update samples num_prompts × num_responses responses."""
 
-    num_prompts: int = field(
-        64,
-        ge=1,
-        meaning="Prompts per update.",
-        source="kedge: fits a laptop; the presets have the papers' 512",
-        too_high="updates are slow, and the same number of responses gives fewer of them",
-        too_low="the advantages, and so the steps, are noisy",
-    )
-    num_responses: int = field(
-        1,
-        ge=1,
-        meaning="Responses per prompt in each update.",
-        source="Ziegler, Stiennon, N+",
-        too_high="fewer different prompts for the same cost",
-        too_low="no harm in PPO, where the critic is the baseline; with two or three, the baseline of rloo or grpo is "
-        "noisy",
-    )
-    max_new_tokens: int = field(
-        64,
-        ge=1,
-        meaning="Maximum response length in tokens, including the stop token.",
-        source="kedge: close to the 48 to 53 of the TL;DR papers",
-        too_high="time and memory go into rambling responses, and credit is spread over more tokens",
-        too_low="responses are cut off before they end",
-    )
-    temperature: float = field(
-        1.0,
-        ge=1e-3,
-        meaning="Divides the logits, both in sampling and in every logprob of the policy and the reference.",
-        source="InstructGPT; at 1 the trained policy is the one that is served. The TL;DR papers use 0.7",
-        too_high="responses become incoherent, and the policy learns from text it would never serve",
-        too_low="all responses to a prompt are alike, so there is nothing to learn from",
-    )
-    stop_token: str | int | list[str | TokenId] | None = field(
-        None,
-        meaning="Token that ends a response, as text or as an id, or a list of such tokens; null is the tokenizer's "
-        "EOS, the ids in the model's generation_config.json, and the token that ends a turn of its chat template.",
-        source="N+; Ziegler stopped at a newline",
-    )
+    num_prompts: int = field(64, ge=1)
+    """Prompts per update.
+
+    Source: kedge: fits a laptop; the presets have the papers' 512
+    Too high: updates are slow, and the same number of responses gives fewer of them
+    Too low: the advantages, and so the steps, are noisy
+    """
+    num_responses: int = field(1, ge=1)
+    """Responses per prompt in each update.
+
+    Source: Ziegler, Stiennon, N+
+    Too high: fewer different prompts for the same cost
+    Too low: no harm in PPO, where the critic is the baseline; with two or three, the baseline of rloo or grpo is noisy
+    """
+    max_new_tokens: int = field(64, ge=1)
+    """Maximum response length in tokens, including the stop token.
+
+    Source: kedge: close to the 48 to 53 of the TL;DR papers
+    Too high: time and memory go into rambling responses, and credit is spread over more tokens
+    Too low: responses are cut off before they end
+    """
+    temperature: float = field(1.0, ge=1e-3)
+    """Divides the logits, both in sampling and in every logprob of the policy and the reference.
+
+    Source: InstructGPT; at 1 the trained policy is the one that is served. The TL;DR papers use 0.7
+    Too high: responses become incoherent, and the policy learns from text it would never serve
+    Too low: all responses to a prompt are alike, so there is nothing to learn from
+    """
+    stop_token: str | int | list[str | TokenId] | None = field(None)
+    """Token that ends a response, as text or as an id, or a list of such tokens; null is the tokenizer's EOS, the ids
+    in the model's generation_config.json, and the token that ends a turn of its chat template.
+
+    Source: N+; Ziegler stopped at a newline
+    """
     missing_eos_score: (
         float
         | Literal["auto", "mask"]
         | Annotated[dict[Literal["subtract"], float | Literal["auto"]], Len(1, 1)]
         | None
-    ) = field(
-        "auto",
-        meaning="Score of a response that has no stop token; null: its own; {subtract: 1}: subtracted from its score; "
-        "mask: its score stays and counts in the baseline of its prompt, but PPO takes no step on it. Scores per token "
-        "stay, and so does an environment's pay per turn, unless the estimator compares responses. auto: "
-        "null if all rewards are functions; with a reward model −1, or the mean score of the first update's "
-        "stopped responses minus the standard deviation of all scores, if lower; with {subtract: auto}, −1 or "
-        "minus that standard deviation.",
-        source="−1 in Stiennon and N+, whose scores have mean 0; kedge: lower where scores lie below −1, so that not "
-        "stopping gains nothing. Reward models are not trained on cut-off text; functions can check for themselves. "
-        "mask: DAPO's overlong filtering (arXiv 2503.14476, §3.4), for responses that could have been right; its soft "
-        "penalty is the reward kedge.rewards.penalties:too_long",
-        too_high="cut-off responses pay off, and the policy learns to ramble",
-        too_low="the policy learns little but to stop, and stops too early",
-    )
-    micro_batch_size: int | None = field(
-        None,
-        ge=1,
-        meaning="Responses sampled at once; null samples the whole update at once. Does not change the result.",
-        source="kedge: the fastest, if memory suffices",
-        too_high="out of memory",
-        too_low="the device is underused",
-    )
+    ) = field("auto")
+    """Score of a response that has no stop token; null: its own; {subtract: 1}: subtracted from its score; mask: its
+    score stays and counts in the baseline of its prompt, but PPO takes no step on it. Scores per token stay, and so
+    does an environment's pay per turn, unless the estimator compares responses. auto: null if all rewards are
+    functions; with a reward model −1, or the mean score of the first update's stopped responses minus the standard
+    deviation of all scores, if lower; with {subtract: auto}, −1 or minus that standard deviation.
 
-    engine: Choice[Literal["builtin", "vllm"], Literal["vllm"], VllmServers] = field(
-        "builtin",
-        meaning="What samples the responses: kedge itself, or vLLM servers, which get the policy's weights after every "
-        "update: {vllm: .vllm/bin/python}, or {vllm: {servers: .vllm/bin/python, memory: 0.5}}.",
-        source="kedge: builtin needs nothing else and is exact in fp32; vllm is faster for large models on GPUs",
-    )
-    max_staleness: int = field(
-        0,
-        ge=0,
-        meaning="Updates by which the weights that sample may be older than those that are trained: the responses of "
-        "this many later updates are sampled and scored in the background during an update. 0: sampling and training "
-        "take turns.",
-        source="kedge: 0 is exact; 1 (one step off) hides the shorter of the two sides where both have devices of "
-        "their own",
-        too_high="responses of an old policy: their importance weights are truncated, and an update learns less",
-        too_low="one of rollout and training always waits for the other",
-    )
+    Source: −1 in Stiennon and N+, whose scores have mean 0; kedge: lower where scores lie below −1, so that not
+        stopping gains nothing. Reward models are not trained on cut-off text; functions can check for themselves. mask:
+        DAPO's overlong filtering (arXiv 2503.14476, §3.4), for responses that could have been right; its soft penalty
+        is the reward kedge.rewards.penalties:too_long
+    Too high: cut-off responses pay off, and the policy learns to ramble
+    Too low: the policy learns little but to stop, and stops too early
+    """
+    micro_batch_size: int | None = field(None, ge=1)
+    """Responses sampled at once; null samples the whole update at once. Does not change the result.
+
+    Source: kedge: the fastest, if memory suffices
+    Too high: out of memory
+    Too low: the device is underused
+    """
+
+    engine: Choice[Literal["builtin", "vllm"], Literal["vllm"], VllmServers] = field("builtin")
+    """What samples the responses: kedge itself, or vLLM servers, which get the policy's weights after every update:
+    {vllm: .vllm/bin/python}, or {vllm: {servers: .vllm/bin/python, memory: 0.5}}.
+
+    Source: kedge: builtin needs nothing else and is exact in fp32; vllm is faster for large models on GPUs
+    """
+    max_staleness: int = field(0, ge=0)
+    """Updates by which the weights that sample may be older than those that are trained: the responses of this many
+    later updates are sampled and scored in the background during an update. 0: sampling and training take turns.
+
+    Source: kedge: 0 is exact; 1 (one step off) hides the shorter of the two sides where both have devices of their own
+    Too high: responses of an old policy: their importance weights are truncated, and an update learns less
+    Too low: one of rollout and training always waits for the other
+    """
 
     @property
     def vllm(self) -> VllmServers:

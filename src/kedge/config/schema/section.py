@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from kedge.config.schema.field import Choice, plain
+from kedge.config.schema.field import Choice, note_place, plain
 from kedge_base.texts import unwritable
 
 MAX_DEPTH = 50
@@ -42,6 +42,10 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, coerce_numbers_to_str=True
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        note_place(cls)
 
     @rewrite
     @classmethod
