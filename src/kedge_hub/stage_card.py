@@ -16,7 +16,7 @@ from kedge.runs.resuming import CHANGED
 from kedge.runs.run import Run
 from kedge_base.errors import KedgeError
 from kedge_base.estimators import may_need_critic
-from kedge_base.run_folder.record_format import METRICS_FILE, SAMPLES_FILE, read_samples
+from kedge_base.run_folder.record_format import METRICS_FILE, read_samples
 from kedge_base.stage import find_stage
 from kedge_base.texts import names_function
 from kedge_hub.card import CardSample, ModelCard
@@ -101,11 +101,9 @@ def _warnings(folder: Path) -> list[str]:
 
 def _samples(folder: Path) -> list[CardSample]:
     """The last responses of a PPO run."""
-    if not (folder / SAMPLES_FILE).is_file():
-        return []
     try:
         rows = read_samples(folder)[-NUM_SAMPLES:]
-    except KedgeError:
+    except KedgeError:  # no samples, or a damaged file
         return []
     return [CardSample(str(row.get("prompt", "")), str(row.get("response", "")), row.get("score")) for row in rows]
 

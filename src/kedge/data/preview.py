@@ -7,8 +7,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING, Any
+
+import numpy
 
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, Table, hint_of
 from kedge.data.tokens import encode_completion, encode_example, encode_prompt, token_pieces
@@ -83,15 +86,10 @@ def _table(lengths: Mapping[str, Sequence[int]]) -> list[str]:
 
 def histogram(values: Sequence[int]) -> str:
     """Draw a bar per bin of equal width, from the smallest value to the largest."""
-    low = min(values)
-    high = max(values)
-    if low == high:
+    if min(values) == max(values):
         return BARS[-1]
-    counts = [0] * NUM_BINS
-    for value in values:
-        counts[min(NUM_BINS - 1, (value - low) * NUM_BINS // (high - low))] += 1
-    most = max(counts)
-    return "".join(" " if not count else BARS[(count * len(BARS) - 1) // most] for count in counts)
+    counts, _ = numpy.histogram(values, NUM_BINS)
+    return "".join(f" {BARS}"[ceil(count * len(BARS) / max(counts))] for count in counts)
 
 
 LONGEST_PART = 200

@@ -325,8 +325,6 @@ def split_eval(records: Sequence[RecordT], fraction: float, seed: int) -> Split[
     Raises:
         DataError: All records are equal, or there is only one, so that nothing can be held out.
     """
-    if not 0 <= fraction < 1:
-        raise ValueError(f"fraction is {fraction}, expected 0 ≤ fraction < 1")
     if fraction == 0:
         return Split(list(records), [], list(range(len(records))))
     by_prompt = len({_prompt(record) for record in records}) > 1

@@ -91,6 +91,8 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
     labels: dict[int, Mapping[str, Any]] = {}
     num_cut = 0
     columns = columns_of(options.columns, role)
+    maybe = {ours: theirs for ours, theirs in columns.items() if ours in MAY_BE_EMPTY}
+    always = {ours: theirs for ours, theirs in columns.items() if ours not in maybe}
     firsts: dict[str, Mapping[str, Any]] = {}
     unseen: dict[str, dict[str, str]] = {}
     read = set[int]()
@@ -99,13 +101,9 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
         if columns and isinstance(row.value, Mapping):
             if row.source not in firsts:
                 firsts[row.source] = row.value
-                unseen[row.source] = {ours: columns[ours] for ours in MAY_BE_EMPTY if ours in columns}
-                always = {ours: theirs for ours, theirs in columns.items() if ours not in MAY_BE_EMPTY}
                 name_missing_columns(row.value, always, role, row.source)
-            if absent := unseen[row.source]:
-                unseen[row.source] = {
-                    ours: theirs for ours, theirs in absent.items() if not column_in(row.value, theirs)
-                }
+            absent = unseen.get(row.source, maybe).items()
+            unseen[row.source] = {ours: theirs for ours, theirs in absent if not column_in(row.value, theirs)}
         options.cuts.clear()
         try:
             if row.fault is not None:

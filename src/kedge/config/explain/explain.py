@@ -123,26 +123,26 @@ def _page(dotted: str, field: FieldInfo) -> Iterator[str]:
         for preset in PRESETS.values()
         if dotted in preset.values and preset.values[dotted].value != field.default
     }
-    yield dotted
-    yield f"  {doc.meaning}"
-    yield f"  accepts   {accepts(field)}"
-    yield f"  default   {written(field.default)}"
-    if doc.source:
-        yield f"  source    {doc.source}"
-    for name, part in parameters_of(field.annotation).items():
-        own = field_doc(part)
-        effects = f"; too high: {own.too_high}; too low: {own.too_low}" if own.too_high else ""
-        default = "none" if part.is_required() else written(part.default)
-        yield f"  {name:9} {own.meaning} Default: {default} ({own.source}{effects})"
-    if doc.too_high:
-        yield f"  too high  {doc.too_high}"
-    if doc.too_low:
-        yield f"  too low   {doc.too_low}"
-    for name, cited in recipes.items():
-        yield f"  preset    {name}: {written(cited.value)} ({cited.source})"
     text = " ".join([doc.meaning, doc.source, *(cited.source for cited in recipes.values())])
-    for name, work in cited_works(text).items():
-        yield f"  work      {name}: {work}"
+    rows = [
+        ("accepts", accepts(field)),
+        ("default", written(field.default)),
+        ("source", doc.source),
+        *((name, _parameter(part)) for name, part in parameters_of(field.annotation).items()),
+        ("too high", doc.too_high),
+        ("too low", doc.too_low),
+        *(("preset", f"{name}: {written(cited.value)} ({cited.source})") for name, cited in recipes.items()),
+        *(("work", f"{name}: {work}") for name, work in cited_works(text).items()),
+    ]
+    yield from (dotted, f"  {doc.meaning}")
+    yield from (f"  {label:9} {line}" for label, line in rows if line)
+
+
+def _parameter(field: FieldInfo) -> str:
+    doc = field_doc(field)
+    effects = f"; too high: {doc.too_high}; too low: {doc.too_low}" if doc.too_high else ""
+    default = "none" if field.is_required() else written(field.default)
+    return f"{doc.meaning} Default: {default} ({doc.source}{effects})"
 
 
 SOURCES: dict[str, str] = {row[0]: row[1] for row in read_table(Path(__file__).with_name("works.tsv"))}
