@@ -29,16 +29,15 @@ BROKEN = 3
 """
 
 SETTINGS = """
-from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
 
 class WalkConfig(Section):
     \"\"\"Walking.\"\"\"
 
-    robot: str | None = field(None)
+    robot: str | None = None
     \"\"\"The robot.\"\"\"
-    steps: int = field(3)
+    steps: int = 3
     \"\"\"Steps.\"\"\"
     plain: int = 1
 """

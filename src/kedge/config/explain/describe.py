@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from kedge.config.libraries import foreign_answer
-from kedge.config.schema.field import Choice, field_doc, forms, text_meaning
+from kedge.config.schema.field import Choice, field_doc, forms
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section, parameters_of
 from kedge_base.stage import registered_stages
@@ -153,7 +153,7 @@ def field_advice(dotted: str, direction: str) -> str:
 
 def accepts(field: FieldInfo) -> str:
     """Describe the values that a field accepts: `a whole number ≥ 1, or null`."""
-    text = text_meaning(field)
+    text = field_doc(field).text
     own = {_PLAIN[str]: text, **({} if text == "text" else {_SOURCES: text, _SCHEDULES: text})}
     kinds = [own.get(kind, kind) for kind in _kinds(field.annotation)]
     head = _limited(kinds[0], field.metadata)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
-from kedge.config.schema.field import Choice, field
+from kedge.config.schema.field import Choice
 from kedge.config.schema.section import Section, StringList, check, flat_names, rewrite
 from kedge.config.schema.update.former import without_rest
 
@@ -95,60 +95,60 @@ class DataConfig(Section):
             raise ValueError("the shares of data.mix must be at least 0, and one of them above 0")
         return shares
 
-    demonstrations: StringList = field([])
+    demonstrations: StringList = Field([])
     """Sources of demonstrations for SFT (rows with `prompt` and `completion`, or `messages`).
 
     Source: kedge: no data is assumed
     """
-    comparisons: StringList = field([])
+    comparisons: StringList = Field([])
     """Sources of comparisons for the reward model (rows with `prompt`, `chosen`, `rejected`, or ranked `responses`).
 
     Source: kedge: no data is assumed
     """
-    prompts: StringList = field([])
+    prompts: StringList = Field([])
     """Sources of prompts for PPO and generation (rows with `prompt`; other columns are passed to the reward functions).
 
     Source: kedge: no data is assumed
     """
-    eval_prompts: StringList = field([])
+    eval_prompts: StringList = Field([])
     """Sources of the held-out prompts of ppo.eval_every and ppo.critic_check; empty: a part of data.prompts, see
     eval_fraction.
 
     Source: kedge: no data is assumed
     """
-    pretraining: StringList = field([])
+    pretraining: StringList = Field([])
     """Sources of pretraining texts (rows with `text`) for `ppo.ptx_coef`.
 
     Source: kedge: no data is assumed; InstructGPT §3.5 mixes such texts in
     """
-    columns: dict[str, str] = field({})
+    columns: dict[str, str] = Field({})
     """Columns of your data under kedge's names: data.columns.prompt=dialogue reads `dialogue` as `prompt`;
     data.columns.comparisons.prompt=question only for the comparisons. Other names are those of reward functions:
     data.columns.answer=solution.
 
     Source: kedge: columns are read under their own names
     """
-    mix: list[float] | dict[str, float] | None = field(None)
+    mix: list[float] | dict[str, float] | None = None
     """Shares of several sources in each pass over the training data, in their order ([0.7, 0.3]) or by name ({a.jsonl:
     0.7, b.jsonl: 0.3}); only proportions count. null reads every row once per pass.
 
     Source: kedge: off; a small source repeats where its share demands it
     """
-    max_prompt_tokens: int = field(512, gt=0)
+    max_prompt_tokens: int = Field(512, gt=0)
     """Maximum prompt length, in tokens.
 
     Source: N+ (TL;DR queries)
     Too high: a few very long prompts take most of the memory and time
     Too low: prompts are rejected, or lose text that the response needs
     """
-    max_length: int = field(1024, gt=0)
+    max_length: int = Field(1024, gt=0)
     """Maximum length of prompt plus completion in SFT and reward modeling, in tokens.
 
     Source: kedge: a prompt of 512 tokens and a completion of 512
     Too high: a single long row sets the memory of its whole batch
     Too low: good rows are rejected as too long
     """
-    truncate: Literal["never", "keep_start", "keep_end"] = field("never")
+    truncate: Literal["never", "keep_start", "keep_end"] = "never"
     """What to do with a prompt that is too long, alone (max_prompt_tokens) or with its completion (max_length): reject
     the row, keep the prompt's start, or keep its end (of a conversation, the last turns). Answers of comparisons lose
     their end where they leave a prompt less than half of max_length; completions that are learned are never cut.
@@ -156,13 +156,14 @@ class DataConfig(Section):
     Source: kedge: a truncated prompt is a different task, so truncation is opt-in; template=tldr always truncates at a
         paragraph
     """
-    curriculum: str | None = field(None, text="the name of a column")
+    curriculum: str | None = None
     """Column of the prompts with their difficulty, a number: the first pass over the prompts goes from low to high;
     null shuffles every pass.
 
     Source: kedge: off; shuffled prompts are what the papers use
+    Text: the name of a column
     """
-    draw: Choice[Draw, Draw, Annotated[int, Ge(1)]] = field("evenly")
+    draw: Choice[Draw, Draw, Annotated[int, Ge(1)]] = Field("evenly")
     """How often PPO draws each prompt in a pass: once, or in proportion to the variance of its latest responses'
     scores, relative to the mean. A prompt without variance counts a quarter of that, one that was not sampled yet 1.
     {evenly: 3}, or with by_spread: for three passes it leaves out a prompt after all responses to it scored the same:
@@ -174,31 +175,32 @@ class DataConfig(Section):
     Too high: with a long rest, prompts that the policy has come to solve, or has forgotten, are noticed late
     Too low: without a rest, most of the sampling may go into prompts that teach nothing
     """
-    train_on: Literal["all", "last"] = field("all")
+    train_on: Literal["all", "last"] = "all"
     """Which of the assistant's messages in a conversation (`messages`) SFT learns: all of them, or the last one. The
     others are read. Of the answers of a comparison, always the last messages count.
 
     Source: kedge: all; every answer of a conversation was written as an answer
     """
-    chat_template: str | None = field(None, text="a file or a name")
+    chat_template: str | None = None
     """Template that renders conversations instead of the model's own, and is saved with the model: a file, `chatml`,
     `zephyr`, or one of the tokenizer's named templates.
 
     Source: kedge: the model's own template is the one that it was trained with
+    Text: a file or a name
     """
-    template: Literal["none", "tldr"] = field("none")
+    template: Literal["none", "tldr"] = "none"
     """How a row becomes a prompt: its text unchanged, or the TL;DR format of Reddit fields.
 
     Source: kedge: the text is left unchanged; tldr is the format of Stiennon and N+
     """
-    max_rejected_fraction: float = field(0.05, ge=0, le=1)
+    max_rejected_fraction: float = Field(0.05, ge=0, le=1)
     """Fraction of rejected rows above which the run stops before training.
 
     Source: kedge: more than 1 bad row in 20 points to a mistake in the file, not in single rows
     Too high: training starts on the remains of a broken file
     Too low: a single bad row stops the run
     """
-    eval_fraction: float = field(0.05, ge=0, lt=1)
+    eval_fraction: float = Field(0.05, ge=0, lt=1)
     """Fraction of rows held out to measure SFT loss and reward-model accuracy, and of prompts for ppo.eval_every and
     ppo.critic_check.
 

@@ -1,4 +1,4 @@
-"""Defines fields of the configuration (default, bounds and documentation) and the type of a name with a parameter."""
+"""The documentation of fields, and the type of a name with a parameter."""
 
 import ast
 import inspect
@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Generic, TypeVar, cast, get_args
 
 from annotated_types import Len
-from pydantic import BaseModel, Field, GetCoreSchemaHandler
+from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
@@ -27,55 +27,37 @@ class FieldDoc:
         source: The paper or project that the default comes from, or the reason for it.
         too_high: The effect of a value that is too high.
         too_low: The effect of a value that is too low.
+        text: The meaning of a text, such as `a folder`.
     """
 
     meaning: str
     source: str = ""
     too_high: str = ""
     too_low: str = ""
+    text: str = "text"
 
     @classmethod
     def read(cls, docstring: str) -> "FieldDoc":
-        """Read a docstring with the lines `Source: …`, `Too high: …` and `Too low: …`, which may be wrapped."""
+        """Read a docstring whose lines `Source: …`, `Too high: …`, `Too low: …` and `Text: …` may be wrapped."""
         meaning, *parts = (" ".join(text.split()) for text in _PART.split(docstring))
         names = (name.lower().replace(" ", "_") for name in parts[::2])
         return cls(meaning, **dict(zip(names, parts[1::2], strict=True)))
 
 
-_PART = re.compile(r"\n *(Source|Too high|Too low): ")
-
-
-def field(default: Any, *, text: str = "text", **bounds: Any) -> Any:
-    """A pydantic field, with its documentation in a docstring below it.
-
-    Args:
-        default: The default value; `...` for a required field.
-        text: The meaning of a text, such as `a folder`.
-        bounds: pydantic's `gt`, `ge`, `lt`, `le`.
-    """
-    return Field(default, json_schema_extra={"text": text}, **bounds)
+_PART = re.compile(r"\n *(Source|Too high|Too low|Text): ")
 
 
 def field_doc(info: FieldInfo) -> FieldDoc:
-    """The documentation of a field; mostly empty for plain pydantic fields."""
-    section, name = _extra(info).get("place", (None, ""))
-    return (_docs_in(section) if section else {}).get(name, FieldDoc(info.description or ""))
+    """The documentation of a section's field."""
+    section, name = cast("dict[str, Any]", info.json_schema_extra or {}).get("place", (None, ""))
+    docs = _docs_in(section) if section else {}
+    return docs.get(name, FieldDoc(info.description or ""))
 
 
-def text_meaning(info: FieldInfo) -> str:
-    """The meaning of a text in a field, such as `a folder`."""
-    return _extra(info).get("text", "text")
-
-
-def note_place(section: type[BaseModel]) -> None:
-    """Note in the fields of a section, unless a base has them, where their docstrings are."""
+def note_places(section: type[BaseModel]) -> None:
+    """Note in the fields of a section where their docstrings are: in its source, or in that of a base."""
     for name, info in section.model_fields.items():
-        if info.json_schema_extra:
-            _extra(info).setdefault("place", (section, name))
-
-
-def _extra(info: FieldInfo) -> dict[str, Any]:
-    return cast("dict[str, Any]", info.json_schema_extra or {})
+        info.json_schema_extra = info.json_schema_extra or {"place": cast("Any", (section, name))}
 
 
 @cache

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Gt, Len, Lt
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from kedge.config.schema.field import Choice, field
+from kedge.config.schema.field import Choice
 from kedge.config.schema.section import Section, check
 
 TRAINED = ("sft", "reward_model", "critic", "ppo")
@@ -36,7 +36,7 @@ class TrainedSection(Section):
 class OptimizationConfig(Section):
     """The optimizer of every trained stage. Learning rates and schedules belong to each stage."""
 
-    optimizer: Literal["adamw", "adamw8bit", "adafactor", "muon"] = field("adamw")
+    optimizer: Literal["adamw", "adamw8bit", "adafactor", "muon"] = "adamw"
     """The optimizer, by what it keeps per trained weight: adamw 8 bytes; adamw8bit 2, the same moments in 8 bits (the
     extra bitsandbytes); adafactor next to nothing, without momentum; muon 4, orthogonalized steps for the matrices of
     layers (torch 2.9) and adamw for the rest. Learning rates carry over.
@@ -44,7 +44,7 @@ class OptimizationConfig(Section):
     Source: kedge: adamw is what the default rates were found with
     """
 
-    max_grad_norm: float | None = field(1.0, gt=0)
+    max_grad_norm: float | None = Field(1.0, gt=0)
     """L2 norm to which the gradient is clipped before each step; null disables clipping. In PPO a separate critic's
     gradient is clipped apart from the policy's.
 
@@ -52,16 +52,14 @@ class OptimizationConfig(Section):
     Too high: a single bad batch can ruin the weights
     Too low: every step is clipped, which in effect lowers the learning rate
     """
-    weight_decay: float = field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay (as in AdamW), multiplied by the learning rate at each step.
 
     Source: Ziegler; N+ has PyTorch's default for AdamW, 0.01
     Too high: the weights shrink toward 0, away from the pretrained model
     Too low: no harm: 0 is the usual choice for fine-tuning
     """
-    adam_eps: Annotated[float, Gt(0)] | Annotated[dict[Literal["tf1"], Annotated[float, Gt(0)]], Len(1, 1)] = field(
-        1e-5
-    )
+    adam_eps: Annotated[float, Gt(0)] | Annotated[dict[Literal["tf1"], Annotated[float, Gt(0)]], Len(1, 1)] = 1e-5
     """Adam's ε, added to the denominator of the step; not used by adafactor. adamw adds it after the bias correction;
     {tf1: 1e-5}: before it, as in OpenAI's code, a factor of 31.6 at step 1.
 
@@ -69,10 +67,11 @@ class OptimizationConfig(Section):
     Too high: weights with small gradients hardly move
     Too low: weights with tiny gradients take full-size, noisy steps
     """
-    stages: dict[str, dict[str, Any]] = field({}, text="a mapping of stages to fields of this section")
+    stages: dict[str, dict[str, Any]] = Field({})
     """Other values for single stages: {sft: {adam_eps: 1e-8}}, with sft, reward_model, critic or ppo.
 
     Source: kedge: one optimizer for all
+    Text: a mapping of stages to fields of this section
     """
 
     def of(self, section: str) -> "OptimizationConfig":

