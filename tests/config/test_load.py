@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.config import (
@@ -134,6 +134,7 @@ def test_scientific_notation_is_a_number(text: str, tmp_path: Path) -> None:
     assert load_config(overrides=[f"ppo.learning_rate={text}"]).ppo.learning_rate == pytest.approx(3e-6, rel=1e-12)
 
 
+@settings(max_examples=15)
 @given(
     rate=st.floats(0, 1e3, allow_subnormal=True),
     prompts=st.lists(st.text(min_size=1, max_size=20), max_size=3),

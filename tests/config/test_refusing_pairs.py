@@ -43,7 +43,7 @@ STARTS: Sequence[tuple[str, Mapping[str, Any]]] = (
 )
 """Stages with settings from which one or two others are changed."""
 
-NUMBERS = {int: (0, 1, 2, 12, 500), float: (0.0, 0.5, 1.5, 12.0)}
+NUMBERS = {int: (0, 1, 2, 500), float: (0.0, 0.5, 12.0)}
 FURTHER: Mapping[str, Sequence[Any]] = {
     "checkpoint.keep_best": ["none", "reward/score_mean", "eval/win_rate"],
     "data.columns": [{"prompt": "x"}, {"comparisons.prompt": "y"}],

@@ -267,7 +267,7 @@ NAMES = st.sampled_from([*(name for name, _ in all_fields()), *filter(section_ty
 
 
 @pytest.mark.filterwarnings("ignore:.* is now .*the old name works until the next release:FutureWarning")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(document=st.dictionaries(NAMES, JSON, max_size=4))
 def test_any_document_is_a_configuration_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, document: dict[str, object]
@@ -280,7 +280,7 @@ def test_any_document_is_a_configuration_or_one_line(
 
 
 @pytest.mark.filterwarnings("ignore:.* is now .*the old name works until the next release:FutureWarning")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(name=NAMES, value=st.text(max_size=30))
 def test_any_override_is_a_configuration_or_one_line(name: str, value: str) -> None:
     assert len(error_or_nothing(overrides=[f"{name}={value}"]).splitlines()) <= 1

@@ -507,7 +507,7 @@ rows = st.dictionaries(names | st.text(max_size=4), json_values | conversations,
 
 @pytest.mark.parametrize("template", ["none", "tldr"])
 @pytest.mark.parametrize("role", ["demonstrations", "comparisons", "prompts"])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(row=rows)
 def test_any_json_is_a_record_or_a_rejection(role, template, row):
     good = {**POST, "text": "a", "prompt": "a", "completion": "b", "summary": "c", "chosen": "d", "rejected": "e"}
@@ -517,7 +517,7 @@ def test_any_json_is_a_record_or_a_rejection(role, template, row):
         json.dumps([rejection.reason, rejection.preview], ensure_ascii=False).encode("utf-8")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(content=st.binary(max_size=60) | st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_any_bytes_are_records_or_rejections(tmp_path_factory, content):
     path = lines(tmp_path_factory.mktemp("bytes") / "rows.jsonl", b'{"prompt": "a"}', content, b'{"prompt": "b"}')

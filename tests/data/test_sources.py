@@ -127,7 +127,7 @@ entries = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(value=st.dictionaries(names, entries, max_size=3))
 def test_any_json_object_is_rows_or_one_line(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("json") / "rows.json"

@@ -50,7 +50,7 @@ def test_a_post_that_fits_is_encoded_once():
     assert encode.call_count == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     paragraphs=st.lists(st.text("abc .\n", min_size=1, max_size=30).filter(str.strip), min_size=1, max_size=8),
     max_tokens=st.integers(20, 120),
