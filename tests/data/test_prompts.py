@@ -237,5 +237,3 @@ def test_what_cannot_be_split():
         split_eval([Prompt("a"), Prompt("a")], 0.5, 0)
     with pytest.raises(DataError, match="the only row"):
         split_eval([Prompt("a")], 0.5, 0)
-    with pytest.raises(ValueError, match="fraction is 1"):
-        split_eval([Prompt("a"), Prompt("b")], 1, 0)
