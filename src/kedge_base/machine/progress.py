@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from html import escape
 from time import monotonic
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -208,7 +209,7 @@ class _NotebookBlock(_View):
     def start(self, stage: str, done: int) -> None:
         from IPython.display import display  # pyright: ignore[reportMissingImports]
 
-        self._handle = display(self._bundle(f"{stage} {done}/{self._total}", done), raw=True, display_id=True)
+        self._handle: Any = display(self._bundle(f"{stage} {done}/{self._total}", done), raw=True, display_id=True)
 
     def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None:
         if last or monotonic() - self._written >= NOTEBOOK_INTERVAL:

@@ -3,8 +3,9 @@
 from typing import Annotated, Literal
 
 from annotated_types import Ge
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
+from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
 
@@ -18,12 +19,12 @@ class ControlConfig(Section):
     Source: kedge: no environment is assumed
     Text: an id or file.py:name
     """
-    env_options: dict[str, bool | int | float | str | list[bool | int | float | str]] = Field({})
+    env_options: dict[str, bool | int | float | str | list[bool | int | float | str]] = field({})
     """Arguments of the environment, e.g. {ctrl_cost_weight: 0.1} or {max_episode_steps: 500}.
 
     Source: kedge: the environment's own defaults
     """
-    num_envs: int = Field(1, ge=1)
+    num_envs: int = field(1, ge=1)
     """Copies of the environment that are played side by side.
 
     Source: PPO on MuJoCo: 1; 8 on Atari
@@ -56,7 +57,7 @@ class ControlConfig(Section):
     Source: OpenAI Baselines clip. The code behind table 1 of PPO did not: with Gymnasium's cost of controls, clip
         favors policies that draw large actions
     """
-    hidden_sizes: list[Annotated[int, Ge(1)]] = Field([64, 64])
+    hidden_sizes: list[Annotated[int, Ge(1)]] = field([64, 64])
     """Units of the hidden layers of policy and critic; for images, of those behind the convolutions.
 
     Source: PPO on MuJoCo; 512 behind convolutions
@@ -73,7 +74,7 @@ class ControlConfig(Section):
 
     Source: PPO: separate on MuJoCo, shared on Atari
     """
-    initial_log_std: float = Field(0.0, ge=-10, le=5)
+    initial_log_std: float = field(0.0, ge=-10, le=5)
     """Logarithm of the initial standard deviation of continuous actions, which is trained and the same in all states.
 
     Source: OpenAI Baselines
@@ -87,7 +88,7 @@ class ControlConfig(Section):
     Source: kedge
     Text: file.py:name
     """
-    memory_size: int | None = Field(None, ge=1)
+    memory_size: int | None = field(None, ge=1)
     """Units of an LSTM behind the layers, for tasks with observations that do not show the whole state; needs
     control.critic=shared. Null: no memory.
 
@@ -95,35 +96,35 @@ class ControlConfig(Section):
     Too high: slow, and longer until something is remembered
     Too low: too little is remembered
     """
-    total_steps: int = Field(1_000_000, ge=1)
+    total_steps: int = field(1_000_000, ge=1)
     """Environment steps of the run, over all copies; rounded down to whole updates.
 
     Source: PPO on MuJoCo
     Too high: time is spent after learning has ended
     Too low: returns are still rising at the end
     """
-    num_steps: int = Field(2048, ge=1)
+    num_steps: int = field(2048, ge=1)
     """Steps of each copy per update.
 
     Source: PPO on MuJoCo; 128 on Atari
     Too high: few updates, each far from the policy that played
     Too low: returns are mostly the critic's estimate
     """
-    num_epochs: int = Field(10, ge=1)
+    num_epochs: int = field(10, ge=1)
     """Passes over the steps of each update; with policy_loss=trust_region, of the critic alone.
 
     Source: PPO on MuJoCo; 3 on Atari
     Too high: the batch is overfitted: in later epochs most steps are clipped
     Too low: steps that were expensive to play are under-used
     """
-    num_minibatches: int = Field(32, ge=1)
+    num_minibatches: int = field(32, ge=1)
     """Optimizer steps per epoch, each on an equal share of the steps.
 
     Source: PPO on MuJoCo: 64 of 2,048 steps each; 8 on Atari
     Too high: small, noisy optimizer steps
     Too low: few optimizer steps per update
     """
-    learning_rate: float = Field(3e-4, ge=0)
+    learning_rate: float = field(3e-4, ge=0)
     """Peak learning rate of Adam, with ε = 1e-5.
 
     Source: PPO on MuJoCo
@@ -135,14 +136,14 @@ class ControlConfig(Section):
 
     Source: OpenAI Baselines
     """
-    max_grad_norm: float | None = Field(0.5, gt=0)
+    max_grad_norm: float | None = field(0.5, gt=0)
     """L2 norm to which the gradient is clipped, of the policy and of a separate critic apart; null: not at all.
 
     Source: OpenAI Baselines
     Too high: a single bad batch can ruin the weights
     Too low: every step is clipped, which in effect lowers the learning rate
     """
-    early_stop_kl: float | None = Field(None, gt=0)
+    early_stop_kl: float | None = field(None, gt=0)
     """KL to the policy that played, nats per step; the policy's optimizer steps of an update end at 1.5 times this
     value. Null: they do not.
 
@@ -164,7 +165,7 @@ class ControlConfig(Section):
 
     Source: PPO eq. 7; clipping is the best in its table 1. TRPO (arXiv 1502.05477)
     """
-    clip_range: float = Field(0.2, gt=0, lt=1)
+    clip_range: float = field(0.2, gt=0, lt=1)
     """ε: how far an action's probability ratio may move from 1 before its gradient is cut.
 
     Source: PPO
@@ -176,14 +177,14 @@ class ControlConfig(Section):
 
     Source: PPO: on Atari
     """
-    surrogate_kl_coef: float = Field(1.0, ge=0)
+    surrogate_kl_coef: float = field(1.0, ge=0)
     """β of policy_loss=kl_penalty_*; its start for the adaptive one.
 
     Source: PPO table 1: 3 is the best fixed value, the adaptive one starts at 1
     Too high: the policy hardly moves
     Too low: nothing limits the size of an update
     """
-    kl_target: float = Field(0.01, gt=0)
+    kl_target: float = field(0.01, gt=0)
     """KL of one update, nats per step: the target of policy_loss=kl_penalty_adaptive, and δ, the bound of
     policy_loss=trust_region.
 
@@ -191,14 +192,14 @@ class ControlConfig(Section):
     Too high: large, unstable updates; a step that the line search refuses
     Too low: the policy hardly moves
     """
-    entropy_coef: float = Field(0.0, ge=0)
+    entropy_coef: float = field(0.0, ge=0)
     """Weight of the entropy bonus, per nat.
 
     Source: PPO: 0 on MuJoCo, 0.01 on Atari
     Too high: the policy stays random
     Too low: the policy becomes deterministic too fast and gets stuck
     """
-    value_coef: float = Field(0.5, ge=0)
+    value_coef: float = field(0.5, ge=0)
     """Weight of the value loss, half the squared error. Without effect on the policy where the critic is separate.
 
     Source: Stable-Baselines3, CleanRL: 0.5 of the squared error
@@ -210,21 +211,21 @@ class ControlConfig(Section):
 
     Source: OpenAI Baselines: each minibatch
     """
-    gamma: float = Field(0.99, ge=0, le=1)
+    gamma: float = field(0.99, ge=0, le=1)
     """γ: discount per step.
 
     Source: PPO
     Too high: the critic has to predict far ahead
     Too low: the policy is short-sighted
     """
-    gae_lambda: float = Field(0.95, ge=0, le=1)
+    gae_lambda: float = field(0.95, ge=0, le=1)
     """λ of GAE: 0 relies on the critic alone, 1 on the played return alone.
 
     Source: PPO
     Too high: noisy advantages
     Too low: advantages inherit the critic's errors
     """
-    eval_every: int | None = Field(None, ge=1)
+    eval_every: int | None = field(None, ge=1)
     """Updates between two evaluations, and at the end: ten episodes with the most likely actions, in separate copies.
     Null: none. It never changes what is trained.
 

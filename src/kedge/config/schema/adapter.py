@@ -2,8 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
-
+from kedge.config.schema.field import field
 from kedge.config.schema.section import Section, rewrite
 
 
@@ -17,14 +16,14 @@ class AdapterConfig(Section):
 
     Source: LoRA, DoRA
     """
-    rank: int = Field(16, ge=1)
+    rank: int = field(16, ge=1)
     """Rank of the adapter of each matrix.
 
     Source: LoRA Without Regret: for policy gradients even rank 1 suffices; fine-tuning on many examples needs more
     Too high: more memory and time than the task needs
     Too low: fine-tuning ends at a higher loss than training all weights
     """
-    alpha: float = Field(32.0, gt=0)
+    alpha: float = field(32.0, gt=0)
     """Scale of the adapter: its product is multiplied by alpha / rank.
 
     Source: LoRA Without Regret
@@ -45,7 +44,7 @@ class AdapterConfig(Section):
 
     Source: QLoRA: an adapter in nf4 learns as much as one in bf16
     """
-    modules_to_save: list[str] = Field([])
+    modules_to_save: list[str] = field([])
     """Modules that are trained whole, by the last parts of their names, such as `[embed_tokens]`; their weights may not
     be tied to others. The head of a reward model or critic always is trained whole.
 

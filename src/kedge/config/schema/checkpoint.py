@@ -2,8 +2,7 @@
 
 from functools import partial
 
-from pydantic import Field
-
+from kedge.config.schema.field import field
 from kedge.config.schema.section import Parameters, Section, rewrite
 from kedge.config.schema.update.former import with_parts
 
@@ -11,12 +10,12 @@ from kedge.config.schema.update.former import with_parts
 class SaveInterval(Parameters):
     """How often a checkpoint is saved."""
 
-    updates: int | None = Field(None, ge=1)
+    updates: int | None = field(None, ge=1)
     """Updates between checkpoints, as the value alone; null: by time only.
 
     Source: kedge: off
     """
-    minutes: float | None = Field(10.0, gt=0)
+    minutes: float | None = field(10.0, gt=0)
     """Minutes between checkpoints, in addition to the updates; null: by updates only.
 
     Source: kedge: saving takes seconds, about 1% of the time, and a killed run loses at most ten minutes
@@ -39,7 +38,7 @@ class CheckpointConfig(Section):
     Too high: a killed run loses many updates
     Too low: much of the run's time goes into saving
     """
-    keep: int = Field(2, ge=1)
+    keep: int = field(2, ge=1)
     """Number of newest checkpoints to keep; each is about three times the size of the trained weights.
 
     Source: kedge: if the newest is damaged, the one before it can be used
@@ -60,7 +59,7 @@ class CheckpointConfig(Section):
 
     Source: kedge: a run of over ten minutes keeps checkpoints anyway, so this takes no further space there
     """
-    sharded_above: int | None = Field(1_000_000_000, ge=0)
+    sharded_above: int | None = field(1_000_000_000, ge=0)
     """With runtime.parallel=shard and more trained parameters than this, each rank writes its own part of weights and
     moments, in the layout of torch's distributed checkpoints; `kedge merge` makes a model of it. Otherwise the first
     rank collects and writes all of them; null: always.

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
-from kedge.config.schema.field import Choice
+from kedge.config.schema.field import Choice, field
 from kedge.config.schema.section import Section, StringList, check, flat_names, rewrite
 from kedge.config.schema.update.former import without_rest
 
@@ -95,33 +95,33 @@ class DataConfig(Section):
             raise ValueError("the shares of data.mix must be at least 0, and one of them above 0")
         return shares
 
-    demonstrations: StringList = Field([])
+    demonstrations: StringList = field([])
     """Sources of demonstrations for SFT (rows with `prompt` and `completion`, or `messages`).
 
     Source: kedge: no data is assumed
     """
-    comparisons: StringList = Field([])
+    comparisons: StringList = field([])
     """Sources of comparisons for the reward model (rows with `prompt`, `chosen`, `rejected`, or ranked `responses`).
 
     Source: kedge: no data is assumed
     """
-    prompts: StringList = Field([])
+    prompts: StringList = field([])
     """Sources of prompts for PPO and generation (rows with `prompt`; other columns are passed to the reward functions).
 
     Source: kedge: no data is assumed
     """
-    eval_prompts: StringList = Field([])
+    eval_prompts: StringList = field([])
     """Sources of the held-out prompts of ppo.eval_every and ppo.critic_check; empty: a part of data.prompts, see
     eval_fraction.
 
     Source: kedge: no data is assumed
     """
-    pretraining: StringList = Field([])
+    pretraining: StringList = field([])
     """Sources of pretraining texts (rows with `text`) for `ppo.ptx_coef`.
 
     Source: kedge: no data is assumed; InstructGPT §3.5 mixes such texts in
     """
-    columns: dict[str, str] = Field({})
+    columns: dict[str, str] = field({})
     """Columns of your data under kedge's names: data.columns.prompt=dialogue reads `dialogue` as `prompt`;
     data.columns.comparisons.prompt=question only for the comparisons. Other names are those of reward functions:
     data.columns.answer=solution.
@@ -134,14 +134,14 @@ class DataConfig(Section):
 
     Source: kedge: off; a small source repeats where its share demands it
     """
-    max_prompt_tokens: int = Field(512, gt=0)
+    max_prompt_tokens: int = field(512, gt=0)
     """Maximum prompt length, in tokens.
 
     Source: N+ (TL;DR queries)
     Too high: a few very long prompts take most of the memory and time
     Too low: prompts are rejected, or lose text that the response needs
     """
-    max_length: int = Field(1024, gt=0)
+    max_length: int = field(1024, gt=0)
     """Maximum length of prompt plus completion in SFT and reward modeling, in tokens.
 
     Source: kedge: a prompt of 512 tokens and a completion of 512
@@ -163,7 +163,7 @@ class DataConfig(Section):
     Source: kedge: off; shuffled prompts are what the papers use
     Text: the name of a column
     """
-    draw: Choice[Draw, Draw, Annotated[int, Ge(1)]] = Field("evenly")
+    draw: Choice[Draw, Draw, Annotated[int, Ge(1)]] = field("evenly")
     """How often PPO draws each prompt in a pass: once, or in proportion to the variance of its latest responses'
     scores, relative to the mean. A prompt without variance counts a quarter of that, one that was not sampled yet 1.
     {evenly: 3}, or with by_spread: for three passes it leaves out a prompt after all responses to it scored the same:
@@ -193,14 +193,14 @@ class DataConfig(Section):
 
     Source: kedge: the text is left unchanged; tldr is the format of Stiennon and N+
     """
-    max_rejected_fraction: float = Field(0.05, ge=0, le=1)
+    max_rejected_fraction: float = field(0.05, ge=0, le=1)
     """Fraction of rejected rows above which the run stops before training.
 
     Source: kedge: more than 1 bad row in 20 points to a mistake in the file, not in single rows
     Too high: training starts on the remains of a broken file
     Too low: a single bad row stops the run
     """
-    eval_fraction: float = Field(0.05, ge=0, lt=1)
+    eval_fraction: float = field(0.05, ge=0, lt=1)
     """Fraction of rows held out to measure SFT loss and reward-model accuracy, and of prompts for ppo.eval_every and
     ppo.critic_check.
 

@@ -2,22 +2,21 @@
 
 from typing import Literal
 
-from pydantic import Field
-
+from kedge.config.schema.field import field
 from kedge.config.schema.section import Section, StringList, check
 
 
 class GenerateConfig(Section):
     """Sampling from a finished policy, in `kedge generate` and `kedge evaluate`."""
 
-    num_responses: int = Field(1, ge=1)
+    num_responses: int = field(1, ge=1)
     """Responses per prompt. With several, evaluate measures pass@k and maj@k instead of a win rate.
 
     Source: kedge: one response per prompt
     Too high: slow
     Too low: no pass@k for larger k
     """
-    best_of: int | None = Field(None, ge=2)
+    best_of: int | None = field(None, ge=2)
     """Sample this many responses per prompt, and write only the one that scores best (`--best-of`), the first of equal
     ones; needs a reward. Null: write all.
 
@@ -25,14 +24,14 @@ class GenerateConfig(Section):
     Too high: n times the sampling for scores that rise with log n; the reward's errors are selected as well
     Too low: hardly better than a single response
     """
-    max_new_tokens: int | None = Field(None, ge=1)
+    max_new_tokens: int | None = field(None, ge=1)
     """Maximum response length, in tokens; null uses rollout.max_new_tokens.
 
     Source: kedge: the length of the training rollouts
     Too high: slow if responses do not stop
     Too low: responses are cut off before they end
     """
-    temperature: float | None = Field(None, ge=0)
+    temperature: float | None = field(None, ge=0)
     """Divides the logits; 0 takes the most likely token at each step, with any seed. null is 0 for one response per
     prompt, and rollout.temperature for several, which are to differ.
 
@@ -40,7 +39,7 @@ class GenerateConfig(Section):
     Too high: responses become incoherent
     Too low: all responses to a prompt are identical
     """
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = field(64, ge=1)
     """Responses sampled at once. Does not change the result.
 
     Source: kedge
@@ -78,12 +77,12 @@ class EvaluateConfig(Section):
 
     Source: Stiennon's reward models score; pairwise judges favor a position, so both orders are shown
     """
-    frontier: StringList = Field([])
+    frontier: StringList = field([])
     """Further policies (folders or ids) to place on the curve of score over KL from `against`.
 
     Source: Gao: proxy and gold score over √KL
     """
-    num_prompts: int | None = Field(None, ge=1)
+    num_prompts: int | None = field(None, ge=1)
     """Number of prompts to judge, from the first on; null uses all.
 
     Source: kedge: all prompts, for the narrowest interval

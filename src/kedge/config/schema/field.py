@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Generic, TypeVar, cast, get_args
 
 from annotated_types import Len
-from pydantic import BaseModel, GetCoreSchemaHandler
+from pydantic import BaseModel, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
@@ -45,6 +45,11 @@ class FieldDoc:
 
 
 _PART = re.compile(r"\n *(Source|Too high|Too low|Text): ")
+
+
+def field(default: Any, **bounds: Any) -> Any:
+    """A pydantic field with a default in any form that it reads, and with bounds: `gt`, `ge`, `lt`, `le`."""
+    return Field(default, **bounds)
 
 
 def field_doc(info: FieldInfo) -> FieldDoc:

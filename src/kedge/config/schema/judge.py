@@ -1,24 +1,23 @@
 """`judge`: judges behind an API, and limits on the requests to them."""
 
-from pydantic import Field
-
+from kedge.config.schema.field import field
 from kedge.config.schema.section import Parameters, Section
 
 
 class CostLimit(Parameters):
     """The most that judges may cost, with the prices of their tokens."""
 
-    cost: float = Field(..., gt=0)
+    cost: float = field(..., gt=0)
     """The most that a run may cost, in the prices' currency.
 
     Source: kedge
     """
-    price_in: float = Field(..., ge=0)
+    price_in: float = field(..., ge=0)
     """Price of a million tokens of prompts.
 
     Source: the server's list
     """
-    price_out: float = Field(..., ge=0)
+    price_out: float = field(..., ge=0)
     """Price of a million tokens of answers.
 
     Source: the server's list
@@ -37,35 +36,35 @@ class JudgeConfig(Section):
     Source: kedge: correct, as asked, no longer than needed
     Text: a file
     """
-    max_tokens: int = Field(1024, ge=1)
+    max_tokens: int = field(1024, ge=1)
     """Maximum length of an answer with its reasoning, in tokens.
 
     Source: kedge: a few sentences before the verdict; a reasoning model needs more
     Too high: each request reserves this much of max_total_tokens and max_cost until it ends
     Too low: answers are cut off, and asked for again
     """
-    concurrency: int = Field(8, ge=1)
+    concurrency: int = field(8, ge=1)
     """Requests at the same time.
 
     Source: kedge: most servers batch this many
     Too high: requests wait on the server until they time out
     Too low: slow
     """
-    requests_per_minute: int | None = Field(None, ge=1)
+    requests_per_minute: int | None = field(None, ge=1)
     """Most requests in any 60 seconds; null: no limit.
 
     Source: kedge: off
     Too high: the server refuses requests, which are then repeated
     Too low: slow
     """
-    max_requests: int | None = Field(None, ge=1)
+    max_requests: int | None = field(None, ge=1)
     """Most requests of a run, failed ones included; null: no limit.
 
     Source: kedge: off
     Too high: a mistake in the settings is expensive
     Too low: the run ends early, and is resumed with a higher limit
     """
-    max_total_tokens: int | None = Field(None, ge=1)
+    max_total_tokens: int | None = field(None, ge=1)
     """Most tokens of prompts and answers of a run; null: no limit. A request is only sent if its upper bound fits.
 
     Source: kedge: off
@@ -77,14 +76,14 @@ class JudgeConfig(Section):
 
     Source: kedge: off
     """
-    timeout: float = Field(120.0, gt=0)
+    timeout: float = field(120.0, gt=0)
     """Seconds that a request may take.
 
     Source: kedge: a large model on a busy server
     Too high: a server that hangs blocks the run
     Too low: slow answers are paid for, and not used
     """
-    retries: int = Field(5, ge=0)
+    retries: int = field(5, ge=0)
     """Further requests after one that failed with status 429 or 5xx, a timeout or a closed connection, after about 1 s,
     2 s, 4 s and so on, or when the server says.
 

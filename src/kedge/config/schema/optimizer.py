@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Gt, Len, Lt
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from kedge.config.schema.field import Choice
+from kedge.config.schema.field import Choice, field
 from kedge.config.schema.section import Section, check
 
 TRAINED = ("sft", "reward_model", "critic", "ppo")
@@ -44,7 +44,7 @@ class OptimizationConfig(Section):
     Source: kedge: adamw is what the default rates were found with
     """
 
-    max_grad_norm: float | None = Field(1.0, gt=0)
+    max_grad_norm: float | None = field(1.0, gt=0)
     """L2 norm to which the gradient is clipped before each step; null disables clipping. In PPO a separate critic's
     gradient is clipped apart from the policy's.
 
@@ -52,7 +52,7 @@ class OptimizationConfig(Section):
     Too high: a single bad batch can ruin the weights
     Too low: every step is clipped, which in effect lowers the learning rate
     """
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = field(0.0, ge=0)
     """Decoupled weight decay (as in AdamW), multiplied by the learning rate at each step.
 
     Source: Ziegler; N+ has PyTorch's default for AdamW, 0.01
@@ -67,7 +67,7 @@ class OptimizationConfig(Section):
     Too high: weights with small gradients hardly move
     Too low: weights with tiny gradients take full-size, noisy steps
     """
-    stages: dict[str, dict[str, Any]] = Field({})
+    stages: dict[str, dict[str, Any]] = field({})
     """Other values for single stages: {sft: {adam_eps: 1e-8}}, with sft, reward_model, critic or ppo.
 
     Source: kedge: one optimizer for all

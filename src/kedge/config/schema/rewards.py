@@ -2,8 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
-
+from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 from kedge_base.texts import names_function
 
@@ -25,7 +24,7 @@ class RewardTermConfig(Section):
     Too high: the term drowns out the others
     Too low: the others drown out the term
     """
-    settings: dict[str, Any] = Field({})
+    settings: dict[str, Any] = field({})
     """Keyword arguments for a function; for a judge behind an API, `rubric`, `max_tokens` and `ranks` (compare all
     responses to a prompt).
 
@@ -50,14 +49,14 @@ class RewardFunctionsConfig(Section):
     A function given by name runs in its own process. One passed in from Python cannot be stopped at the timeout.
     """
 
-    timeout: float = Field(300.0, gt=0)
+    timeout: float = field(300.0, gt=0)
     """Seconds that one call may take, for all responses of an update or batch, before it is killed.
 
     Source: kedge: a judge over the network takes minutes for a large batch; a hang costs minutes, not hours
     Too high: each attempt of a function that hangs blocks the run for this long
     Too low: a call that is merely slow counts as failed
     """
-    retries: int = Field(1, ge=0)
+    retries: int = field(1, ge=0)
     """Further attempts after a failed call, after 1 s, 2 s, 4 s and so on.
 
     Source: kedge: a service that fails once costs nothing

@@ -1,7 +1,6 @@
 """`rlhf`: the three stages in a chain, and InstructGPT's repetition of the last two."""
 
-from pydantic import Field
-
+from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
 HUMAN = "human"
@@ -15,7 +14,7 @@ class RlhfConfig(Section):
     trains the reward model and the policy.
     """
 
-    num_rounds: int = Field(1, ge=1)
+    num_rounds: int = field(1, ge=1)
     """Number of times a reward model is trained and PPO is run.
 
     Source: S4 runs one round; InstructGPT repeats
@@ -30,21 +29,21 @@ class RlhfConfig(Section):
     Source: kedge: no labeler is assumed
     Text: a folder, a hub id, a function or human
     """
-    min_labels: int | None = Field(None, ge=1)
+    min_labels: int | None = field(None, ge=1)
     """Items that people must have answered before a round continues; null for all. May change when a run is resumed.
 
     Source: kedge: what was sampled is labeled
     Too high: the round waits for items that people leave out
     Too low: the new comparisons hardly change the reward model
     """
-    num_prompts: int = Field(256, ge=1)
+    num_prompts: int = field(256, ge=1)
     """Prompts labeled in each round with a labeler.
 
     Source: kedge: a few hundred fresh comparisons at a moderate cost
     Too high: labeling gets expensive
     Too low: the new comparisons hardly change the reward model
     """
-    num_responses: int = Field(4, ge=2)
+    num_responses: int = field(4, ge=2)
     """Responses per labeled prompt, ranked together.
 
     Source: InstructGPT: 4 to 9

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from annotated_types import Len
 from pydantic import Field, field_validator
 
-from kedge.config.schema.field import Choice
+from kedge.config.schema.field import Choice, field
 from kedge.config.schema.section import Parameters, Section, StringList, check, rewrite
 from kedge.config.schema.update.former import with_parts
 
@@ -14,7 +14,7 @@ from kedge.config.schema.update.former import with_parts
 class VllmServers(Parameters):
     """A server that kedge starts in a separate environment, or servers that are already running."""
 
-    servers: StringList = Field([])
+    servers: StringList = field([])
     """The Python of an environment with vLLM, in which kedge starts a server and ends it with the run; or the addresses
     of servers that are running, among which the prompts are shared out.
 
@@ -35,14 +35,14 @@ class VllmServers(Parameters):
     Source: kedge
     Text: GPU numbers
     """
-    memory: float = Field(0.3, gt=0, le=1)
+    memory: float = field(0.3, gt=0, le=1)
     """Share of the device's memory (on a CPU: of the machine's) that the server may use.
 
     Source: kedge: trainer and server often share a machine
     Too high: the trainer, or the server itself, runs out of memory
     Too low: few responses are sampled at a time, or the server does not start
     """
-    args: StringList = Field([])
+    args: StringList = field([])
     """Further arguments of the server that kedge starts, such as '--tensor-parallel-size 2'.
 
     Source: kedge: none
@@ -76,14 +76,14 @@ class EnvironmentConfig(Section):
     Source: kedge: a single turn
     Text: a class
     """
-    max_turns: int = Field(8, ge=1)
+    max_turns: int = field(8, ge=1)
     """Turns of the policy in an episode; more end it.
 
     Source: kedge
     Too high: policies that never finish make long episodes
     Too low: the task cannot be solved in time
     """
-    max_turn_tokens: int | None = Field(None, ge=1)
+    max_turn_tokens: int | None = field(None, ge=1)
     """Tokens of one turn of the policy: longer turns are cut there and answered; null is as many as are left of
     rollout.max_new_tokens.
 
@@ -91,7 +91,7 @@ class EnvironmentConfig(Section):
     Too high: policies that do not stop spend the whole episode on one turn
     Too low: turns are cut off before they end
     """
-    timeout: float = Field(30.0, gt=0)
+    timeout: float = field(30.0, gt=0)
     """Seconds that one call of an episode may take. A later answer ends the episode; a call that cannot be interrupted
     ends the run.
 
@@ -110,28 +110,28 @@ class EnvironmentConfig(Section):
 class RolloutConfig(Section):
     """Sampling during PPO. Each update samples num_prompts × num_responses responses."""
 
-    num_prompts: int = Field(64, ge=1)
+    num_prompts: int = field(64, ge=1)
     """Prompts per update.
 
     Source: kedge: fits a laptop; the presets have the papers' 512
     Too high: updates are slow, and the same number of responses gives fewer of them
     Too low: the advantages, and so the steps, are noisy
     """
-    num_responses: int = Field(1, ge=1)
+    num_responses: int = field(1, ge=1)
     """Responses per prompt in each update.
 
     Source: Ziegler, Stiennon, N+
     Too high: fewer different prompts for the same cost
     Too low: no harm in PPO, where the critic is the baseline; with two or three, the baseline of rloo or grpo is noisy
     """
-    max_new_tokens: int = Field(64, ge=1)
+    max_new_tokens: int = field(64, ge=1)
     """Maximum response length in tokens, including the stop token.
 
     Source: kedge: close to the 48 to 53 of the TL;DR papers
     Too high: time and memory go into rambling responses, and credit is spread over more tokens
     Too low: responses are cut off before they end
     """
-    temperature: float = Field(1.0, ge=1e-3)
+    temperature: float = field(1.0, ge=1e-3)
     """Divides the logits, both in sampling and in every logprob of the policy and the reference.
 
     Source: InstructGPT; at 1 the trained policy is the one that is served. The TL;DR papers use 0.7
@@ -149,7 +149,7 @@ class RolloutConfig(Section):
         | Literal["auto", "mask"]
         | Annotated[dict[Literal["subtract"], float | Literal["auto"]], Len(1, 1)]
         | None
-    ) = Field("auto")
+    ) = field("auto")
     """Score of a response that has no stop token; null: its own; {subtract: 1}: subtracted from its score; mask: its
     score stays and counts in the baseline of its prompt, but PPO takes no step on it. Scores per token stay, and so
     does an environment's pay per turn, unless the estimator compares responses. auto: null if all rewards are
@@ -163,7 +163,7 @@ class RolloutConfig(Section):
     Too high: cut-off responses pay off, and the policy learns to ramble
     Too low: the policy learns little but to stop, and stops too early
     """
-    micro_batch_size: int | None = Field(None, ge=1)
+    micro_batch_size: int | None = field(None, ge=1)
     """Responses sampled at once; null samples the whole update at once. Does not change the result.
 
     Source: kedge: the fastest, if memory suffices
@@ -171,13 +171,13 @@ class RolloutConfig(Section):
     Too low: the device is underused
     """
 
-    engine: Choice[Literal["builtin", "vllm"], Literal["vllm"], VllmServers] = Field("builtin")
+    engine: Choice[Literal["builtin", "vllm"], Literal["vllm"], VllmServers] = field("builtin")
     """What samples the responses: kedge itself, or vLLM servers, which get the policy's weights after every update:
     {vllm: .vllm/bin/python}, or {vllm: {servers: .vllm/bin/python, memory: 0.5}}.
 
     Source: kedge: builtin needs nothing else and is exact in fp32; vllm is faster for large models on GPUs
     """
-    max_staleness: int = Field(0, ge=0)
+    max_staleness: int = field(0, ge=0)
     """Updates by which the weights that sample may be older than those that are trained: the responses of this many
     later updates are sampled and scored in the background during an update. 0: sampling and training take turns.
 

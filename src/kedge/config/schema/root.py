@@ -9,6 +9,7 @@ from kedge.config.schema.adapter import AdapterConfig
 from kedge.config.schema.checkpoint import CheckpointConfig, PushConfig
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig, GenerateConfig
+from kedge.config.schema.field import field
 from kedge.config.schema.judge import JudgeConfig
 from kedge.config.schema.optimizer import OptimizationConfig, TrainedSection
 from kedge.config.schema.ppo import PpoConfig
@@ -64,7 +65,7 @@ class Config(Section):
     Source: kedge: no model is assumed
     Text: a folder, a hub id or a run
     """
-    reward: Annotated[list[RewardTermConfig], BeforeValidator(_as_terms)] = Field([])
+    reward: Annotated[list[RewardTermConfig], BeforeValidator(_as_terms)] = field([])
     """The rewards that score a response: a source, a list of sources, a mapping source → weight, or a list of {source,
     weight}.
 
@@ -86,7 +87,7 @@ class Config(Section):
     Source: kedge
     Text: a folder
     """
-    preset: Annotated[list[str], BeforeValidator(_as_names)] = Field([])
+    preset: Annotated[list[str], BeforeValidator(_as_names)] = field([])
     """Presets whose values replace the defaults, merged in this order; see `kedge config presets`.
 
     Source: kedge: none
@@ -137,7 +138,7 @@ class Config(Section):
 
     Source: PPO
     """
-    schedules: Annotated[dict[str, dict[int, float]], BeforeValidator(_as_schedules)] = Field({})
+    schedules: Annotated[dict[str, dict[int, float]], BeforeValidator(_as_schedules)] = field({})
     """Fields of PPO that change during the run: dotted name → {update: value}, linear in between, e.g.
     {ppo.entropy_coef: {1: 0.01, 100: 0}}.
 

@@ -3,8 +3,9 @@
 from typing import Annotated, Literal
 
 from annotated_types import Ge
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
+from kedge.config.schema.field import field
 from kedge.config.schema.section import Section, as_list, check
 
 MOST_TOKENS = 8192
@@ -17,7 +18,7 @@ Logger = Literal["tensorboard", "wandb", "trackio"]
 class Machine(Section):
     """Seed, device, threads and ranks of a run."""
 
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = field(0, ge=0, lt=2**63)
     """Seed of every random stream; on the same machine, the same seed gives the same metrics.
 
     Source: kedge
@@ -34,7 +35,7 @@ class Machine(Section):
 
     Source: kedge: replicate needs no communication in a forward pass; shard is for models that do not fit
     """
-    num_threads: int | None = Field(None, ge=1)
+    num_threads: int | None = field(None, ge=1)
     """CPU threads; null leaves the choice to PyTorch.
 
     Source: PyTorch
@@ -90,7 +91,7 @@ class Memory(Section):
     Source: kedge: saves most of the activation memory, for a third more time in training passes; auto is not the
         default, since a plan takes all responses to have the maximum length
     """
-    offload: Annotated[list[Literal["frozen", "optimizer"]], BeforeValidator(as_list)] = Field([])
+    offload: Annotated[list[Literal["frozen", "optimizer"]], BeforeValidator(as_list)] = field([])
     """What is in the host's memory while it is not needed; on a GPU only: the weights of reference, reward models and
     judges between their passes (frozen), and the optimizer's state between steps (optimizer). Does not change results.
 
@@ -107,21 +108,21 @@ class Records(Section):
 
     Source: kedge: takes a second at the end of the run
     """
-    loggers: Annotated[list[Logger], BeforeValidator(as_list)] | dict[Logger, str] = Field([])
+    loggers: Annotated[list[Logger], BeforeValidator(as_list)] | dict[Logger, str] = field([])
     """Third-party loggers that also get the metrics and samples; each needs its extra, such as tensorboard. {wandb:
     tides} names the project in W&B or Trackio, which is otherwise kedge; TensorBoard has no projects, and needs no
     name: {wandb: tides, tensorboard: ''}. W&B stays offline unless WANDB_MODE says otherwise.
 
     Source: kedge: the run's own files are complete
     """
-    num_samples: int = Field(4, ge=0)
+    num_samples: int = field(4, ge=0)
     """Responses per update to write to samples.jsonl.
 
     Source: kedge: enough to read, small on disk
     Too high: samples.jsonl grows large
     Too low: no text to look at if a run goes wrong
     """
-    num_fixed_prompts: int = Field(2, ge=0)
+    num_fixed_prompts: int = field(2, ge=0)
     """Prompts that PPO answers at the start, at the end and up to ten times in between, to show how the responses
     change; they are not trained on.
 

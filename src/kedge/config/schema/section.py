@@ -75,7 +75,7 @@ class Section(BaseModel):
         """Reject values that cannot be written to a file or do not fit into a machine word."""
         if _exceeds_a_word(value):
             raise ValueError("whole numbers must be below 2⁶³")
-        if isinstance(value, (str, list, dict)) and (fault := unwritable(value, deepest=MAX_DEPTH)):
+        if not isinstance(value, (int, float)) and (fault := unwritable(value, deepest=MAX_DEPTH)):
             raise ValueError(f"the value {fault}")
         return value
 

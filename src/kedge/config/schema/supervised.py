@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
-
+from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import Schedule, TrainedSection
 from kedge.config.schema.rollout import check_responses
 from kedge.config.schema.section import check
@@ -12,14 +11,14 @@ from kedge.config.schema.section import check
 class SftConfig(TrainedSection):
     """Supervised fine-tuning on demonstrations: cross-entropy of the completion, EOS included."""
 
-    learning_rate: float = Field(3e-6, ge=0)
+    learning_rate: float = field(3e-6, ge=0)
     """Peak learning rate of Adam.
 
     Source: N+ (1B to 6.9B); small models use 10 to 1000 times as much
     Too high: the loss jumps or diverges, and pretrained knowledge is lost
     Too low: the loss has hardly moved by the end of the data
     """
-    schedule: Schedule = Field("cosine")
+    schedule: Schedule = field("cosine")
     """How the learning rate decays to 0 over the run; constant: not at all. {cosine: 0.1}: after a linear rise from 0
     over a tenth of all optimizer steps.
 
@@ -27,14 +26,14 @@ class SftConfig(TrainedSection):
     Too high: with a long rise, much of the run trains at a fraction of the learning rate
     Too low: without one, the first steps may be too large, because Adam's moment estimates are still poor
     """
-    num_epochs: int = Field(1, ge=1)
+    num_epochs: int = field(1, ge=1)
     """Passes over the demonstrations.
 
     Source: N+
     Too high: overfitting: the training loss falls while the held-out loss rises
     Too low: the loss is still falling at the end
     """
-    batch_size: int = Field(128, ge=1)
+    batch_size: int = field(128, ge=1)
     """Sequences per optimizer step.
 
     Source: N+
@@ -52,14 +51,14 @@ class RewardModelConfig(TrainedSection):
     Source: Stiennon: the reward model starts from the SFT model
     Text: a folder, a hub id or a run
     """
-    learning_rate: float = Field(3e-6, ge=0)
+    learning_rate: float = field(3e-6, ge=0)
     """Peak learning rate of Adam.
 
     Source: N+ (1B to 6.9B); small models use 10 to 1000 times as much
     Too high: the loss jumps or diverges, and pretrained knowledge is lost
     Too low: the loss has hardly moved by the end of the data
     """
-    schedule: Schedule = Field("cosine")
+    schedule: Schedule = field("cosine")
     """How the learning rate decays to 0 over the run; constant: not at all. {cosine: 0.1}: after a linear rise from 0
     over a tenth of all optimizer steps.
 
@@ -67,14 +66,14 @@ class RewardModelConfig(TrainedSection):
     Too high: with a long rise, much of the run trains at a fraction of the learning rate
     Too low: without one, the first steps may be too large, because Adam's moment estimates are still poor
     """
-    num_epochs: int = Field(1, ge=1)
+    num_epochs: int = field(1, ge=1)
     """Passes over the comparisons.
 
     Source: N+ and InstructGPT, whose reward models overfit in a second epoch
     Too high: overfitting: held-out accuracy falls and the scores become overconfident
     Too low: the loss is still falling at the end
     """
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = field(64, ge=1)
     """Comparisons per optimizer step: pairs, or whole ranked lists.
 
     Source: N+
@@ -115,28 +114,28 @@ class CriticConfig(TrainedSection):
     Source: Stiennon, N+: the reward model
     Text: a folder, a hub id or a run
     """
-    num_prompts: int | None = Field(None, ge=1)
+    num_prompts: int | None = field(None, ge=1)
     """Prompts to sample responses to, besides the held-out ones; null takes each prompt of the data once.
 
     Source: kedge
     Too high: sampling takes longer than it helps
     Too low: the critic learns the prompts by heart
     """
-    num_responses: int = Field(4, ge=1)
+    num_responses: int = field(4, ge=1)
     """Responses per prompt, held-out prompts included.
 
     Source: kedge: further prompts teach more than further responses to the same ones, where there are any
     Too high: sampling takes longer than it helps
     Too low: with few prompts, the returns are too few to fit a critic
     """
-    learning_rate: float = Field(9e-6, ge=0)
+    learning_rate: float = field(9e-6, ge=0)
     """Peak learning rate of Adam, for a separate critic.
 
     Source: the default of OpenRLHF's critic; small models use 10 to 1000 times as much
     Too high: the held-out loss rises from the first evaluation on
     Too low: the critic stays the least-squares fit that it starts as
     """
-    schedule: Schedule = Field("cosine")
+    schedule: Schedule = field("cosine")
     """How the learning rate decays to 0 over the run; constant: not at all. {cosine: 0.1}: after a linear rise from 0
     over a tenth of all optimizer steps.
 
@@ -144,14 +143,14 @@ class CriticConfig(TrainedSection):
     Too high: with a long rise, much of the run trains at a fraction of the learning rate
     Too low: without one, the first steps may be too large, because Adam's moment estimates are still poor
     """
-    num_epochs: int = Field(1, ge=1)
+    num_epochs: int = field(1, ge=1)
     """Passes over the sampled responses, for a separate critic.
 
     Source: kedge: as the reward model, which overfits in a second pass
     Too high: overfitting: the held-out explained variance falls
     Too low: the loss is still falling at the end
     """
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = field(64, ge=1)
     """Responses per optimizer step.
 
     Source: N+, reward model

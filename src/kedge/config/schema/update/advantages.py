@@ -3,9 +3,8 @@
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field
 
-from kedge.config.schema.field import Choice
+from kedge.config.schema.field import Choice, field
 from kedge.config.schema.section import OwnFunction, Section
 
 
@@ -37,7 +36,7 @@ class Advantages(Section):
             Annotated[int, Ge(1)],
         ]
         | OwnFunction
-    ) = Field("gae")
+    ) = field("gae")
     """Weight of a token's gradient. With a critic: GAE, return − value, TD residual, or n-step, where n tokens of
     reward precede the value: {n_step: 3}; n_step alone has 5, as A3C. Without: the return (to_go, total, reinforce++),
     or the score less a baseline: the mean of the prompt's other responses (rloo), of all of them (dr_grpo,
@@ -61,7 +60,7 @@ class Advantages(Section):
 
     Source: token: PPO on single responses; turn: Turn-PPO
     """
-    gamma: float = Field(1.0, ge=0, le=1)
+    gamma: float = field(1.0, ge=0, le=1)
     """γ: discount per token, or per turn with ppo.credit=turn.
 
     Source: Ziegler, Stiennon, InstructGPT, N+
@@ -71,7 +70,7 @@ class Advantages(Section):
     gae_lambda: (
         Annotated[float, Ge(0), Le(1)]
         | Choice[Literal["length_adaptive"], Literal["length_adaptive"], Annotated[float, Gt(0)]]
-    ) = Field(1.0)
+    ) = field(1.0)
     """λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone; {length_adaptive: α}: 1 − 1/(α·l) for a
     response of l tokens, stop token included, or of l turns with ppo.credit=turn, but at least 0; length_adaptive alone
     has α = 0.05, which gives responses of up to 20 tokens λ = 0.
@@ -82,7 +81,7 @@ class Advantages(Section):
     Too high: noisy advantages, beside a critic that explains much
     Too low: advantages inherit the critic's errors, and early tokens of long responses hardly learn
     """
-    value_gae_lambda: float | None = Field(None, ge=0, le=1)
+    value_gae_lambda: float | None = field(None, ge=0, le=1)
     """λ of the critic's targets; null: that of the advantages. With 1 the targets are the sampled returns, without the
     critic's own values.
 
@@ -106,7 +105,7 @@ class Advantages(Section):
 
     Source: S0, S1, S2, S3
     """
-    constant_groups: Choice[Literal["keep", "drop", "resample"], Literal["resample"], Annotated[int, Ge(1)]] = Field(
+    constant_groups: Choice[Literal["keep", "drop", "resample"], Literal["resample"], Annotated[int, Ge(1)]] = field(
         "keep"
     )
     """For prompts with equal scores for all responses (token scores are summed): keep them, drop them before training,

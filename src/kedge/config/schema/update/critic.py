@@ -3,21 +3,20 @@
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Len
-from pydantic import Field
 
-from kedge.config.schema.field import Choice
+from kedge.config.schema.field import Choice, field
 from kedge.config.schema.section import Parameters, Section
 
 
 class ValueWarmup(Parameters):
     """How long the critic is trained alone."""
 
-    at_most: int = Field(..., ge=0)
+    at_most: int = field(..., ge=0)
     """Updates, at most; as the value alone.
 
     Source: kedge: off
     """
-    until: float | None = Field(None, gt=0, lt=1)
+    until: float | None = field(None, gt=0, lt=1)
     """Explained variance that ends the warm-up: after the first update whose responses, to which the critic is not yet
     fitted, it explains at least so well. Null: the warm-up has its full length.
 
@@ -38,7 +37,7 @@ class CriticTraining(Section):
             Annotated[int, Ge(1)],
         ]
         | Choice[Literal["privileged"], Literal["privileged"], Annotated[list[str], Len(1)] | str]
-    ) = Field("auto")
+    ) = field("auto")
     """A value head on the policy's trunk (shared; detached: the value loss does not train the trunk, so that value
     prediction never changes the policy; readout: no loss trains it, but each update refits it by least squares to about
     the last 8 batches, or to k of them with {readout: k}), a separate model (frozen_attention: its attention layers,
@@ -64,14 +63,14 @@ class CriticTraining(Section):
         (bench/defaults/RESULTS.md); VC-PPO and VAPO: a critic trained before PPO
     Text: a folder, a hub id or a run
     """
-    value_coef: float = Field(0.1, ge=0)
+    value_coef: float = field(0.1, ge=0)
     """Weight of the value loss. Unused, as all settings of the loss, with critic=readout.
 
     Source: Ziegler, Stiennon, N+; S0 and S2 use 0.5, where value gradients dominate a shared trunk
     Too high: a shared trunk serves value prediction rather than the policy
     Too low: the value function learns slowly, and the advantages are poor
     """
-    value_loss: Choice[Literal["half_mse", "mse", "hl_gauss"], Literal["hl_gauss"], tuple[float, float, int]] = Field(
+    value_loss: Choice[Literal["half_mse", "mse", "hl_gauss"], Literal["hl_gauss"], tuple[float, float, int]] = field(
         "half_mse"
     )
     """The critic's loss: half the squared error, the squared error, or the cross-entropy of a histogram of the return
@@ -92,7 +91,7 @@ class CriticTraining(Section):
     Source: kedge: in the unit of the score (all papers), large returns are out of reach of Adam's steps, and on a
         shared trunk their gradient swamps the policy's; PopArt (van Hasselt et al. 2016) adapts the output layer
     """
-    critic_learning_rate: float | None = Field(None, ge=0)
+    critic_learning_rate: float | None = field(None, ge=0)
     """Peak learning rate of a separate critic, scheduled as the policy's; null: ppo.learning_rate.
 
     Source: null: N+ and Ziegler have one rate. Of those with two, VAPO's critic has twice the policy's, those of
@@ -101,7 +100,7 @@ class CriticTraining(Section):
     Too high: the values jump from update to update, and the advantages with them
     Too low: the critic lags behind the policy, and explained variance stays low
     """
-    value_head_rate: float = Field(10.0, gt=0)
+    value_head_rate: float = field(10.0, gt=0)
     """Learning rate of a value head on a trunk that starts as the policy's, shared or separate, as a multiple of
     ppo.learning_rate, or of ppo.critic_learning_rate.
 
@@ -110,7 +109,7 @@ class CriticTraining(Section):
     Too high: the values jump, and the advantages with them
     Too low: explained variance stays at 0 for most of the run
     """
-    value_clip_range: float | None = Field(1.0, gt=0)
+    value_clip_range: float | None = field(1.0, gt=0)
     """How far a value may move in an update before its gradient is cut, in ppo.value_unit; null disables it, and is the
     default with value_loss=hl_gauss, which has no clip.
 
@@ -119,7 +118,7 @@ class CriticTraining(Section):
     Too high: no effect, or values that overshoot the returns
     Too low: the values cannot follow large returns
     """
-    num_critic_epochs: int = Field(1, ge=1)
+    num_critic_epochs: int = field(1, ge=1)
     """Passes of the critic over the responses for each pass of the policy. The first is the policy's own; the others
     train only the parameters that are the critic's alone: a separate critic, or a shared value head. Unused with
     critic=readout, which is refitted once per update.

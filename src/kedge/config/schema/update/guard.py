@@ -3,9 +3,8 @@
 from typing import Annotated, Literal
 
 from annotated_types import Gt
-from pydantic import Field
 
-from kedge.config.schema.field import Choice
+from kedge.config.schema.field import Choice, field
 from kedge.config.schema.section import Section
 
 Reaction = Literal["stop", "skip", "rollback"]
@@ -20,13 +19,13 @@ class Guard(Section):
 
     Source: kedge: a fault should be seen
     """
-    on_spike: Choice[Reaction, Reaction, Annotated[float, Gt(0)]] | None = Field(None)
+    on_spike: Choice[Reaction, Reaction, Annotated[float, Gt(0)]] | None = field(None)
     """The same for a spike of the gradient norm or the loss: {skip: 6} is 6 standard deviations above the run's recent
     median, and skip alone is 8; null for none. The gradient norm is compared on a log scale, the loss on a linear one.
 
     Source: kedge: off, as in the papers, which clip the gradient. No healthy run reaches 8. PaLM rolled back, by hand
     """
-    max_skips: int = Field(3, ge=0)
+    max_skips: int = field(3, ge=0)
     """Updates in a row that may be skipped or rolled back; one more ends the run.
 
     Source: kedge: four in a row are not an accident

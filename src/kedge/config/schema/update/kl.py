@@ -2,9 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
-
-from kedge.config.schema.field import Choice
+from kedge.config.schema.field import Choice, field
 from kedge.config.schema.section import Parameters, Section
 
 Place = Literal["reward", "score", "loss"]
@@ -13,7 +11,7 @@ Place = Literal["reward", "score", "loss"]
 class KlControl(Parameters):
     """How a controller adapts β."""
 
-    horizon: int | None = Field(None, gt=0)
+    horizon: int | None = field(None, gt=0)
     """Responses over which Ziegler's controller may change β by a factor of about 1.2; null is 1/30 of the policy's
     updates, at most 10,000 responses.
 
@@ -21,14 +19,14 @@ class KlControl(Parameters):
     Too high: β follows the KL too slowly
     Too low: β swings
     """
-    target: float = Field(6.0, gt=0)
+    target: float = field(6.0, gt=0)
     """Target KL, in nats per response.
 
     Source: Ziegler
     Too high: β falls to almost 0, and the policy drifts away
     Too low: β grows until the policy cannot learn
     """
-    wait: float = Field(0.1, ge=0, lt=1)
+    wait: float = field(0.1, ge=0, lt=1)
     """Fraction of the policy's updates before the controller starts; ppo.value_warmup_updates come first.
 
     Source: kedge: early on the KL is small because the policy has just started, not because β is large. The papers'
@@ -41,7 +39,7 @@ class KlControl(Parameters):
 class KlPenalty(Section):
     """The KL penalty to the reference policy, and the controller of its weight."""
 
-    kl_coef: float = Field(0.05, ge=0)
+    kl_coef: float = field(0.05, ge=0)
     """β: weight of the KL to the reference, in score per nat; the start value if kl_controller adapts it.
 
     Source: Stiennon and N+
@@ -60,7 +58,7 @@ class KlPenalty(Section):
     Source: null: Ziegler, S4, InstructGPT, N+. A teacher: MiniLLM, GKD, On-Policy Distillation
     Text: a folder, a hub id or a run
     """
-    kl_in: Choice[Place, Place, Literal["k1", "k2", "k3"]] = Field("reward")
+    kl_in: Choice[Place, Place, Literal["k1", "k2", "k3"]] = field("reward")
     """Place of the KL: each token's in its own reward, a response's sum in its score, or each token's in the loss. It
     is estimated by k1 in the reward and in the score, and by k2 in the loss; {loss: k3} names another estimator: k1 is
     unbiased, k2 has low variance, k3 has both and is never negative. ppo.advantage=grpo needs loss, which is then the
@@ -69,7 +67,7 @@ class KlPenalty(Section):
     Source: Ziegler, S4, InstructGPT, N+: k1 in the reward; S1 for score; S3 and GRPO put it in the loss, where k2 has
         the right gradient, and k1's is 0 on average
     """
-    kl_controller: Choice[Literal["fixed", "ziegler", "schulman"], Literal["ziegler", "schulman"], KlControl] = Field(
+    kl_controller: Choice[Literal["fixed", "ziegler", "schulman"], Literal["ziegler", "schulman"], KlControl] = field(
         "fixed"
     )
     """β is fixed, or adapted by Ziegler's proportional controller or by the PPO paper's halving and doubling: {ziegler:

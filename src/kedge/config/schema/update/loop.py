@@ -3,22 +3,22 @@
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Lt
-from pydantic import Field
 
+from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import Schedule, TrainedSection
 
 
 class Loop(TrainedSection):
     """Updates, epochs, minibatches and the learning rate."""
 
-    num_updates: int = Field(200, ge=0)
+    num_updates: int = field(200, ge=0)
     """Updates in the run; each one samples new responses.
 
     Source: kedge: S3 reports over-optimization within a few hundred
     Too high: the reward model is over-optimized: the score rises while the text gets worse
     Too low: the score is still rising at the end
     """
-    learning_rate: float = Field(1e-5, ge=0)
+    learning_rate: float = field(1e-5, ge=0)
     """Peak learning rate of Adam.
 
     Source: S2 and Ziegler; N+ uses 3e-6 from 1B up, models of a few million parameters use 1e-4
@@ -26,7 +26,7 @@ class Loop(TrainedSection):
     Too high: training is unstable: KL and clip fraction shoot up and the text collapses
     Too low: slow convergence: clip fraction and KL stay near 0 and the score is flat
     """
-    schedule: Schedule = Field("linear")
+    schedule: Schedule = field("linear")
     """How the learning rate decays to 0 over the policy's updates, which follow ppo.value_warmup_updates; constant: not
     at all. {linear: 0.1}: after a linear rise from 0 over a tenth of all optimizer steps. A critic that is trained
     first starts with a rise of the same length.
@@ -43,14 +43,14 @@ class Loop(TrainedSection):
     Too high: the batch is overfitted: in later epochs most tokens are clipped
     Too low: expensive samples are under-used, so more of them are needed
     """
-    num_minibatches: int = Field(1, ge=1)
+    num_minibatches: int = field(1, ge=1)
     """Optimizer steps per epoch, each on an equal share of the update's responses.
 
     Source: Ziegler and N+; InstructGPT uses 8. Fewer, larger steps add less noise to the KL
     Too high: many small, noisy steps away from the policy that sampled
     Too low: few steps per update
     """
-    early_stop_kl: float | None = Field(None, gt=0)
+    early_stop_kl: float | None = field(None, gt=0)
     """KL to the sampling policy, in nats per token; the policy's steps of an update end at 1.5 times this value, and
     the rest of them train only the critic's own parameters. Null disables it.
 

@@ -3,20 +3,20 @@
 from typing import Annotated
 
 from annotated_types import Ge
-from pydantic import Field
 
+from kedge.config.schema.field import field
 from kedge.config.schema.section import Parameters, Section, check
 
 
 class Evaluations(Parameters):
     """Evaluation on held-out prompts: how often, and on how many."""
 
-    updates: int | None = Field(..., ge=1)
+    updates: int | None = field(..., ge=1)
     """Updates between two evaluations, as the value alone.
 
     Source: kedge: off
     """
-    num_prompts: int = Field(64, ge=1)
+    num_prompts: int = field(64, ge=1)
     """Held-out prompts per evaluation, at most; without data.eval_prompts also at most data.eval_fraction of
     data.prompts. Each gets one response, always with the same random numbers.
 
@@ -29,12 +29,12 @@ class Evaluations(Parameters):
 class CriticCheck(Parameters):
     """How often the critic is checked, and how closely."""
 
-    every: int | None = Field(None, ge=1)
+    every: int | None = field(None, ge=1)
     """Updates between two checks, as the value alone.
 
     Source: kedge: off
     """
-    size: list[Annotated[int, Ge(1)]] = Field([32, 4, 8])
+    size: list[Annotated[int, Ge(1)]] = field([32, 4, 8])
     """Size of a check: held-out prompts, at most; prefixes per prompt, each of another response, cut at a uniformly
     random token; and continuations per prefix, which are also the further responses per prompt that make the baseline.
     The same prompts each time, with the same random numbers.
@@ -72,7 +72,7 @@ class Measurements(Section):
     Too high: the best policy lies between two evaluations
     Too low: sampling and scoring the held-out prompts takes a noticeable part of the run
     """
-    eval_patience: int | None = Field(None, ge=1)
+    eval_patience: int | None = field(None, ge=1)
     """Evaluations without a new best value of the metric in checkpoint.keep_best after which the run ends; those of the
     critic's warm-up are not counted. null: it does not end early.
 
@@ -80,7 +80,7 @@ class Measurements(Section):
     Too high: the run continues although it only over-optimizes the reward
     Too low: noise ends the run before the policy has improved
     """
-    max_kl: float | None = Field(None, gt=0)
+    max_kl: float | None = field(None, gt=0)
     """KL to the reference, in nats per response, above which the run ends after the update; null: no bound.
 
     Source: kedge: off; Gao and Stiennon see the gold score fall from about 10 nats on

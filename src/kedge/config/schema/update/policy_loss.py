@@ -3,9 +3,8 @@
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
-from pydantic import Field
 
-from kedge.config.schema.field import Choice
+from kedge.config.schema.field import Choice, field
 from kedge.config.schema.section import OwnFunction, Parameters, Section
 
 RatioOf = Literal["token", "sequence"]
@@ -28,12 +27,12 @@ class ImportanceWeights(Parameters):
 class Pretraining(Parameters):
     """The weight of the pretraining loss, and its batch."""
 
-    coef: float = Field(0.0, ge=0)
+    coef: float = field(0.0, ge=0)
     """Weight of the loss, as the value alone.
 
     Source: kedge: off
     """
-    batch: int = Field(1, ge=1)
+    batch: int = field(1, ge=1)
     """Texts of data.pretraining in each step, as a multiple of the minibatch's responses.
 
     Source: kedge: as many as responses; InstructGPT has 8 times as many
@@ -60,7 +59,7 @@ class PolicyLoss(Section):
             Annotated[float, Ge(0)],
         ]
         | OwnFunction
-    ) = Field("clipped")
+    ) = field("clipped")
     """Surrogate loss: clipped ratios; dual_clip: the same, with a bound on ratios of tokens with negative advantages,
     {dual_clip: 3}; plain ratios; or plain ratios with a KL penalty to the sampling policy, whose weight, at the start
     for the adaptive one, is 1 or {kl_penalty_fixed: 3}; cispo: log probabilities weighted by ratios of at most 1 +
@@ -78,21 +77,21 @@ class PolicyLoss(Section):
 
     Source: PPO; sequence: GSPO; turn: ST-PPO
     """
-    clip_range: float = Field(0.2, gt=0, lt=1)
+    clip_range: float = field(0.2, gt=0, lt=1)
     """ε: how far a token's probability ratio may move from 1 before its gradient is cut.
 
     Source: PPO, S2, N+
     Too high: more aggressive updates, at the risk of instability
     Too low: most tokens are clipped and learning is slow
     """
-    clip_range_high: float | None = Field(None, gt=0)
+    clip_range_high: float | None = field(None, gt=0)
     """ε for ratios above 1; null uses clip_range on both sides.
 
     Source: PPO clips both sides alike; DAPO and VAPO use 0.28. With policy_loss=cispo, ratios may reach 5 (ScaleRL)
     Too high: the probability of rare tokens with a lucky reward grows unchecked
     Too low: unlikely tokens can hardly become likely, and entropy falls
     """
-    old_logprobs: Choice[Literal["trainer", "sampler"], Literal["trainer"], ImportanceWeights] = Field("trainer")
+    old_logprobs: Choice[Literal["trainer", "sampler"], Literal["trainer"], ImportanceWeights] = field("trainer")
     """Whose log probabilities are the denominator of the ratio, and the policy's in the KL to the reference: the
     trainer's, under the weights at the start of the update, or the sampler's, which differ with rollout.max_staleness
     and in bf16 and vLLM. With the sampler's, the clip also acts on stale tokens, and no importance weights are used;
@@ -100,7 +99,7 @@ class PolicyLoss(Section):
 
     Source: trainer: decoupled PPO (AReaL), whose importance weights correct for the sampler. sampler: SAO
     """
-    importance_mask: Choice[RatioOf, RatioOf, tuple[Annotated[float, Gt(0)], Annotated[float, Gt(0)]]] | None = Field(
+    importance_mask: Choice[RatioOf, RatioOf, tuple[Annotated[float, Gt(0)], Annotated[float, Gt(0)]]] | None = field(
         None
     )
     """Tokens that get no policy loss because π_trainer/π_sampler is outside a band: of single tokens, 0.5 to 2, or of
@@ -118,21 +117,21 @@ class PolicyLoss(Section):
 
     Source: N+ and S3; Dr. GRPO for constant
     """
-    entropy_coef: float = Field(0.0, ge=0)
+    entropy_coef: float = field(0.0, ge=0)
     """Weight of the entropy bonus, per nat of next-token entropy.
 
     Source: Ziegler, Stiennon, N+. S2 uses 0.01, which suits small action spaces; for a vocabulary 0.001 is a lot
     Too high: the policy stays random and the text turns into noise
     Too low: the policy becomes deterministic too fast and gets stuck
     """
-    entropy_target: float | None = Field(None, gt=0)
+    entropy_target: float | None = field(None, gt=0)
     """Mean entropy, in nats per token, toward which entropy_coef is adapted; null keeps entropy_coef fixed.
 
     Source: S4, where it is optional too
     Too high: the coefficient grows until the text is noise
     Too low: the coefficient falls to 0 and has no effect
     """
-    positive_nll_coef: float = Field(0.0, ge=0)
+    positive_nll_coef: float = field(0.0, ge=0)
     """Weight of the negative log likelihood of the update's own good responses, mean over their tokens.
 
     Source: off in PPO; VAPO uses 0.1, for correct responses
