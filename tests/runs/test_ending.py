@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import shlex
 import subprocess
 from pathlib import Path
@@ -13,9 +12,9 @@ import pytest
 
 from kedge.config import Config, config_from_settings, load_config, resolved_yaml
 from kedge.runs import ending
-from kedge.runs.calls import TO_FILL_IN, Call, following_call, next_calls, resuming_call
+from kedge.runs.calls import TO_FILL_IN, Call, following_call, next_calls
 from kedge.runs.ending import chained, resumable, say_next
-from kedge_base.errors import ConfigError
+from kedge_base.errors import ConfigError, OutOfMemoryError
 
 FOLDER = Path("runs/my run")
 
@@ -132,36 +131,15 @@ def test_a_next_call_has_the_settings_that_it_reads() -> None:
         config_from_settings("evaluate", {"eval_fraction": 0.1})
 
 
-@pytest.mark.parametrize(
-    ("data", "mix", "prompts", "kept"),
-    [
-        ({"comparisons": ["a", "b"]}, [0.7, 0.3], ["a", "b"], " 'data.mix=[0.7, 0.3]'"),
-        ({"comparisons": ["a"], "demonstrations": ["c", "d"]}, [0.7, 0.3], ["a"], ""),
-        ({"comparisons": ["a", "b"]}, {"a": 0.7, "b": 0.3}, ["a", "b"], """ 'data.mix={"a": 0.7, "b": 0.3}'"""),
-        ({"comparisons": ["a", "b"], "prompts": ["c"]}, {"a": 0.7, "b": 0.3}, ["c"], ""),
-        (
-            {"comparisons": ["a", "b"], "prompts": ["c", "d"]},
-            {"a": 0.7, "b": 0.3, "c": 1, "d": 2},
-            ["c", "d"],
-            """ 'data.mix={"c": 1.0, "d": 2.0}'""",
-        ),
-    ],
-)
-def test_a_next_call_mixes_the_sources_of_its_prompts(
-    data: dict[str, list[str]], mix: object, prompts: list[str], kept: str
-) -> None:
-    """The command would otherwise end with an error: the shares are those of other sources."""
-    config = config_from_settings("reward", {"model": "m", "data": {**data, "mix": mix}})
-    [line] = shell_calls(config, "reward")
-    named = " ".join(f"--prompts {name}" for name in prompts)
-    assert line == f"kedge ppo --model m {named} --reward 'runs/my run/model'{kept}"
-    _, *words = shlex.split(line.replace(named, ""))
-    load_config(None, words[5:], {"data.prompts": prompts}, stage="ppo")
-
-
 def test_after_sft_the_shares_of_the_demonstrations_are_not_those_of_comparisons() -> None:
     config = config_from_settings("sft", {"model": "m", "data": {"demonstrations": ["a", "b"], "mix": [0.7, 0.3]}})
     assert not any("data.mix" in line for line in shell_calls(config, "sft"))
+
+
+def test_after_a_critic_the_prompts_are_mixed_as_before() -> None:
+    data = {"prompts": ["a", "b"], "mix": [0.7, 0.3]}
+    config = config_from_settings("critic", {"model": "m", "reward": "rm", "data": data})
+    assert " 'data.mix=[0.7, 0.3]'" in shell_calls(config, "critic")[0]
 
 
 def after_critic(*overrides: str, preset: str | None = None) -> tuple[str, Config]:
@@ -234,30 +212,6 @@ def test_a_result_in_python_shows_the_same_next_call(tmp_path: Path) -> None:
     assert following_call(tmp_path / "gone") == ""
 
 
-def test_what_the_shell_resumes_is_the_folder() -> None:
-    line = resuming_call(Config(), "ppo", FOLDER, by_command=True).shell()
-    assert shlex.split(line) == ["kedge", "ppo", "--resume", "runs/my run"]
-
-
-def test_python_resumes_with_the_whole_call() -> None:
-    settings = {"model": "m", "prompts": "p.jsonl", "reward": "rm", "num_updates": 7, "preset": "small-cpu", "out": "o"}
-    config = config_from_settings("ppo", settings)
-    line = resuming_call(config, "ppo", FOLDER, by_command=False).python()
-    assert line == (
-        "kedge.ppo(model='m', prompts='p.jsonl', reward='rm', out='runs/my run', resume=True, preset='small-cpu', "
-        "**{'ppo.num_updates': 7})"
-    )
-    [parsed] = ast.parse(line).body
-    assert isinstance(parsed, ast.Expr)
-    changes = {"runtime.activation_checkpointing": True}
-    changed = resuming_call(config, "ppo", FOLDER, by_command=False, changes=changes).python()
-    assert "resume=['runtime.activation_checkpointing']" in changed
-    assert "'ppo.num_updates': 7, 'runtime.activation_checkpointing': True}" in changed
-    in_memory = config_from_settings("ppo", {"model": "m", "reward": [{"source": "f.py:g", "name": "mine"}]})
-    line = resuming_call(in_memory, "ppo", FOLDER, by_command=False).python()
-    assert "prompts=prompts, reward=reward" in line
-
-
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
@@ -266,10 +220,10 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def interrupt(config: Config, folder: Path) -> None:
+def interrupt(config: Config, folder: Path, error: BaseException | None = None) -> None:
     run: Any = SimpleNamespace(folder=folder, stage="ppo", has_started=True, config=config)
-    with pytest.raises(KeyboardInterrupt), resumable(run):
-        raise KeyboardInterrupt
+    with pytest.raises((KeyboardInterrupt, OutOfMemoryError)), resumable(run):
+        raise error or KeyboardInterrupt
 
 
 def test_an_interruption_says_how_to_resume_if_there_is_something_to(tmp_path: Path, said: list[str]) -> None:
@@ -281,6 +235,15 @@ def test_an_interruption_says_how_to_resume_if_there_is_something_to(tmp_path: P
     with chained():
         interrupt(Config(), tmp_path)
     assert len(said) == 1  # the chain says so itself
+
+
+def test_python_resumes_with_the_same_call(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "is_command_line", lambda: False)
+    (tmp_path / "config.yaml").touch()
+    interrupt(Config(), tmp_path)
+    interrupt(Config(), tmp_path, OutOfMemoryError("full", {"adapter.kind": "lora"}))
+    how = f"Resume: the same call of kedge.ppo with out={str(tmp_path)!r}, resume="
+    assert said == [f"{how}True", f"{how}['adapter.kind'], **{{'adapter.kind': 'lora'}}"]
 
 
 def test_the_last_lines_name_model_report_and_next_calls(tmp_path: Path, said: list[str]) -> None:
@@ -295,6 +258,6 @@ def test_the_last_lines_name_model_report_and_next_calls(tmp_path: Path, said: l
 def test_calls_name_every_preset() -> None:
     settings = {"model": "m", "prompts": "p.jsonl", "reward": "rm", "preset": ["small-cpu", "grpo"], "out": "o"}
     config = config_from_settings("ppo", settings)
-    assert "preset=['small-cpu', 'grpo']" in resuming_call(config, "ppo", FOLDER, by_command=False).python()
     [following] = next_calls(config, "ppo", FOLDER)
+    assert "preset=['small-cpu', 'grpo']" in following.python()
     assert "--preset small-cpu --preset grpo" in following.shell()

@@ -1,4 +1,4 @@
-"""Builds the calls that follow or resume a stage, as shell commands or Python, and results that show them."""
+"""Builds the calls that follow a stage, as shell commands or Python, and results that show them."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def _stays_text(value: object) -> bool:
         return False
 
 
-def _alone(values: list[str]) -> str | list[str]:
-    return values[0] if len(values) == 1 else values
+def _alone(values: Sequence[str]) -> str | list[str]:
+    return values[0] if len(values) == 1 else [*values]
 
 
 def _quoted(text: str) -> str:
@@ -100,13 +100,7 @@ def _placeholder(name: str, values: Values) -> str:
 def _python(name: str, values: Values) -> str:
     if unknown := _placeholder(name, values):
         return unknown
-    if values == ("True",):
-        return "True"
-    if isinstance(values, dict):
-        return repr(values)
-    if name == "resume":
-        return repr(list(values))
-    return repr(_alone(list(values)))
+    return repr(values if isinstance(values, dict) else _alone(values))
 
 
 CARRIED = (
@@ -140,13 +134,9 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
 
 
 def _read_by(call: Call) -> dict[str, Any]:
-    """The settings that affect a call; of `data.mix`, the shares of its prompts."""
+    """The settings that affect a call."""
     unread = find_stage(call.stage).unread
-    read = {name: value for name, value in call.settings.items() if name not in unread}
-    prompts = call.arguments.get("prompts", ())
-    mix = read.pop("data.mix", ())
-    shares = {name: mix[name] for name in prompts if name in mix} if isinstance(mix, dict) else mix
-    return {**read, "data.mix": shares} if 1 < len(shares) == len(prompts) else read
+    return {name: value for name, value in call.settings.items() if name not in unread}
 
 
 def after_sft(config: Config, model: str, start: str, judge: str) -> list[Call]:
@@ -166,9 +156,7 @@ def after_reward(config: Config, model: str, start: str, judge: str) -> list[Cal
     if config.data.comparisons and not config.data.prompts:
         prompts = comparisons
         settings = _renamed(settings, r"^comparisons\.", "prompts.")
-    [name] = base = _base(config)
-    policy = TO_FILL_IN if _has_scores(name) else base
-    return [Call("ppo", {"model": policy, "prompts": prompts, "reward": (model,)}, settings)]
+    return [Call("ppo", {"model": _base(config), "prompts": prompts, "reward": (model,)}, settings)]
 
 
 def after_critic(config: Config, model: str, start: str, judge: str) -> list[Call]:
@@ -206,15 +194,6 @@ def _training(config: Config) -> dict[str, Any]:
     return {**_carried(config), **_changed(config, "adapter.")}
 
 
-def _has_scores(name: str) -> bool:
-    """True for the local folder of a reward model, which PPO cannot train as the policy."""
-    try:
-        architectures = json.loads(Path(name, "config.json").read_bytes())["architectures"]
-        return any(str(each).endswith(("ForSequenceClassification", "RewardModel")) for each in architectures)
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
-
-
 def following_call(folder: Path) -> str:
     """Return the Python call that usually follows the run in a folder; empty without such a call or a configuration."""
     try:
@@ -224,33 +203,6 @@ def following_call(folder: Path) -> str:
         return ""
     following = next_calls(config, stage, folder) if stage in stages() and find_stage(stage).length else []
     return following[0].python() if following else ""
-
-
-def resuming_call(
-    config: Config, stage: str, folder: Path, *, by_command: bool, changes: Mapping[str, Any] | None = None
-) -> Call:
-    """Return the call that resumes a run: the command only needs its folder; Python repeats all arguments.
-
-    Args:
-        config: The run's configuration.
-        stage: The stage.
-        folder: The run's folder.
-        by_command: The `kedge` command resumes it; False for a call from Python.
-        changes: Settings that are changed for the resumed run.
-    """
-    changes = changes or {}
-    if by_command:
-        allowed = {"allow-changes": tuple(changes)} if changes else {}
-        return Call(stage, {"resume": (str(folder),), **allowed}, changes)
-    settings = {name: value for name, value in changed_values(config).items() if name not in ("model", "out", "reward")}
-    arguments: dict[str, Values] = {"model": _given([config.model])} if config.model else {}
-    for name in _DATA:
-        if settings.pop(f"data.{name}", None) or f"data.{name}" in find_stage(stage).needs:
-            arguments[name] = _given(getattr(config.data, name))
-    if "reward" in find_stage(stage).needed(config) or config.reward:
-        arguments["reward"] = _rewards(config)
-    how = tuple(changes) or ("True",)
-    return Call(stage, {**arguments, "out": (str(folder),), "resume": how}, {**settings, **changes})
 
 
 def _rewards(config: Config) -> Values:
@@ -269,7 +221,7 @@ def _of_ppo(config: Config) -> dict[str, Any]:
     The kind of critic is the stage's, even if `ppo.critic` is another.
     """
     kind = config.critic.kind
-    kept = _changed(config, "ppo.", "rollout.", "reward_functions.", "schedules")
+    kept = _changed(config, "ppo.", "rollout.", "reward_functions.", "schedules", "data.mix")
     for name in ("ppo.critic", "ppo.critic_init", *(["ppo.critic_learning_rate"] if kind == "shared" else [])):
         kept.pop(name, None)
     if config.ppo.critic != "auto" and config.ppo.resolved_critic == kind:
@@ -279,7 +231,7 @@ def _of_ppo(config: Config) -> dict[str, Any]:
 
 
 def _carried(config: Config) -> dict[str, Any]:
-    sources = {f"data.{name}" for name in (*_DATA, "pretraining")}
+    sources = {f"data.{name}" for name in (*_DATA, "pretraining", "mix")}
     return {
         name: value
         for name, value in _changed(config, *CARRIED).items()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kedge.config import Config, field_advice
 from kedge.ranks import AdaptiveTokens
-from kedge.runs.calls import Call, next_calls, resuming_call
+from kedge.runs.calls import Call, next_calls
 from kedge.runs.run import Run
 from kedge_base.errors import OutOfMemoryError, OutputError
 from kedge_base.machine.invocation import is_command_line, is_first_rank
@@ -82,9 +82,14 @@ def resumable(run: Run) -> Iterator[None]:
 
 
 def _say_resuming(run: Run, changes: Mapping[str, object]) -> None:
-    """Print the call that resumes the run, with changed settings."""
-    call = resuming_call(run.config, run.stage, run.folder, by_command=is_command_line(), changes=changes)
-    say(f"Resume: {_written(call)}")
+    """Print how to resume the run, with changed settings: the command only needs its folder."""
+    if is_command_line():
+        allowed = {"allow-changes": tuple(changes)} if changes else {}
+        how = Call(run.stage, {"resume": (str(run.folder),), **allowed}, changes).shell()
+    else:
+        more = f", **{dict(changes)!r}" if changes else ""
+        how = f"the same call of kedge.{run.stage} with out={str(run.folder)!r}, resume={list(changes) or True}{more}"
+    say(f"Resume: {how}")
 
 
 def end_stage(run: Run, results: Mapping[str, object]) -> None:
