@@ -25,7 +25,6 @@ from kedge.models.adapters import is_adapter, read_adapter
 from kedge.training.checkpoint.files import record_file
 from kedge_base.errors import DataError
 from kedge_base.packages import is_own_module
-from kedge_base.run_folder.output import FINISHED_FILE, MODEL_FOLDER, checkpoint_folder, is_run, kept_checkpoints
 from kedge_base.stage import stages, value_of
 from kedge_base.texts import names_function, names_judge
 
@@ -184,28 +183,6 @@ def hub_revisions(config: Config) -> dict[str, str]:
             with suppress(OSError):
                 found[name] = Path(constants.HF_HUB_CACHE, cached, "refs", "main").read_text("utf-8").strip()
     return found
-
-
-def outdated_models(config: Config) -> list[str]:
-    """One line per model that a configuration names and whose run has a newer checkpoint.
-
-    Such a run was extended after it had finished and then killed, or it ran out of memory.
-    """
-    lines: list[str] = []
-    against = [find_model(config.evaluate.against)] if config.evaluate.against else []
-    named = {name: sources for name, sources in _sources(config).items() if not name.startswith("data.")}
-    for model in dict.fromkeys(Path(each) for each in (*itertools.chain(*named.values()), *against)):
-        run = model.parent
-        if model.name != MODEL_FOLDER or not is_run(run) or (run / FINISHED_FILE).exists():
-            continue
-        saved = max((path.stat().st_mtime_ns for path in model.iterdir()), default=0) if model.is_dir() else 0
-        newest = max(kept_checkpoints(run), default=None)
-        if newest is not None and saved and checkpoint_folder(run, newest).stat().st_mtime_ns > saved:
-            lines.append(
-                f"{run} has not finished, and its model is older than its checkpoint of update {newest}, which "
-                f"{run}@{newest} names"
-            )
-    return lines
 
 
 def lost_inputs(
