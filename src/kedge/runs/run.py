@@ -6,7 +6,6 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -512,30 +511,12 @@ def pass_tokens(config: Config) -> PassTokens:
 
 
 def _say_without_effect(config: Config, stage: Stage, device: torch.device) -> None:
-    moved = {"frozen": "weights", "optimizer": "the optimizer's state"}
-    for name in config.runtime.offload:
-        if device.type != "cuda":
-            what = f"it moves {moved[name]} from a GPU to the host's memory"
-            say(f"runtime.offload={name} has no effect on {device}: {what}")
-    for line in repeated_rewards(config):
-        say(line)
+    if device.type != "cuda":
+        for name in config.runtime.offload:
+            say(f"runtime.offload={name} has no effect on {device}: it moves tensors from a GPU to the host's memory")
     judge = config.evaluate.judge
     if judge is not None and stage.evaluations == "ppo.eval_every" and config.ppo.eval_every.updates is None:
         say(f"evaluate.judge={judge} has no effect here without ppo.eval_every")
-
-
-def repeated_rewards(config: Config) -> list[str]:
-    """Describe rewards that are listed, and so counted, several times. Objects are skipped: they may share a name."""
-    named = Counter(
-        (term.source, repr(term.settings))
-        for term in config.reward
-        if term.weight and not term.source.startswith("python:")
-    )
-    return [
-        f"reward {source} is given {count} times, and counts as often"
-        for (source, _), count in named.items()
-        if count > 1
-    ]
 
 
 def _say_of_saved_adapter(source: str, config: Config) -> None:
