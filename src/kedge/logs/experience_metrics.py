@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, compress
+from itertools import accumulate, compress, starmap
 from typing import Any, NamedTuple
 
 import torch
@@ -194,60 +194,43 @@ def describe_samples(
         reasons: The reason for each response's score; None if the rewards give none.
         has_scores: False for a run without a reward.
     """
-    scores = experience.total_scores.tolist() if has_scores else [None] * len(prompts)
-    return [
-        _sample(
-            experience, row, prompt, tokenizer, entropies, new_logprobs, reasons[row] if reasons else None, scores[row]
-        )
-        for row, prompt in enumerate(prompts[:count])
-    ]
-
-
-def _sample(
-    experience: Experience,
-    row: int,
-    prompt: str,
-    tokenizer: PreTrainedTokenizerBase,
-    entropies: Tensor | None,
-    new_logprobs: Tensor | None,
-    reason: str | None,
-    score: float | None,
-) -> Sample:
     rollout = experience.rollout
-    mask = rollout.action_mask[row]
+    scores = experience.total_scores.tolist()
 
-    def counted(values: Tensor) -> list[float]:
-        return values[row][mask].tolist()
+    def sample(row: int, prompt: str) -> Sample:
+        mask = rollout.action_mask[row]
 
-    def known(values: Tensor | None) -> list[float] | None:
-        return None if values is None or values[row][mask].isnan().any() else counted(values)
+        def counted(values: Tensor) -> list[float]:
+            return values[row][mask].tolist()
 
-    sides = sides_of(rollout, row, tokenizer)
-    stopped = bool(rollout.stopped[row])
-    if rollout.ending is not None or rollout.parents is not None:  # an episode may open with more than its prompt
-        prompt = str(tokenizer.decode(rollout.prompt_ids[row][rollout.prompt_mask[row]]))
-    return Sample(
-        prompt=prompt,
-        response=str(tokenizer.decode(sides.ids[:-1] if stopped else sides.ids)),
-        tokens=sides.tokens,
-        score=score,
-        stopped=stopped,
-        logprobs=counted(experience.old_logprobs),
-        ref_logprobs=(
-            None
-            if experience.ref_logprobs is None or not experience.evaluated_mask[row].any()
-            else counted(experience.ref_logprobs)
-        ),
-        values=None if experience.values is None else counted(experience.values),
-        rewards=counted(experience.rewards),
-        advantages=counted(experience.advantages),
-        entropies=known(entropies),
-        new_logprobs=known(new_logprobs),
-        reason=reason,
-        foreign=sides.foreign or None,
-        turns=sides.turns or None,
-        ending=None if rollout.ending is None else ENDINGS[int(rollout.ending[row])],
-    )
+        def known(values: Tensor | None) -> list[float] | None:
+            return None if values is None or values[row][mask].isnan().any() else counted(values)
+
+        sides = sides_of(rollout, row, tokenizer)
+        stopped = bool(rollout.stopped[row])
+        if rollout.ending is not None or rollout.parents is not None:  # an episode may open with more than its prompt
+            prompt = str(tokenizer.decode(rollout.prompt_ids[row][rollout.prompt_mask[row]]))
+        is_evaluated = bool(experience.evaluated_mask[row].any())
+        return Sample(
+            prompt=prompt,
+            response=str(tokenizer.decode(sides.ids[:-1] if stopped else sides.ids)),
+            tokens=sides.tokens,
+            score=scores[row] if has_scores else None,
+            stopped=stopped,
+            logprobs=counted(experience.old_logprobs),
+            ref_logprobs=known(experience.ref_logprobs) if is_evaluated else None,
+            values=known(experience.values),
+            rewards=counted(experience.rewards),
+            advantages=counted(experience.advantages),
+            entropies=known(entropies),
+            new_logprobs=known(new_logprobs),
+            reason=reasons[row] if reasons else None,
+            foreign=sides.foreign or None,
+            turns=sides.turns or None,
+            ending=None if rollout.ending is None else ENDINGS[int(rollout.ending[row])],
+        )
+
+    return list(starmap(sample, enumerate(prompts[:count])))
 
 
 def repetition(response_ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]) -> Float[Tensor, " batch"]:

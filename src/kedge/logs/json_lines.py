@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -264,10 +263,6 @@ class Sample:
     foreign: Sequence[tuple[int, str]] | None = None
     turns: Sequence[Sequence[int]] | None = None
     ending: str | None = None
-
-    def as_fixed(self, number: int) -> Sample:
-        """Return the sample as a response to a fixed prompt."""
-        return dataclasses.replace(self, fixed=number)
 
     def __post_init__(self) -> None:
         for name in TOKEN_VALUES:

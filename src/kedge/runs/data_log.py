@@ -115,14 +115,14 @@ class DataLog:
             DataError: A source with a share has no rows left, or its share is too small for a single row.
         """
         shares = config.data.shares(role)
-        if shares is None or not self.roles[role].sources:
+        usage = self.roles[role]
+        names = usage.sources
+        if shares is None or not names:
             return None
         origins = self.origins[role]
-        chosen = [origins[row] for row in (range(len(origins)) if rows is None else rows)]
-        names = self.roles[role].sources
+        chosen = origins if rows is None else [origins[row] for row in rows]
         if empty := [name for index, name in enumerate(names) if shares[index] and index not in chosen]:
             raise DataError(f"data.mix: {empty[0]} has no row to train on")
-        usage = self.roles[role]
         used = sum(shares[origin] > 0 for origin in chosen) + usage.held_out
         self.roles[role] = replace(usage, used=used, shares=tuple(share / sum(shares) for share in shares))
         mixture = Mixture(chosen, shares, config.runtime.seed)

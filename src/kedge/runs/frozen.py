@@ -72,10 +72,9 @@ def measuring_scores(
     before = _scores(rewards, prompts[:NUM_TEXTS]) if measures else {}
     yield
     after = _scores(rewards, prompts[:NUM_TEXTS]) if before else {}
-    models = {name: each.model for name, each in rewards.models.items()}
-    for name in before.keys() & after.keys() & models.keys():
+    for name in before.keys() & after.keys():
         apart = [abs(one - other) for one, other in zip(before[name], after[name], strict=True)]
-        models[name].rounding_error = error = statistics.fmean(apart)
+        rewards.models[name].model.rounding_error = error = statistics.fmean(apart)
         if error and formats & {"int8", "nf4"}:
             say(
                 f"With weights in fewer bits, {name} scores {len(apart)} prompts differently by {error:.2g} on "
@@ -111,10 +110,9 @@ def _scores(rewards: WeightedReward, prompts: Sequence[Prompt]) -> dict[str, lis
     texts = [each.text for each in prompts]
     responses = Responses(texts, [""] * len(texts), nothing, nothing, [False] * len(texts), prompt_columns(prompts))
     found: dict[str, list[float]] = {}
-    for name, source in zip(rewards.names, rewards.sources, strict=True):
+    for name, source in rewards.models.items():
         with suppress(RewardError):
-            scores = source.score(responses) if len(source.models) == 1 else []
-            found |= {name: [float(each) for each in scores if isinstance(each, float)]}
+            found[name] = [each for each in source.score(responses) if isinstance(each, float)]
     return {name: scores for name, scores in found.items() if len(scores) == len(prompts)}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -136,6 +136,8 @@ VERDICTS = (None, 0.0, 0.5, 1.0)
 class PairwiseJudge:
     """A function `f(prompts, first, second, **columns)`: 1 if the first text is better, 0 if the second, ½ for a tie.
 
+    It compares two responses once in each order, and the pair is a tie unless both orders have the same winner.
+
     It returns a list with one verdict per pair, None for no verdict. Otherwise it works like a reward function: it may
     be async, and the arguments that describe responses describe the first ones.
 
@@ -148,6 +150,7 @@ class PairwiseJudge:
         RewardError: No such function, or its signature does not accept two responses.
     """
 
+    mode = "pairwise"
     _function: FunctionReward  # of the first rank, which alone calls it
 
     def __init__(self, function: Callable[..., Any] | str, *, name: str | None = None, ranks: Ranks = ALONE) -> None:
@@ -169,14 +172,24 @@ class PairwiseJudge:
         Raises:
             RewardError: The function raised, or returned something other than 1, ½, 0 or None for a pair.
         """
-        return self._ranks.first(lambda: self._verdicts(first, second))
-
-    def _verdicts(self, first: Responses, second: Responses) -> Scores:
         names = free_names(first.columns, SIDES)
         columns = {names[column]: entries for column, entries in first.columns.items()}
         columns |= dict(zip(SIDES, (first.completions, second.completions), strict=True))
-        found = self._function.score(replace(first, columns=columns), check=_checked_verdicts)
-        return cast("Scores", found)
+        pairs = replace(first, columns=columns)
+        return self._ranks.first(lambda: cast("Scores", self._function.score(pairs, check=_checked_verdicts)))
+
+    def score(self, responses: Responses) -> ScoredResponses:
+        """Describe responses without scores."""
+        return ScoredResponses(responses, None)
+
+    def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
+        """Decide which response to each prompt is better."""
+        first = self.verdicts(ours.responses, theirs.responses)
+        swapped = self.verdicts(theirs.responses, ours.responses)
+        second = [None if verdict is None else 1 - verdict for verdict in swapped]
+        both = zip(first, second, strict=True)
+        agreed = [None if one is None or two is None else one if one == two else 0.5 for one, two in both]
+        return PairOutcomes(agreed, first, second)
 
 
 def _checked_verdicts(returned: Any, *, name: str, lengths: Sequence[int]) -> list[Score]:
@@ -214,34 +227,24 @@ def _takes_two(function: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Judge:
-    """Decides which of two responses to a prompt is better.
+class ScoringJudge:
+    """Rewards, which score one response at a time: the response to a prompt with the higher score is better."""
 
-    A reward scores one response at a time, and the higher score wins. A pairwise judge compares both, once in each
-    order, and the pair is a tie unless both orders have the same winner.
-    """
-
-    source: WeightedReward | PairwiseJudge
+    rewards: WeightedReward
+    mode = "score"
 
     @property
     def name(self) -> str:
         """Name in reports."""
-        return self.source.name
-
-    @property
-    def mode(self) -> Literal["score", "pairwise"]:
-        """The value of `evaluate.judge_mode`."""
-        return "pairwise" if isinstance(self.source, PairwiseJudge) else "score"
+        return self.rewards.name
 
     def check(self, columns: Collection[str]) -> None:
         """Check before a run that the prompts have the columns that the judge needs (`RewardError` if not)."""
-        self.source.check(columns)
+        self.rewards.check(columns)
 
     def score(self, responses: Responses) -> ScoredResponses:
-        """Score each response; a judge that only compares gives no scores."""
-        if isinstance(self.source, PairwiseJudge):
-            return ScoredResponses(responses, None)
-        terms = self.source.score_terms(responses)
+        """Score each response."""
+        terms = self.rewards.score_terms(responses)
         answers = next((list(each) for each in terms.answers.values()), None)
         return ScoredResponses(responses, terms.totals(), terms.row_reasons(), terms.verdicts(), answers)
 
@@ -249,23 +252,18 @@ class Judge:
         """Decide which response to each prompt is better. Equal texts tie, even if their scores were rounded
         differently.
         """
-        if isinstance(self.source, PairwiseJudge):
-            first = self.source.verdicts(ours.responses, theirs.responses)
-            swapped = self.source.verdicts(theirs.responses, ours.responses)
-            second = [None if verdict is None else 1 - verdict for verdict in swapped]
-            both = zip(first, second, strict=True)
-            agreed = [None if one is None or two is None else one if one == two else 0.5 for one, two in both]
-            return PairOutcomes(agreed, first, second)
-        assert ours.scores is not None, "a scoring judge needs scores"
-        assert theirs.scores is not None, "a scoring judge needs scores"
+        scores = (cast("Scores", side.scores) for side in (ours, theirs))
+        pairs = zip(*scores, ours.responses.completions, theirs.responses.completions, strict=True)
         return PairOutcomes(
             [
                 None if one is None or two is None else 0.5 if text == other else float(wins([one], [two]))
-                for one, two, text, other in zip(
-                    ours.scores, theirs.scores, ours.responses.completions, theirs.responses.completions, strict=True
-                )
+                for one, two, text, other in pairs
             ]
         )
+
+
+Judge: TypeAlias = ScoringJudge | PairwiseJudge
+"""Decides which of two responses to a prompt is better; `mode` is the value of `evaluate.judge_mode`."""
 
 
 def load_judge(
@@ -295,12 +293,12 @@ def load_judge(
             raise EnvError(
                 f"nothing scores the episodes of {player.environment.name}: add get_reward, or {as_argument('--judge')}"
             )
-        return Judge(load_rewards((), config, run, tokenizer, more=(player.reward,)))
+        return ScoringJudge(load_rewards((), config, run, tokenizer, more=(player.reward,)))
     if config.evaluate.judge_mode == "score":
-        return Judge(load_rewards(judge, config, run, tokenizer))
+        return ScoringJudge(load_rewards(judge, config, run, tokenizer))
     if isinstance(judge, str) and names_judge(judge):
         opened = open_judge(judge, config, run.judge_folder)
-        return Judge(PairwiseJudge(opened.compare, name=source_name(judge), ranks=run.ranks))
+        return PairwiseJudge(opened.compare, name=source_name(judge), ranks=run.ranks)
     if not callable(judge) and not names_function(str(judge)):
         raise ConfigError(f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model")
-    return Judge(PairwiseJudge(judge if callable(judge) else str(judge), ranks=run.ranks))
+    return PairwiseJudge(judge if callable(judge) else str(judge), ranks=run.ranks)

@@ -11,36 +11,17 @@ from kedge_base.machine.memory import with_unit
 from kedge_base.machine.progress import say
 
 
-class Peak(Protocol):
-    """The phase of an update or step that holds the most memory."""
-
-    @property
-    def name(self) -> str:
-        """The name in the metric `time/NAME`, if there is one."""
-        ...
-
-    @property
-    def bytes(self) -> float:
-        """Size of the phase's tensors in bytes."""
-        ...
-
-
 class PlannedMemory(Protocol):
     """The memory that a run was planned to use."""
 
     @property
-    def peak(self) -> Peak:
-        """The phase that holds the most memory."""
+    def peak(self) -> Any:
+        """The phase that holds the most memory: `name`, as in the metric `time/NAME`, and `bytes` of its tensors."""
         ...
 
     @property
     def needed(self) -> float:
         """Peak memory of the process in bytes."""
-        ...
-
-    @property
-    def recomputes(self) -> bool:
-        """True if the run recomputes activations."""
         ...
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from kedge.algorithm.advantages import Advantage, AdvantageInputs
 from kedge.algorithm.control_variate import ControlVariateAdvantage
@@ -64,14 +64,6 @@ MAX_REFERENCE_ERROR = 0.01
 """Threshold of the warning, in nats per token; the usual KL of a response of 100 tokens is a few nats."""
 
 
-class Doctor(Protocol):
-    """Diagnoses a run in progress."""
-
-    def see(self, update: int, metrics: Mapping[str, float]) -> None:
-        """Read the row of an update, and report what is wrong."""
-        ...
-
-
 @dataclass(frozen=True)
 class Event:
     """The end of an update that was either made or dropped by the guard.
@@ -112,8 +104,7 @@ class PpoLog:
         evaluations: The evaluations on held-out prompts.
         critic_checks: The checks of the critic.
         progress: The progress display.
-        doctor: Prints serious findings as they appear.
-        frozen_dtype: Number format of the frozen models.
+        diagnose: Reads the row of an update, and prints serious findings as they appear.
         says_missing_eos: Print the score of a missing stop token after the next update, whose scores determine it.
     """
 
@@ -124,8 +115,7 @@ class PpoLog:
     evaluations: RunLog
     critic_checks: RunLog
     progress: Progress
-    doctor: Doctor
-    frozen_dtype: str
+    diagnose: Callable[[int, Mapping[str, float]], None]
     says_missing_eos: bool
 
     def describe(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
@@ -139,38 +129,34 @@ class PpoLog:
         trainer = self.trainer
         settings = trainer.settings
         use = settings.estimation
+        roles = trainer.roles
         rates = result.learning_rates
         is_start = trainer.update == 1 and settings.ppo.reference is None
         metrics = {
             **describe_experience(experience, is_exact=settings.exact),
             **(reference_error(experience) if is_start else {}),
-            **(_reward_error(trainer.roles.reward) if trainer.update == 1 else {}),
+            **(_reward_error(roles.reward) if trainer.update == 1 else {}),
             **(describe_truncation(experience) if settings.rollout.max_staleness and use.importance_cap else {}),
             **(describe_masked(experience) if use.importance_band else {}),
-            **batch.metrics(compares_groups=settings.compares_groups),
+            **batch.metrics(compares_groups=settings.ppo.needs_groups),
             **_control_variate_metrics(use.advantage, experience),
             **result.metrics(),
-            **trainer.coefficients.metrics(),
-            **({} if trainer.roles.missing_eos is None else trainer.roles.missing_eos.metrics()),
-            **({} if trainer.guard is None else trainer.guard.metrics()),
             **self._flops(batch, experience, result),
             "policy/learning_rate": rates["learning_rate"],
             **({"value/learning_rate": rates["critic"]} if "critic" in rates else {}),
-            **(
-                {}
-                if trainer.roles.player is None
-                else trainer.roles.player.metrics(batch.scored.rollout, batch.rollouts)
-            ),
-            **({} if trainer.warmup is None else trainer.warmup.metrics(trainer.update)),
-            **({} if trainer.frozen is None else trainer.frozen.metrics(trainer.update)),
-            **({} if trainer.prompt_means is None else trainer.prompt_means.metrics()),
             **budget_metrics(trainer.run.micro_batch_tokens),
             "policy/staleness": trainer.update - 1 - int(batch.trained.rollout.policy_version.min()),
             "prompt/distinct": len({prompt.text for prompt in batch.prompts}) / len(batch.prompts),
             **{f"schedule/{field}": value for field, value in settings.scheduled.items()},
             **memory_in_use(trainer.run.device),
         }
-        return without_scores(metrics) if trainer.roles.reward.is_empty else metrics
+        for part in filter(None, (trainer.coefficients, roles.missing_eos, trainer.guard, trainer.prompt_means)):
+            metrics |= part.metrics()
+        for phase in filter(None, (trainer.warmup, trainer.frozen)):
+            metrics |= phase.metrics(trainer.update)
+        if roles.player is not None:
+            metrics |= roles.player.metrics(batch.scored.rollout, batch.rollouts)
+        return without_scores(metrics) if roles.reward.is_empty else metrics
 
     def after_update(self, event: Event) -> None:
         """Write an update to all logs; a dropped update only has a row of metrics."""
@@ -185,7 +171,7 @@ class PpoLog:
             self._warn_of_rounding(event.metrics.get("objective/reference_error", 0.0))
             shown = {name: event.metrics[metric] for name, metric in SHOWN.items() if metric in event.metrics}
             self.progress.update(event.update, shown)
-        self.doctor.see(event.update, event.metrics)
+        self.diagnose(event.update, event.metrics)
         if self.says_missing_eos and isinstance(event, Made):
             self.says_missing_eos = False
             self._say_missing_eos(event.metrics["reward/missing_eos_score"])
@@ -224,9 +210,10 @@ class PpoLog:
 
     def _warn_of_rounding(self, error: float) -> None:
         """Warn if the KL is measured against a reference that rounding has changed."""
-        if error > MAX_REFERENCE_ERROR and self.frozen_dtype not in ("auto", "fp32"):
+        dtype = self.trainer.run.config.runtime.frozen_dtype
+        if error > MAX_REFERENCE_ERROR and dtype not in ("auto", "fp32"):
             self.progress.say(
-                f"Held in {self.frozen_dtype}, the reference differs from the policy by {error:.2g} nats per token "
+                f"Held in {dtype}, the reference differs from the policy by {error:.2g} nats per token "
                 "before the first step, and every KL by as much; runtime.frozen_dtype=auto rounds only what changes no "
                 "result."
             )
@@ -255,7 +242,7 @@ class PpoLog:
 
     @cached_property
     def _costs(self) -> Costs:
-        return Costs.of(self.trainer.roles, recomputes=self.trainer.run_settings.recomputes)
+        return Costs.of(self.trainer.roles, recomputes=self.trainer.run_settings.config.runtime.recomputes)
 
 
 def _reward_error(reward: WeightedReward) -> dict[str, float]:
@@ -302,8 +289,7 @@ def ppo_log(trainer: Trainer, loop: CheckpointedLoop) -> Iterator[PpoLog]:
             evaluations,
             critic_checks,
             progress,
-            doctor,
-            config.runtime.frozen_dtype,
+            doctor.see,
             says_missing_eos=loop.done == 0 and missing_eos is not None and not missing_eos.is_known,
         )
 
@@ -468,29 +454,24 @@ def _control_variate_metrics(advantage: Advantage, experience: Experience) -> di
 
 def write_roles(run: Run, roles: Roles) -> None:
     """Write `roles.json`: parameters and bytes per model; adapter bases are listed separately."""
-    critic = {"critic": roles.actor_critic.critic}
-    trained = {"policy": roles.actor_critic.policy, **(critic if roles.actor_critic.trains_critic else {})}
-    rewards = {f"reward: {name}": each.model for name, each in roles.reward.models.items()}
-    frozen = {**critic, "reference": roles.reference, **rewards}
-    models = {name: list(model.parameters()) for name, model in {**trained, **frozen}.items() if model is not None}
+    critic = roles.actor_critic.critic
+    trained = ("policy", "critic") if roles.actor_critic.trains_critic else ("policy",)
+    scoring = {f"reward: {name}": each.model for name, each in roles.reward.models.items()}
+    models = {"policy": roles.actor_critic.policy, "critic": critic, "reference": roles.reference, **scoring}
+    found = {name: list(model.parameters()) for name, model in models.items() if model is not None}
+    bases = {weight for weights in found.values() for weight in weights if is_frozen(weight)}
+    own = {name: [weight for weight in weights if weight not in bases] for name, weights in found.items()}
     kept = state_bytes(unwrapped(roles.optimizer))
-    bases = {weight for weights in models.values() for weight in weights if is_frozen(weight)}
-    sizes = {"base": _role(bases, trained=False)} if bases else {}
-    for name, weights in models.items():
-        own = [weight for weight in weights if weight not in bases]
-        sizes[name] = _role(own, trained=name in trained, kept=kept)
-    for name, each in roles.reward.models.items():
-        if (error := each.model.rounding_error) is not None:
-            sizes[f"reward: {name}"]["rounding_error"] = error
-    replace_file(run.folder / ROLES_FILE, [json.dumps(sizes, indent=2).encode()])
-
-
-def _role(
-    weights: Collection[Tensor], *, trained: bool, kept: Mapping[nn.Parameter, int] | None = None
-) -> dict[str, Any]:
-    return {
-        "parameters": num_weights(weights),
-        "weights_bytes": sum(each.nbytes for each in weights),
-        "optimizer_bytes": sum((kept or {}).get(cast(nn.Parameter, each), 0) for each in weights) if trained else 0,
-        "trained": trained,
+    sizes: dict[str, dict[str, Any]] = {
+        name: {
+            "parameters": num_weights(weights),
+            "weights_bytes": sum(each.nbytes for each in weights),
+            "optimizer_bytes": sum(kept.get(cast(nn.Parameter, each), 0) for each in weights if name in trained),
+            "trained": name in trained,
+        }
+        for name, weights in ({"base": [*bases], **own} if bases else own).items()
     }
+    for name, model in scoring.items():
+        if model.rounding_error is not None:
+            sizes[name]["rounding_error"] = model.rounding_error
+    replace_file(run.folder / ROLES_FILE, [json.dumps(sizes, indent=2).encode()])

@@ -180,7 +180,7 @@ class Measurements:
                 return {}
             samples = _described(trainer, scored, trainer.evaluate(scored))
             numbered = zip(scored.rollout.group.tolist(), samples, strict=True)
-            self._log.samples.write(update, [sample.as_fixed(number) for number, sample in numbered])
+            self._log.samples.write(update, [replace(sample, fixed=number) for number, sample in numbered])
         return {}
 
     def _is_due(self, update: int, every: int | None) -> bool:

@@ -38,7 +38,7 @@ from kedge.runs.inputs import (
     rewards_of,
 )
 from kedge.runs.run import Run
-from kedge.stages.judges import Judge, load_judge
+from kedge.stages.judges import Judge, ScoringJudge, load_judge
 from kedge.stages.policy import Policy
 from kedge.stages.ppo.critics import load_actor_critic
 from kedge.stages.ppo.engines import check_engine, choose_engine
@@ -94,10 +94,9 @@ class Roles:
         self.engine.close()
         if self.player is not None:
             self.player.environment.close()
-        judge = self.prompts.judge
-        for source in (self.reward, judge and judge.source):
-            if isinstance(source, WeightedReward):
-                source.close()
+        self.reward.close()
+        if isinstance(self.prompts.judge, ScoringJudge):
+            self.prompts.judge.rewards.close()
 
 
 def load_roles(config: Config, run: Run, *, has_prompts: bool = True, has_scores: bool = False) -> Roles:
