@@ -128,7 +128,7 @@ def test_ppo_goes_on_to_the_bit(tmp_path, policy, stop_at, settings, monkeypatch
     (tmp_path / "reward.py").write_text(DRAWS)
     rewards = [f"{tmp_path / 'reward.py'}:noisy"]
     # Six prompts, four an update: the run stops in the middle of an epoch over them.
-    whole, split = (configure(policy, tmp_path / name, num_updates=5, **settings) for name in ("whole", "split"))
+    whole, split = (configure(policy, tmp_path / name, num_updates=4, **settings) for name in ("whole", "split"))
     run_ppo(whole, prompts=PROMPTS, reward=rewards)
     for stopped_after, resume in ((1, None), (3, Resume())):
         stop_at(tmp_path / "split", stopped_after)

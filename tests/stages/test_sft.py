@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -263,20 +260,10 @@ def test_the_command_runs(tmp_path):
     save_tiny_policy(tmp_path / "base")
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    command = [sys.executable, "-m", "kedge", "sft", "--model", str(tmp_path / "base"), "--data", str(data)]
-    command += [
-        "--out",
-        str(tmp_path / "run"),
-        "--seed",
-        "3",
-        "sft.batch_size=4",
-        "runtime.report=false",
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    command = ["sft", "--model", tmp_path / "base", "--data", data, "--out", tmp_path / "run", "--seed", 3]
+    done = forked_kedge(*command, "sft.batch_size=4", "runtime.report=false")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
-    again = forked_kedge(*command[3:])
+    again = forked_kedge(*command)
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1

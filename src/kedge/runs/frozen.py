@@ -7,11 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.data import Prompt
 from kedge.data.prompts import prompt_columns
-from kedge.models import ActorCritic, AdapterSettings, HostWeights, LanguageModel, ScalarModel, hold_frozen
+from kedge.models import (
+    ActorCritic,
+    AdapterSettings,
+    HostWeights,
+    LanguageModel,
+    ScalarModel,
+    hold_frozen,
+    load_tokenizer,
+)
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import hold_bases
 from kedge.models.loading import Bases, LoadOptions
@@ -42,6 +51,12 @@ def loading_of(config: Config, run: Run) -> LoadOptions:
         "bases": adapter and Bases(trust_remote_code=trusted, on_host=rounds_bases(config)),
         "ranks": run.ranks,
     }
+
+
+def tokenizer_of(config: Config, source: str) -> PreTrainedTokenizerBase:
+    """Load a model's tokenizer, with the configured chat template."""
+    trusted = config.runtime.trust_remote_code
+    return load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
 
 
 def rounds_bases(config: Config) -> bool:

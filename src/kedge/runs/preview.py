@@ -15,7 +15,7 @@ from kedge.data.preview import parts_of
 from kedge.data.readers import read_table
 from kedge.data.records import table_rows
 from kedge.data.tokens import character_tokenizer
-from kedge.models import load_tokenizer
+from kedge.runs.frozen import tokenizer_of
 from kedge.runs.inputs import reading
 from kedge_base.errors import ConfigError, DataError
 from kedge_base.texts import shortened
@@ -60,12 +60,7 @@ def preview_data(
     first = next((row.value for row in islice(rows_of(source), 100) if row.fault is None), None)
     stage = stage or _likely_stage(first, config.data.columns)
     role = ROLES[stage]
-    trusted = config.runtime.trust_remote_code
-    tokenizer = (
-        load_tokenizer(config.model, trust_remote_code=trusted, chat_template=config.data.chat_template)
-        if config.model
-        else None
-    )
+    tokenizer = tokenizer_of(config, config.model) if config.model else None
     limits = {} if tokenizer is not None else {"max_prompt_tokens": None, "max_length": None}
     options = ReadingOptions(**{**reading(config, role, tokenizer or character_tokenizer()), **limits})
     table = read_table(source, role, options, num_rows=num_rows)

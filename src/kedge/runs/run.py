@@ -6,7 +6,7 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
@@ -83,15 +83,14 @@ def describe_in_memory(in_memory: Mapping[str, object]) -> dict[str, Any]:
     if (reward := in_memory.get("reward")) is not None:
         terms = terms_of(cast("Any", reward))
         described["reward"] = [
-            {"source": _source(term.reward), "weight": term.weight, "name": term.name} for term in terms
+            {
+                "source": str(given) if isinstance(given := term.reward, (str, Path)) else f"python:{name_of(given)}",
+                "weight": term.weight,
+                "name": term.name,
+            }
+            for term in terms
         ]
     return described
-
-
-def _source(reward: str | Path | Callable[..., Any]) -> str:
-    if isinstance(reward, (str, Path)):
-        return str(reward)
-    return f"python:{name_of(reward)}"
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,12 @@ from kedge.config.schedules import config_at
 from kedge.data import Prompt, PromptStream
 from kedge.logs.json_lines import plain_json
 from kedge.logs.table import Cell, print_table
-from kedge.models import load_scalar_model, load_tokenizer
+from kedge.models import load_scalar_model
 from kedge.rewards import Responses, RewardSpec, RewardTerm, WeightedReward
 from kedge.rewards.loading import terms_of
 from kedge.runs.calls import TrainingResult
 from kedge.runs.ending import chain_report, end_waiting, publish, resumable, say_next
-from kedge.runs.frozen import loading_of
+from kedge.runs.frozen import loading_of, tokenizer_of
 from kedge.runs.inputs import Rewards, check_columns, load_rewards, load_rows, rewards_of
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, describe_in_memory, open_run
@@ -307,7 +307,7 @@ def _with_existing_models(config: Config, run: Run) -> Config:
 def _reward_base(base: str, config: Config, run: Run) -> tuple[PreTrainedTokenizerBase, int | None]:
     """Return the tokenizer and the context length in tokens of the model that the reward model starts from."""
     trusted = config.runtime.trust_remote_code
-    tokenizer = load_tokenizer(base, trust_remote_code=trusted, chat_template=config.data.chat_template)
+    tokenizer = tokenizer_of(config, base)
     model = load_scalar_model(
         base, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted, init="any", ranks=run.ranks
     )

@@ -48,8 +48,7 @@ class Session:
         variables: The context variables that they set, which must be reset in the same context; a notebook runs every
             cell in another one.
         process: The process that trains; forks of it do not touch the run.
-        is_open: The run has not ended.
-        closed_by: The reason for closing, for errors; empty if the owner closed it.
+        closed_by: The reason for closing, for errors, empty if the owner closed it; None if the run is open.
     """
 
     run: Run
@@ -59,8 +58,7 @@ class Session:
     contexts: ExitStack
     variables: Context
     process: int = field(default_factory=os.getpid)
-    is_open: bool = True
-    closed_by: str = ""
+    closed_by: str | None = None
     _calling: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -78,7 +76,7 @@ class Session:
 
     def check_usable(self) -> None:
         """Check that the run is open, in this process, and not in a call already (`ConfigError` if not)."""
-        if not self.is_open:
+        if self.closed_by is not None:
             raise ConfigError(f"the trainer of {self.folder} is closed{self.closed_by}; open another with resume=True")
         if self.process != os.getpid():
             raise ConfigError(f"process {self.process} trains in {self.folder}, and a fork of it cannot")
@@ -100,8 +98,7 @@ class Session:
                 return self.variables.run(self._interruptible, do)
         except BaseException as error:
             if self.loop.is_changing:
-                self.closed_by = f" after an error in update {self.loop.done + 1}"
-                self.close(error)
+                self.close(error, f" after an error in update {self.loop.done + 1}")
             raise
 
     @default_modes()
@@ -115,19 +112,20 @@ class Session:
         finally:
             self.stop.forget()
 
-    def close(self, error: BaseException | None = None) -> None:
+    def close(self, error: BaseException | None = None, why: str = "") -> None:
         """Save and end the run, only once, and never in a fork.
 
         Args:
             error: The error that ends it; None if its owner does.
+            why: The reason, for errors of later calls.
 
         Raises:
             ConfigError: A call is in progress.
         """
-        if not self.is_open or self.process != os.getpid():
+        if self.closed_by is not None or self.process != os.getpid():
             return
         self.check_usable()
-        self.is_open = False
+        self.closed_by = why
         self._forgotten.detach()
         atexit.unregister(self._forgotten)
         is_whole = False

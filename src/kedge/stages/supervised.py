@@ -13,11 +13,11 @@ from typing_extensions import Self
 
 from kedge.data import Demonstration, Split
 from kedge.data.prompts import RecordT
-from kedge.models import LanguageModel, ScalarModel, load_tokenizer
+from kedge.models import LanguageModel, ScalarModel
 from kedge.ranks.sharding import gathered_state
 from kedge.runs.calls import TrainingResult
 from kedge.runs.ending import leave_stage_report
-from kedge.runs.frozen import loading_of, say_loaded_whole
+from kedge.runs.frozen import loading_of, say_loaded_whole, tokenizer_of
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Run
 from kedge.runs.training import Callback, logged_steps, stage_loop, watched
@@ -68,8 +68,7 @@ def load_start(run: Run, load: Callable[..., Model], **options: Any) -> tuple[Mo
     """Load the model that a stage trains, using a function of `kedge.models`, and its tokenizer."""
     config = run.config
     source = str(find_stage(run.stage).starting_model(config))
-    trusted = config.runtime.trust_remote_code
-    tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
+    tokenizer = tokenizer_of(config, source)
     model = load(source, tokenizer=tokenizer, **loading_of(config, run), **options)
     if config.runtime.recomputes:
         if model.trunk is None:  # the model is an encoder with a pooled head

@@ -563,7 +563,7 @@ def test_a_start_is_judged_once_if_the_reward_fails_after_the_judge(policy: Path
         ({"responses": ["a", "b"], "groups": 5}, "groups are of type int; expected one per response"),
         (
             {"responses": ["a", "b"], "groups": [[0], [1]]},
-            "groups has an entry of type list; expected the number of each",
+            "groups must be the number of each response's prompt: unhashable type",
         ),
         (
             {"responses": ["a", "b"], "logprobs": [-1.0, -1.0]},

@@ -298,12 +298,10 @@ def _groups(
     """Return each response's group, numbered in order of appearance, and each group's first response."""
     # The entries of a tensor are never equal as keys.
     keys = list(map(tuple, prompt_ids) if groups is None else plain_value(groups))
-    for key in keys:
-        if isinstance(key, (list, dict, set)):
-            raise DataError(
-                f"groups has an entry of type {type(key).__name__}; expected the number of each response's prompt"
-            )
-    firsts = {key: place for place, key in reversed(list(enumerate(keys)))}
+    try:
+        firsts = {key: place for place, key in reversed(list(enumerate(keys)))}
+    except TypeError as error:
+        raise DataError(f"groups must be the number of each response's prompt: {error}") from error
     order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     for place, key in enumerate(keys):
         if prompt_ids[place] != prompt_ids[firsts[key]]:
@@ -442,10 +440,8 @@ def _checked(trainer: Trainer, ids: Any, name: str) -> list[int]:
     found = list(plain_value(ids))
     size = len(trainer.roles.tokenizer)
     for token in found:
-        if not is_whole(token):
-            raise DataError(f"{name} has {token!r:.40} among its token ids")
-        if not 0 <= int(token) < size:
-            raise DataError(f"{name} has the token id {token}; the policy's tokenizer has 0 to {size - 1}")
+        if not is_whole(token) or not 0 <= int(token) < size:
+            raise DataError(f"{name} has the token id {token!r:.40}; the policy's tokenizer has 0 to {size - 1}")
         if token == trainer.pad_id:
             raise DataError(f"{name} has the padding token {token}; leave padding out")
     return [int(token) for token in found]

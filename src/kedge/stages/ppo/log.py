@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from kedge.algorithm.advantages import Advantage, AdvantageInputs
+from kedge.algorithm.advantages import AdvantageInputs
 from kedge.algorithm.control_variate import ControlVariateAdvantage
 from kedge.algorithm.experience import Experience
 from kedge.config import field_advice, schedule_in_words
@@ -139,7 +139,6 @@ class PpoLog:
             **(describe_truncation(experience) if settings.rollout.max_staleness and use.importance_cap else {}),
             **(describe_masked(experience) if use.importance_band else {}),
             **batch.metrics(compares_groups=settings.ppo.needs_groups),
-            **_control_variate_metrics(use.advantage, experience),
             **result.metrics(),
             **self._flops(batch, experience, result),
             "policy/learning_rate": rates["learning_rate"],
@@ -154,6 +153,9 @@ class PpoLog:
             metrics |= part.metrics()
         for phase in filter(None, (trainer.warmup, trainer.frozen)):
             metrics |= phase.metrics(trainer.update)
+        if isinstance(use.advantage, ControlVariateAdvantage):
+            known: AdvantageInputs = {"values": experience.values, "group": experience.rollout.group}
+            metrics |= use.advantage.metrics(experience.rewards, experience.reward_mask, **known)
         if roles.player is not None:
             metrics |= roles.player.metrics(batch.scored.rollout, batch.rollouts)
         return without_scores(metrics) if roles.reward.is_empty else metrics
@@ -248,8 +250,8 @@ class PpoLog:
 def _reward_error(reward: WeightedReward) -> dict[str, float]:
     """Compute `reward/rounding_error`: the weighted change of the models' scores through number formats."""
     weights = dict(zip(reward.names, reward.weights, strict=True))
-    errors = {name: each.model.rounding_error for name, each in reward.weighted_models.items()}
-    known = [abs(weights[name]) * error for name, error in errors.items() if error is not None]
+    errors = ((weights[name], each.model.rounding_error) for name, each in reward.weighted_models.items())
+    known = [abs(weight) * error for weight, error in errors if error is not None]
     return {"reward/rounding_error": sum(known)} if known else {}
 
 
@@ -442,14 +444,6 @@ class Costs:
         if self.judges:
             phases["judge"] = scoring(self.judges)
         return {**{f"flops/{name}": flops for name, flops in phases.items()}, "cost/sft_steps": total}
-
-
-def _control_variate_metrics(advantage: Advantage, experience: Experience) -> dict[str, float]:
-    """Measure what a critic adds to an estimator that works without one."""
-    if not isinstance(advantage, ControlVariateAdvantage):
-        return {}
-    inputs: AdvantageInputs = {"values": experience.values, "group": experience.rollout.group}
-    return advantage.metrics(experience.rewards, experience.reward_mask, **inputs)
 
 
 def write_roles(run: Run, roles: Roles) -> None:

@@ -187,28 +187,36 @@ class Measurements:
         return bool(every) and (update % every == 0 or update == self._last)
 
     def _evaluated(self, update: int) -> dict[str, float]:
-        """Evaluate on held-out prompts, and return the metrics."""
-        if not self._is_due(update, self._config.eval_every.updates):
+        """Evaluate on held-out prompts if this is due, and return the metrics."""
+        return self._timed("evaluation", self._config.eval_every.updates, self._evaluate, update)
+
+    def _checked(self, update: int) -> dict[str, float]:
+        """Check the critic if this is due, and return the metrics."""
+        return self._timed("critic_check", self._config.critic_check.every, self._check_critic, update)
+
+    def _timed(
+        self, name: str, every: int | None, measure: Callable[[int], dict[str, float]], update: int
+    ) -> dict[str, float]:
+        if not self._is_due(update, every):
             return {}
         started = time.perf_counter()
         with kept_random_state():
-            results = self._evaluate(update)
-        self._log.evaluations.append(update, results)
-        results.pop("responses", None)
-        return results | {"time/evaluation": time.perf_counter() - started}
+            metrics = measure(update)
+        return metrics | {f"time/{name}": time.perf_counter() - started}
 
-    def _evaluate(self, update: int) -> dict[str, Any]:
-        """Evaluate, and return the metrics and the `responses` with their scores."""
+    def _evaluate(self, update: int) -> dict[str, float]:
+        """Evaluate, log the metrics with the responses and their scores, and return the metrics."""
         self._trainer.publish(update)
         trainer = self._trainer.unscheduled()
         prompts = self._held_out
         rollout = trainer.sample(prompts, "evaluation", groups=range(len(prompts)), policy_version=update)
         judge = trainer.roles.prompts.judge
-        metrics: dict[str, Any] = {} if judge is None else self._win_rate(update, judge, rollout)
+        metrics = {} if judge is None else self._win_rate(update, judge, rollout)
         try:
             scored = trainer.score(rollout, prompts, "evaluation reward")
         except (UnscoredError, NonfiniteScoreError) as error:  # not an error, because nothing is trained on it
             self._log.progress.say(f"The evaluation after update {update} has no score: {error}")
+            self._log.evaluations.append(update, metrics)
             return metrics
         experience = trainer.evaluate(scored)
         has_scores = not trainer.roles.reward.is_empty
@@ -220,17 +228,20 @@ class Measurements:
         metrics |= {name: found[source] for name, source in FIGURES.items() if source in found}
         samples = _described(trainer, scored, experience)
         responses = [
-            {"number": number, "prompt": each.prompt, "completion": each.response}
-            | {"score": each.score, "length": len(each.tokens)}
-            | ({} if each.reason is None else {"reason": each.reason})
+            {
+                **{"number": number, "prompt": each.prompt, "completion": each.response},
+                **{"score": each.score, "length": len(each.tokens)},
+                **({} if each.reason is None else {"reason": each.reason}),
+            }
             for number, each in zip(scored.rollout.group.tolist(), samples, strict=True)
         ]
         if has_scores:
             self._compare(update, "score", [[each.score] for each in samples if each.score is not None])
         else:
             self._compare(update, "KL to the teacher", [[kl] for kl in experience.kl.sum(-1).tolist()])
-        terms = {f"eval/{name}": figure for name, figure in scored.terms.metrics().items()}
-        return {**metrics, **terms, "responses": responses}
+        metrics |= {f"eval/{name}": figure for name, figure in scored.terms.metrics().items()}
+        self._log.evaluations.append(update, {**metrics, "responses": responses})
+        return metrics
 
     def _compare(self, update: int, name: str, scores: list[list[float]]) -> None:
         """Store the scores, or the metric in their place, at the start; at the end, print both."""
@@ -266,15 +277,6 @@ class Measurements:
         wins = judge.compare(ours, theirs).wins
         decided = [win for win in wins if win is not None]
         return {"eval/win_rate": sum(decided) / len(decided)} if decided else {}
-
-    def _checked(self, update: int) -> dict[str, float]:
-        """Check the critic, and return its metrics."""
-        if not self._is_due(update, self._config.critic_check.every):
-            return {}
-        started = time.perf_counter()
-        with kept_random_state():
-            metrics = self._check_critic(update)
-        return metrics | {"time/critic_check": time.perf_counter() - started}
 
     def _check_critic(self, update: int) -> dict[str, float]:
         self._trainer.publish(update)

@@ -360,7 +360,8 @@ class PpoTrainer:
         self._session.close(error)
 
     def __repr__(self) -> str:
-        state = self.ended or "open" if self._session.is_open else f"closed{self._session.closed_by}"
+        why = self._session.closed_by
+        state = self.ended or "open" if why is None else f"closed{why}"
         return f"<PpoTrainer in {self.folder}: update {self.done} of {self.num_updates}, {state}>"
 
     def _scored(self, given: Batch, scores: Sequence[Any] | None, update: int, clock: Stopwatch) -> SampledBatch:

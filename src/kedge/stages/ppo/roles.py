@@ -29,7 +29,7 @@ from kedge.rewards.model import ModelReward
 from kedge.rewards.score import MissingEos
 from kedge.rollout import Engine
 from kedge.rollout.privileged import PrivilegedText, privileged_text
-from kedge.runs.frozen import freeze_models, hold_bases_of, loading_of, measuring_scores
+from kedge.runs.frozen import freeze_models, hold_bases_of, loading_of, measuring_scores, tokenizer_of
 from kedge.runs.inputs import (
     check_columns,
     load_player,
@@ -111,8 +111,7 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True, has_scores
     Raises:
         KedgeError: An input is unreadable, or incompatible with the others.
     """
-    trusted = config.runtime.trust_remote_code
-    tokenizer = load_tokenizer(str(config.model), trust_remote_code=trusted, chat_template=config.data.chat_template)
+    tokenizer = tokenizer_of(config, str(config.model))
     own, player = load_own_code(config, run, tokenizer)
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
     loading = loading_of(config, run)
