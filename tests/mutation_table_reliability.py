@@ -96,7 +96,7 @@ RELIABILITY = (
     ),
     Mutation(
         "evaluation-draws-from-the-runs-generators",
-        "Measurements._evaluated",
+        "Measurements._timed",
         "with kept_random_state():",
         "if True:",
         "tests/stages/ppo/test_held_out.py::test_training_is_the_same_to_the_bit_without_evaluation",

@@ -49,8 +49,10 @@ def discard_run_folder(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     paths = [path for path in folder.iterdir() if path.name not in KEPT_FILES and not is_part(path)]
-    if not all(path.name in BEFORE_RESULTS or _is_empty_log(path) for path in paths):
-        return False
+    for path in paths:
+        is_empty_log = path.suffix == ".jsonl" and path.is_file() and not path.stat().st_size
+        if path.name not in BEFORE_RESULTS and not is_empty_log:
+            return False
     for path in paths:
         path.unlink()
     if not any(folder.iterdir()):
@@ -70,7 +72,3 @@ def write_config(folder: Path, yaml_text: str, facts: Mapping[str, object]) -> P
     path = folder / CONFIG_FILE
     replace_file(path, [f"{header}\n{yaml_text.rstrip()}\n".encode()])
     return path
-
-
-def _is_empty_log(path: Path) -> bool:
-    return path.suffix == ".jsonl" and path.is_file() and path.stat().st_size == 0

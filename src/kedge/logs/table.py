@@ -47,31 +47,21 @@ def print_table(
     kept = [at for at in range(len(columns) - 1) if any(cells[at] is not None for cells in rows.values())]
     heads = [printable(columns[at]) for at in (0, *(at + 1 for at in kept))]
     texts = {printable(name): [printable(cell_text(cells[at])) for at in kept] for name, cells in rows.items()}
-    console = _console(stream)
+    # In a notebook, rich would show each print as a separate block; plain text joins the cell's other output.
+    console = Console(file=stream, highlight=False, markup=False, force_jupyter=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
     console.print(Text(f"{printable(title)}\n", style="bold"), soft_wrap=True)
-    table = _upright(heads, texts)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for at, head in enumerate(heads):
+        table.add_column(head, justify="right" if at else "left", no_wrap=True)
+    for name, cells in texts.items():
+        table.add_row(name, *cells)
     if console.measure(table, options=console.options.update(width=WIDEST)).maximum <= console.width:
         console.print(table)
     else:
         _print_lists(console, heads, texts)
     console.print()
-
-
-def _console(stream: TextIO | None) -> Console:
-    # In a notebook, rich would show each print as a separate block; plain text joins the cell's other output.
-    console = Console(file=stream, highlight=False, markup=False, force_jupyter=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
-    return console
-
-
-def _upright(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for at, head in enumerate(heads):
-        table.add_column(head, justify="right" if at else "left", no_wrap=True)
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
-    return table
 
 
 def _print_lists(console: Console, heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:

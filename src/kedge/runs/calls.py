@@ -130,13 +130,11 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
     """
     reference = find_stage(stage).next_calls
     calls: list[Call] = imported(reference)(config, str(folder / "model"), start, judge) if reference else []
-    return [replace(call, settings=_read_by(call)) for call in calls]
-
-
-def _read_by(call: Call) -> dict[str, Any]:
-    """The settings that affect a call."""
-    unread = find_stage(call.stage).unread
-    return {name: value for name, value in call.settings.items() if name not in unread}
+    unread = {call.stage: find_stage(call.stage).unread for call in calls}
+    return [
+        replace(call, settings={name: each for name, each in call.settings.items() if name not in unread[call.stage]})
+        for call in calls
+    ]
 
 
 def after_sft(config: Config, model: str, start: str, judge: str) -> list[Call]:

@@ -198,14 +198,10 @@ def lost_inputs(
     """
     sources = {name: ", ".join(each) for name, each in _sources(config).items()}
     here = f"is not found in {Path.cwd()}; resume from the folder in which the run was started"
-
-    def lost(name: str, found: str) -> str:
-        if found.startswith("python:"):
-            return f"{name} was given from Python, or as text; give it again in the same way"
-        return f"{name}: {found} {'is not found' if os.path.isabs(os.path.expanduser(found)) else here}"
-
     return [
-        lost(name, found)
+        f"{name} was given from Python, or as text; give it again in the same way"
+        if found.startswith("python:")
+        else f"{name}: {found} {'is not found' if os.path.isabs(os.path.expanduser(found)) else here}"
         for name in saved
         if name not in current and not _is_part(name, allowed)
         if (found := sources.get(name))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
-from kedge.config import Config, DataConfig
+from kedge.config import Config
 from kedge.data import Prompt, Sources, read_rows
 from kedge.data.chat import prompt_form
 from kedge.data.fields import Role, columns_of
@@ -48,24 +48,6 @@ CONTEXT_LEAVES: Final = {
 """Name of each limit if the context allows less than the field."""
 
 
-def given_prompts(
-    prompts: Sequence[Any], config: Config, tokenizer: PreTrainedTokenizerBase, *, room: int | None
-) -> list[Prompt]:
-    """Read prompts that a caller passes during a run, as `load_rows` does; each of them must be usable.
-
-    Args:
-        prompts: Texts or rows.
-        config: The limits and the form of the data.
-        tokenizer: The policy's tokenizer.
-        room: Longest prompt that the context allows.
-
-    Raises:
-        DataError: A prompt cannot be used.
-    """
-    options = reading(config, "prompts", tokenizer, room=room)
-    return _with_all_columns(read_rows(prompts, "prompts", **options).records)
-
-
 def reading(
     config: Config, role: Role, tokenizer: PreTrainedTokenizerBase, *, room: int | None = None
 ) -> dict[str, Any]:
@@ -93,7 +75,7 @@ def reading(
     }
 
 
-def _with_all_columns(prompts: Sequence[Prompt]) -> list[Prompt]:
+def with_all_columns(prompts: Sequence[Prompt]) -> list[Prompt]:
     """Fill in None for missing columns: a reward function must get an entry of each column for every response."""
     names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
     return [
@@ -153,19 +135,14 @@ def load_rows(
         rejected_to=run.rejected_file,
         **options,
     )
-    run.data.note(field, table, sources, tokenizer, _limit_names(options, data))
+    limits = {
+        f"{name}={limit}": f"data.{name}={limit}" if limit == getattr(data, name) else left.format(limit)
+        for name, left in CONTEXT_LEAVES.items()
+        for limit in [options[name]]
+    }
+    run.data.note(field, table, sources, tokenizer, limits)
     _note_text(field, role, table.records, run, tokenizer, data.template)
-    return _with_all_columns(table.records) if role == "prompts" else table.records
-
-
-def _limit_names(options: Mapping[str, Any], data: DataConfig) -> dict[str, str]:
-    """Map the reader's texts to names of limits: the fields, or the context if it allows less."""
-    names: dict[str, str] = {}
-    for field, left in CONTEXT_LEAVES.items():
-        limit = options[field]
-        is_own = limit == getattr(data, field)
-        names[f"{field}={limit}"] = f"data.{field}={limit}" if is_own else left.format(limit)
-    return names
+    return with_all_columns(table.records) if role == "prompts" else table.records
 
 
 def _note_text(

@@ -86,7 +86,9 @@ def preview_data(
     return Preview(
         stage=stage,
         usage=usage,
-        columns=_kinds(first),
+        columns={str(name): shortened(repr(value), _SHOWN) for name, value in first.items()}
+        if isinstance(first, Mapping)
+        else {},
         lengths=lengths,
         examples=[parts_of(record, options.tokenizer) for record in table.records[:num_examples]],
         unit="tokens" if tokenizer is not None else "characters",
@@ -102,10 +104,3 @@ def _likely_stage(first: Any, columns: Mapping[str, str]) -> str:
     if is_comparison(fields):
         return "reward"
     return "sft" if fields.keys() & _ANSWERED else "ppo"
-
-
-def _kinds(first: object) -> dict[str, str]:
-    """List each column with its first value, truncated."""
-    if not isinstance(first, Mapping):
-        return {}
-    return {str(name): shortened(repr(value), _SHOWN) for name, value in first.items()}

@@ -180,7 +180,7 @@ def run_rlhf(
 
     summary = {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
     if missing:
-        end_waiting(run, _labels_folder(run, len(rounds) + 1), missing)
+        end_waiting(run, run.shared_folder / f"labels{_suffix(len(rounds) + 1)}", missing)
         summary["missing_labels"] = missing
     else:
         _end(config, run, summary, start=sft.model, judge=rounds[-1].reward.model)
@@ -230,11 +230,6 @@ def _end(config: Config, run: Run, summary: dict[str, Any], *, start: Path, judg
 def _suffix(number: int) -> str:
     """The suffix of a round's folder names."""
     return "" if number == 1 else f"-{number}"
-
-
-def _labels_folder(run: Run, number: int) -> Path:
-    """The folder of the labels that people make before a round."""
-    return run.shared_folder / f"labels{_suffix(number)}"
 
 
 def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward | None]:
@@ -412,7 +407,7 @@ def _ask_people(
     Raises:
         RewardError: All have answered, and preferred no response to another.
     """
-    folder = _labels_folder(run, number)
+    folder = run.shared_folder / f"labels{_suffix(number)}"
     rows = list[dict[str, Any]]()
     if not run.ranks.first((folder / "items.jsonl").is_file):
         rows = [{**row, "model": policy.parent.name} for row in unranked_rows(prompts, sample())]

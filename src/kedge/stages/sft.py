@@ -7,7 +7,7 @@ Source: spec §3.7.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +28,12 @@ from kedge.stages.planned import PlannedMemory
 from kedge.stages.supervised import EndedResult, SupervisedInputs, Trained, load_start, split_inputs, train_model
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import CompletionLoss
+
+HELD_OUT = {
+    "loss": "loss on held-out demonstrations, nats per token",
+    "token_accuracy": "held-out token accuracy",
+}
+"""Names of the evaluation's figures in the model card."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,7 +84,8 @@ def run_sft(
 
     def train(**training: Any) -> Trained:
         outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training)
-        facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}
+        held_out = {HELD_OUT.get(name, name): value for name, value in outcome.evaluation.items()}
+        facts = {"optimizer steps": outcome.num_steps, **held_out}
         return Trained(outcome, facts, {"num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
 
     with running(run) as ending:
@@ -96,12 +103,6 @@ def run_sft(
             planned=planned,
         )
     return SftResult.read(run.shared_folder)
-
-
-def _held_out(evaluation: Mapping[str, float]) -> dict[str, float]:
-    """The evaluation as rows of the model card."""
-    names = {"loss": "loss on held-out demonstrations, nats per token", "token_accuracy": "held-out token accuracy"}
-    return {names.get(name, name): value for name, value in evaluation.items()}
 
 
 def load_sft_inputs(run: Run) -> SupervisedInputs[LanguageModel, Demonstration]:

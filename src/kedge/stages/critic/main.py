@@ -22,7 +22,7 @@ from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, open_run
 from kedge.runs.training import Callback, running
-from kedge.stages.critic.sampling import Sampled, load_critic_inputs, sample_returns
+from kedge.stages.critic.sampling import load_critic_inputs, sample_returns
 from kedge.stages.planned import PlannedMemory
 from kedge.stages.supervised import EndedResult, Trained, train_model
 from kedge.training.supervised.loop import count_steps
@@ -78,6 +78,12 @@ def run_critic(
     with running(run) as ending:
         sampled = sample_returns(inputs, run)
         loss = inputs.loss(sampled.returns, sampled.train_rows)
+        num_steps = 1  # a head on the policy's trunk is fitted in closed form
+        if critic is not None:
+            settings = config.critic
+            num_steps = count_steps(
+                len(sampled.train_rows), num_epochs=settings.num_epochs, batch_size=settings.batch_size
+            )
 
         def train(**training: Any) -> Trained:
             held_out = sampled.held_out_rows
@@ -107,21 +113,13 @@ def run_critic(
             roles.actor_critic.policy.causal if critic is None else critic.classifier,
             tokenizer=roles.tokenizer,
             prompts=[prompt.text for prompt in roles.prompts.train],
-            num_steps=_num_steps(config, sampled),
+            num_steps=num_steps,
             shown=("loss", "explained_variance", "eval/explained_variance"),
             callback=callback,
             planned=planned,
             trained=roles.actor_critic.policy.value_head if critic is None else critic.classifier,
         )
     return CriticResult.read(run.shared_folder)
-
-
-def _num_steps(config: Config, sampled: Sampled) -> int:
-    """Number of optimizer steps; 1 for a head on the policy's trunk, which is fitted in closed form."""
-    settings = config.critic
-    if settings.kind == "shared":
-        return 1
-    return count_steps(len(sampled.train_rows), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
 
 
 def _facts(summary: Mapping[str, Any]) -> dict[str, object]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Rollout
-from kedge.data import Prompt, encode_prompt
+from kedge.data import Prompt, encode_prompt, read_rows
 from kedge.data.fields import is_conversation
 from kedge.data.records import plain_value
 from kedge.data.tokens import encode_completion
@@ -20,7 +20,7 @@ from kedge.logs.json_lines import plain_json
 from kedge.rewards.score import describe_responses
 from kedge.rollout.episodes import Episode
 from kedge.rollout.sampler import Request, Responses
-from kedge.runs.inputs import given_prompts
+from kedge.runs.inputs import reading, with_all_columns
 from kedge.stages.arguments import is_whole
 from kedge.stages.ppo.roles import shortest_context
 from kedge.stages.ppo.trainer import Trainer
@@ -204,7 +204,8 @@ class Reader:
     def _read(self, prompts: Sequence[Any]) -> list[Prompt]:
         rows = [{"messages": each} if is_conversation(each) else each for each in prompts]
         config = self.trainer.run_settings.config
-        return given_prompts(rows, config, self.trainer.roles.tokenizer, room=self.room)
+        options = reading(config, "prompts", self.trainer.roles.tokenizer, room=self.room)
+        return with_all_columns(read_rows(rows, "prompts", **options).records)
 
     def rollout(
         self,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-
-from torch import nn
 
 from kedge.algorithm.experience import Rollout
 from kedge.logs.incidents import add_incident, describe_row
-from kedge.ranks import Ranks
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
 from kedge.training.checkpoint.loop import CheckpointedLoop
@@ -34,6 +31,13 @@ def new_guard(run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[
         **({} if roles.reference is None else {"the reference": roles.reference}),
         **{name: each.model for name, each in roles.reward.weighted_models.items()},
     }
+
+    def find_weight() -> str | None:
+        found = find_bad_weight(loaded)
+        if run.ranks.is_sharded and run.ranks.largest(int(found is not None)):  # the same result on every rank
+            return found or "a weight on another rank is not finite"
+        return found
+
     sigma = options.spike_sigma
     on_spike = "skip" if options.on_spike is None else options.on_spike.name
     guard = Guard(
@@ -47,20 +51,12 @@ def new_guard(run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[
         record=lambda incident: add_incident(run.folder, _row(incident, roles)),
         warn=warn,
         roll_back=partial(loop.roll_back, on_rejected=warn),
-        find_bad_weight=lambda: _find_bad_weight(loaded, run.ranks),
+        find_bad_weight=find_weight,
         before_step=loop.begin_changes,
     )
     loop.register("guard", guard)
     loop.saves_start = "rollback" in (options.on_nonfinite, on_spike)
     return guard
-
-
-def _find_bad_weight(modules: Mapping[str, nn.Module], ranks: Ranks) -> str | None:
-    """Describe a non-finite weight, if there is one; the result is the same on every rank."""
-    found = find_bad_weight(modules)
-    if not ranks.is_sharded or not ranks.largest(int(found is not None)):
-        return found
-    return found or "a weight on another rank is not finite"
 
 
 def _row(incident: Incident, roles: Roles) -> dict[str, object]:

@@ -115,7 +115,6 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True, has_scores
     own, player = load_own_code(config, run, tokenizer)
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
     loading = loading_of(config, run)
-    bases = loading.get("bases")
     terms = rewards_of(config, run)
     # A run that learns from a teacher needs no score.
     if player is not None and not (terms or has_scores or config.ppo.reference or player.environment.is_scored):
@@ -123,10 +122,10 @@ def load_roles(config: Config, run: Run, *, has_prompts: bool = True, has_scores
             f"nothing scores the episodes of {player.environment.name}: add get_reward, or {as_argument('--reward')}"
         )
     earned = () if player is None else (player.reward,)
-    if terms or earned:
-        rewards = load_rewards(terms, config, run, tokenizer, freeze=False, bases=bases, more=earned)
-    else:
-        rewards = WeightedReward([], may_be_empty=config.ppo.reference is not None)
+    may_be_empty = config.ppo.reference is not None and not (terms or earned)
+    rewards = load_rewards(
+        terms, config, run, tokenizer, freeze=False, bases=loading.get("bases"), more=earned, may_be_empty=may_be_empty
+    )
     models = list(rewards.weighted_models.values())
     actor_critic, head = load_actor_critic(config, run, tokenizer, models, loading)
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
