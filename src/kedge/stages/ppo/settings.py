@@ -160,7 +160,17 @@ class PpoSettings:
             exact=exact,
             own=own,
             estimation=_estimation_of(config, own, exact=exact),
-            loss=_loss_of(config),
+            loss=partial(
+                Objective,
+                ratio=ppo.ratio,
+                value_clip_range=ppo.value_clip_range,
+                value_coef=ppo.value_weight,
+                value_bins=value_bins_of(config),
+                kl_estimator=ppo.kl_estimator,
+                positive_nll_coef=ppo.positive_nll_coef,
+                aggregation=ppo.aggregation,
+                constant_length=config.rollout.max_new_tokens,
+            ),
             surrogate=surrogate,
             clip=clip if name == "clipped" and ppo.ratio == "token" else None,
             measures_distance=ppo.loss_name == "kl_penalty_adaptive",
@@ -323,21 +333,6 @@ def _estimation_of(config: Config, own: OwnFunctions, *, exact: bool) -> Estimat
         score_at=ppo.score_at,
         whiten_rewards=ppo.whiten_rewards,
         whiten_advantages=ppo.whitens_advantages,
-    )
-
-
-def _loss_of(config: Config) -> partial[Objective]:
-    ppo = config.ppo
-    return partial(
-        Objective,
-        ratio=ppo.ratio,
-        value_clip_range=ppo.value_clip_range,
-        value_coef=ppo.value_weight,
-        value_bins=value_bins_of(config),
-        kl_estimator=ppo.kl_estimator,
-        positive_nll_coef=ppo.positive_nll_coef,
-        aggregation=ppo.aggregation,
-        constant_length=config.rollout.max_new_tokens,
     )
 
 
