@@ -109,7 +109,12 @@ def assert_same(resumed: Path, whole: Path) -> None:
         {"critic": "readout", "value_warmup_updates": 2},
         {"critic": "frozen"},  # thawed after the second update
         # The second update explains 0.015: the warm-up ends after it.
-        {"ppo.value_warmup_updates.until": 0.01, "value_warmup_updates": 4, "kl_controller": "schulman"},
+        {
+            "ppo.value_warmup_updates.until": 0.01,
+            "value_warmup_updates": 4,
+            "kl_controller": "schulman",
+            "num_updates": 5,
+        },
         {"kl_coef": 0.0, "precision": "bf16", "num_minibatches": 1},
         {
             "optimizer": MUON,
@@ -128,7 +133,7 @@ def test_ppo_goes_on_to_the_bit(tmp_path, policy, stop_at, settings, monkeypatch
     (tmp_path / "reward.py").write_text(DRAWS)
     rewards = [f"{tmp_path / 'reward.py'}:noisy"]
     # Six prompts, four an update: the run stops in the middle of an epoch over them.
-    whole, split = (configure(policy, tmp_path / name, num_updates=4, **settings) for name in ("whole", "split"))
+    whole, split = (configure(policy, tmp_path / name, **{"num_updates": 4, **settings}) for name in ("whole", "split"))
     run_ppo(whole, prompts=PROMPTS, reward=rewards)
     for stopped_after, resume in ((1, None), (3, Resume())):
         stop_at(tmp_path / "split", stopped_after)

@@ -206,11 +206,11 @@ def test_a_reward_function_is_added_and_reads_the_whole_episode(tmp_path, policy
         assert row["reward/score_mean"] == pytest.approx(row["score/answered"] + row["score/Guess"], abs=1e-6)
 
 
-@pytest.mark.parametrize("more", [{}, {"max_staleness": 1}, {"preset": "grpo", "num_responses": 2},
-                                  {"adapter.kind": "lora"}, {"ppo.critic": {"privileged": ["secret"]}},
+@pytest.mark.parametrize("more", [{"adapter.kind": "lora"}, {"ppo.critic": {"privileged": ["secret"]}},
                                   {"environment.source": ROOMS, "environment.max_turns": 4, "max_new_tokens": 80}],
-                         ids=["ppo", "stale", "grpo", "lora", "privileged", "contexts"])  # fmt: skip
+                         ids=["lora", "privileged", "contexts"])  # fmt: skip
 def test_a_resumed_run_plays_the_same_episodes(tmp_path, policy, more):
+    """As do the runs whose episodes fail, below, with more estimators and sampling ahead."""
     settings = EPISODES | {"num_updates": 3, "checkpoint.every": 1, **more}
     copies = copies_at(2, tmp_path / "whole", tmp_path / "stopped")
     run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=GAMES, on_update=copies)
@@ -360,7 +360,7 @@ def test_a_run_killed_in_mid_episode_resumes_to_the_bit(tmp_path, policy, kind, 
         source = KILLER + KILLER_AGENT
     world = tmp_path / "killer.py"
     world.write_text(source)
-    more = {"num_updates": 5, "checkpoint.every": 1, "max_staleness": staleness, "max_new_tokens": 100}
+    more = {"num_updates": 4, "checkpoint.every": 1, "max_staleness": staleness, "max_new_tokens": 100}
     settings = EPISODES | {"environment.source": f"{world}:{kind}", **more}
     run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=GAMES)
     killed = configure(policy, tmp_path / "killed", **settings)
@@ -372,7 +372,7 @@ def test_a_run_killed_in_mid_episode_resumes_to_the_bit(tmp_path, policy, kind, 
     (tmp_path / "run.pid").unlink()
     run_ppo(killed, prompts=GAMES, resume=Resume())
     assert_same(tmp_path / "whole", tmp_path / "killed")
-    assert [row["update"] for row in metrics_without_times(tmp_path / "whole")] == [1, 2, 3, 4, 5]
+    assert [row["update"] for row in metrics_without_times(tmp_path / "whole")] == [1, 2, 3, 4]
 
 
 def test_the_episodes_of_a_group_start_alike(tmp_path, policy):

@@ -91,8 +91,8 @@ def assert_same(one: Path, other: Path, besides: tuple[str, ...] = ()) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, SEPARATE, GROUPS, DROPPED, LORA, SCHEDULED, OFF],
-    ids=["default", "separate", "groups", "dropped", "lora", "scheduled", "off"],
+    [SEPARATE, DROPPED, LORA, SCHEDULED, OFF],
+    ids=["separate", "dropped", "lora", "scheduled", "off"],
 )
 def test_a_callers_loop_is_bit_identical(policy: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     kedge.ppo(model=policy, prompts=PROMPTS, reward=scored, out=tmp_path / "stage", **{**SIZES, **settings})

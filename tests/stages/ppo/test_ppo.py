@@ -435,9 +435,6 @@ def test_responses_without_a_score_are_left_out(tmp_path, policy):
     [
         {"kl_in": {"loss": "k2"}},
         {"kl_in": "score", "advantage": "monte_carlo"},
-        {"kl_controller": "ziegler"},
-        {"kl_controller": "schulman"},
-        {"policy_loss": "kl_penalty_adaptive"},
         {"policy_loss": "unclipped", "value_clip_range": None, "value_loss": "mse"},
         {"entropy_coef": 0.01, "entropy_target": 2.0, "value_loss": "mse"},
         {"score_at": "after_last", "whiten_rewards": True, "value_loss": "hl_gauss"},
