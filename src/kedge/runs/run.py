@@ -369,7 +369,8 @@ def open_run(
     )
     run.facts = _set_up(run, named)
     if not ranks.is_first:
-        run.folder = _temporary_folder()
+        run.folder = Path(tempfile.mkdtemp(prefix="kedge-rank-"))
+        atexit.register(shutil.rmtree, run.folder, ignore_errors=True)
         run.first_folder = shared
     for name in () if is_resumed else sorted(DIAGNOSTIC_FILES):  # written by an earlier run in this folder
         with writing(run.folder / name):
@@ -533,10 +534,3 @@ def _say_of_saved_adapter(source: str, config: Config) -> None:
             f"{source} is an adapter: it is merged into its base, {adapter.base}, and all weights are trained; "
             f"adapter.kind={kind} trains the adapter further"
         )
-
-
-def _temporary_folder() -> Path:
-    """A folder that is removed when the process ends."""
-    folder = tempfile.mkdtemp(prefix="kedge-rank-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)

@@ -21,8 +21,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from kedge.config import Config, check_stage, metric_in_chain, with_values
 from kedge.config.schedules import config_at
 from kedge.data import Prompt, PromptStream
@@ -255,9 +253,15 @@ def check_inputs(config: Config, run: Run) -> tuple[list[Prompt], WeightedReward
     context = policy.model.context_length
     load_rows("demonstrations", config, run, tokenizer, room=context)
     base = existing.reward_model.base
-    reader, base_context = (tokenizer, context) if base is None else _reward_base(base, config, run)
+    reader = tokenizer
+    longest = context
+    if base is not None:
+        reader = tokenizer_of(config, base)
+        trusted = config.runtime.trust_remote_code
+        options: Any = {"device": run.device, "trust_remote_code": trusted, "init": "any", "ranks": run.ranks}
+        longest = load_scalar_model(base, tokenizer=reader, **options).context_length
     if not is_labeled_first:
-        load_rows("comparisons", config, run, reader, room=base_context)
+        load_rows("comparisons", config, run, reader, room=longest)
     room = policy.room(config.rollout.max_new_tokens)
     prompts = load_rows("prompts", config, run, tokenizer, room=room)
     # The trained reward model is added.
@@ -297,16 +301,6 @@ def _with_existing_models(config: Config, run: Run) -> Config:
     folder = run.shared_folder.resolve()
     named = {name: Path(str(value_of(config, name))).expanduser().resolve() for name in without}
     return with_values(config, {name: without[name] for name, path in named.items() if path.is_relative_to(folder)})
-
-
-def _reward_base(base: str, config: Config, run: Run) -> tuple[PreTrainedTokenizerBase, int | None]:
-    """Return the tokenizer and the context length in tokens of the model that the reward model starts from."""
-    trusted = config.runtime.trust_remote_code
-    tokenizer = tokenizer_of(config, base)
-    model = load_scalar_model(
-        base, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted, init="any", ranks=run.ranks
-    )
-    return tokenizer, model.context_length
 
 
 def stage_config(config: Config, run: Run, name: str) -> Config:

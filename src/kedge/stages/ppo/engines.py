@@ -66,6 +66,7 @@ def choose_engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: 
             return CentralEngine(None, run.ranks, is_exact=False, device=run.device)
         engine = _vllm_engine(config, run, policy, stop_tokens, pad_id=pad_id)
         return CentralEngine(engine, run.ranks, engine.is_exact, run.device) if run.ranks.are_several else engine
+    budget = run.micro_batch_tokens
     sampler = Sampler(
         policy,
         pad_id=pad_id,
@@ -74,19 +75,12 @@ def choose_engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: 
         temperature=config.rollout.temperature,
         precision=run.precision,
         batch_size=config.rollout.micro_batch_size,
-        adaptive=_adaptive(run),
+        # With sharded weights, the responses that are sampled at once cannot be halved: there is no retry.
+        adaptive=budget if isinstance(budget, AdaptiveTokens) and not run.ranks.is_sharded else None,
     )
     if not run.ranks.are_several:
         return sampler
     return SharedEngine(sampler, run.ranks, pad_id, weights=(policy,) if run.ranks.is_sharded else ())
-
-
-def _adaptive(run: Run) -> AdaptiveTokens | None:
-    """The budget that halves the number of responses sampled at once when memory runs out; None with sharded weights,
-    which rule out a retry.
-    """
-    budget = run.micro_batch_tokens
-    return budget if isinstance(budget, AdaptiveTokens) and not run.ranks.is_sharded else None
 
 
 def _check_python(python: str) -> None:

@@ -176,7 +176,10 @@ class PpoLog:
         self.diagnose(event.update, event.metrics)
         if self.says_missing_eos and isinstance(event, Made):
             self.says_missing_eos = False
-            self._say_missing_eos(event.metrics["reward/missing_eos_score"])
+            score = event.metrics["reward/missing_eos_score"]
+            subtracts = self.trainer.settings.rollout.subtracts_missing_eos
+            effect = f"loses {-score:.4g}" if subtracts else f"scores {score:.4g}"
+            self.progress.say(f"A response without a stop token {effect} (rollout.missing_eos_score=auto).")
 
     def _write_responses(self, event: Made) -> None:
         """Write the distributions of an update, and a few of its responses."""
@@ -203,12 +206,6 @@ class PpoLog:
         )
         self.details.append(event.update, figures)
         self.samples.write(event.update, samples)
-
-    def _say_missing_eos(self, score: float) -> None:
-        """Print the score that `rollout.missing_eos_score=auto` resolved to."""
-        subtracts = self.trainer.settings.rollout.subtracts_missing_eos
-        effect = f"loses {-score:.4g}" if subtracts else f"scores {score:.4g}"
-        self.progress.say(f"A response without a stop token {effect} (rollout.missing_eos_score=auto).")
 
     def _warn_of_rounding(self, error: float) -> None:
         """Warn if the KL is measured against a reference that rounding has changed."""

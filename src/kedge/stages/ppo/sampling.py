@@ -119,13 +119,6 @@ class SampledBatch:
         }
 
 
-def sampling_of(rollout: Rollout, num_prompts: int) -> dict[str, Any]:
-    """The arguments of `Trainer.sample` for another response to each prompt of a rollout: tokens and length limit."""
-    first = [rollout.group.tolist().index(group) for group in range(num_prompts)]
-    ids = [rollout.prompt_ids[row][rollout.prompt_mask[row]].tolist() for row in first]
-    return {"prompt_ids": ids, "max_new_tokens": rollout.response_ids.shape[1]}
-
-
 class Sampling:
     """Draws prompts, samples and scores responses, and chooses those to train on.
 
@@ -259,7 +252,12 @@ class Sampling:
             return scored
         # Prompts passed in by the caller may be tokenized differently, and their responses may have a different length
         # limit.
-        given: dict[str, Any] = sampling_of(sampled[0], len(prompts)) if is_given else {}
+        given: dict[str, Any] = {}
+        if is_given:
+            rollout = sampled[0]
+            rows = [rollout.group.tolist().index(group) for group in range(len(prompts))]
+            given["prompt_ids"] = [rollout.prompt_ids[row][rollout.prompt_mask[row]].tolist() for row in rows]
+            given["max_new_tokens"] = rollout.response_ids.shape[1]
         with clock.phase("rollout"):
             sampled.append(trainer.sample(prompts, *streams, groups=range(len(prompts)), greedy=True, **given))
         with clock.phase("reward"):
