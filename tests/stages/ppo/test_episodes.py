@@ -563,7 +563,7 @@ class Drawn:
 """
 
 
-@pytest.mark.parametrize(("name", "local"), [("Drawing", False), ("Drawing", True), ("Drawn", True)])
+@pytest.mark.parametrize(("name", "local"), [("Drawing", False), ("Drawn", True)])
 def test_a_resumed_run_draws_the_same_numbers_in_libraries_that_are_imported_in_a_call(tmp_path, name, local):
     world = tmp_path / "drawing.py"
     world.write_text(Path(worlds.__file__).read_text() + DRAWING)

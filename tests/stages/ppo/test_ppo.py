@@ -298,18 +298,17 @@ def test_a_dropped_first_update_leaves_the_start_to_the_next(tmp_path, policy, c
 
 
 @pytest.mark.usefixtures("unchecked")  # a training
-@pytest.mark.parametrize(("missing", "stops_more_often"), [("auto", True), (-1.0, False)])
-def test_scores_below_minus_one_do_not_teach_the_policy_not_to_stop(tmp_path, policy, missing, stops_more_often):
+def test_scores_below_minus_one_do_not_teach_the_policy_not_to_stop(tmp_path, policy):
+    """With a fixed score of -1, fewer and fewer responses would stop."""
     folder = shifted_reward_model(tmp_path / "judge", 5.0)
     stopping = save_often_stopping(policy, tmp_path / "policy")
     sizes = {"num_updates": 6, "num_prompts": 48, "num_minibatches": 4, "num_epochs": 2}
-    settings = {**sizes, "kl_coef": 0.0, "learning_rate": 5e-3, "missing_eos_score": missing}
+    settings = {**sizes, "kl_coef": 0.0, "learning_rate": 5e-3, "missing_eos_score": "auto"}
     metrics = run_ppo(configure(stopping, tmp_path / "run", reward=str(folder), **settings), prompts=PROMPTS).metrics
     first, *_, second_last, last = (row["response/eos_rate"] for row in metrics)
     assert -6 < metrics[0]["score/judge"] < -4
     assert first == pytest.approx(0.42, abs=0.1)
-    rate = (second_last + last) / 2
-    assert (rate > 0.6) if stops_more_often else (rate < 0.25)
+    assert (second_last + last) / 2 > 0.6
 
 
 def shifted_reward_model(folder, shift):
