@@ -172,15 +172,14 @@ def rows_until(path: Path, last_update: int) -> list[bytes]:
     Raises:
         DataError: A line is not a row with an update.
     """
-    whole = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is incomplete
-    return [line + b"\n" for number, line in enumerate(whole, 1) if _update_of(line, path, number) <= last_update]
-
-
-def _update_of(line: bytes, path: Path, number: int) -> int:
-    try:
-        return int(json.loads(line)["update"])
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
-        raise DataError(f"{str(path)!r}, line {number}: not a row with an update") from error
+    kept: list[bytes] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):  # what follows the last one is incomplete
+        try:
+            if int(json.loads(line)["update"]) <= last_update:
+                kept.append(line + b"\n")
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+            raise DataError(f"{str(path)!r}, line {number}: not a row with an update") from error
+    return kept
 
 
 def plain_json(value: Any, nonfinite: Callable[[float], str | None] = lambda value: None) -> Any:
