@@ -244,7 +244,13 @@ def test_a_response_without_a_score_keeps_the_reasons_of_the_others(policy, tmp_
 def scripted(monkeypatch, scores: list[float]) -> None:
     """Replace the evaluations by given scores."""
     left = iter(scores)
-    monkeypatch.setattr(measurements.Measurements, "_evaluate", lambda *_: {"eval/score": next(left), "eval/kl": 0.0})
+
+    def evaluate(self: Any, update: int) -> dict[str, float]:
+        metrics = {"eval/score": next(left), "eval/kl": 0.0}
+        self._log.evaluations.append(update, metrics)
+        return metrics
+
+    monkeypatch.setattr(measurements.Measurements, "_evaluate", evaluate)
 
 
 def test_the_run_ends_when_the_held_out_metric_has_not_improved(policy, tmp_path, monkeypatch, capsys):
