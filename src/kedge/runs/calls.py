@@ -154,7 +154,9 @@ def after_reward(config: Config, model: str, start: str, judge: str) -> list[Cal
     if config.data.comparisons and not config.data.prompts:
         prompts = comparisons
         settings = _renamed(settings, r"^comparisons\.", "prompts.")
-    return [Call("ppo", {"model": _base(config), "prompts": prompts, "reward": (model,)}, settings)]
+    [name] = base = _base(config)
+    policy = TO_FILL_IN if _has_scores(name) else base
+    return [Call("ppo", {"model": policy, "prompts": prompts, "reward": (model,)}, settings)]
 
 
 def after_critic(config: Config, model: str, start: str, judge: str) -> list[Call]:
@@ -190,6 +192,15 @@ def _base(config: Config) -> tuple[str, ...]:
 
 def _training(config: Config) -> dict[str, Any]:
     return {**_carried(config), **_changed(config, "adapter.")}
+
+
+def _has_scores(name: str) -> bool:
+    """True for the local folder of a reward model, which PPO cannot train as the policy."""
+    try:
+        architectures = json.loads(Path(name, "config.json").read_bytes())["architectures"]
+        return any(str(each).endswith(("ForSequenceClassification", "RewardModel")) for each in architectures)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def following_call(folder: Path) -> str:
