@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 from kedge_base.stage import imported, registered_stages
 from kedge_base.texts import read_table
@@ -27,7 +28,7 @@ def _read_panels(path: Path) -> dict[str, tuple[Panel, ...]]:
 
 def _read_rows(path: Path, stage: str) -> tuple[Row, ...]:
     """The rows of a stage in a table; `path` explains its columns."""
-    return tuple(Row(*row) for stages, *row in read_table(path) if stage in stages.split())
+    return tuple(Row(*cast("list[Any]", row)) for stages, *row in read_table(path) if stage in stages.split())
 
 
 PANELS = _read_panels(Path(__file__).with_name("panels.tsv"))
