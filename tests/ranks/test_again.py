@@ -49,7 +49,7 @@ def test_updates_of_two_ranks_are_made_again_to_the_bit(tmp_path, monkeypatch, p
     with pytest.raises(
         DataError, match=r"^the update cannot be made again by 2 ranks: .*reward: the files have changed"
     ):
-        make_again(run, update)
+        make_again(run, 3)
 
 
 def test_what_stays_with_a_single_process_is_said():
