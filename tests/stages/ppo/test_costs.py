@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -137,3 +139,24 @@ def test_a_base_that_roles_share_is_written_down_once(tmp_path, policy):
     for name in ("policy", "critic"):
         assert 0 < roles[name]["parameters"] < parameters
         assert roles[name]["optimizer_bytes"] == 2 * roles[name]["weights_bytes"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"preset": "grpo", "num_responses": 2}], ids=["ppo", "grpo"])
+def test_an_update_runs_no_code_of_the_configuration(tmp_path, settings):
+    """Settings are resolved once, before the first update."""
+    called = set()
+
+    def note(frame, event, _):
+        if event == "call" and "/kedge/config/" in frame.f_code.co_filename:
+            called.add(f"{Path(frame.f_code.co_filename).name}: {frame.f_code.co_name}")
+
+    def watch(update):
+        sys.setprofile(note if update.number == 2 else None)
+
+    policy = save_tiny_policy(tmp_path / "policy")
+    config = configure(policy, tmp_path / "run", num_updates=4, **settings)
+    try:
+        run_ppo(config, prompts=PROMPTS, reward=vowels, callback=watch)
+    finally:
+        sys.setprofile(None)
+    assert not called

@@ -138,7 +138,7 @@ class PpoLog:
             **(_reward_error(roles.reward) if trainer.update == 1 else {}),
             **(describe_truncation(experience) if settings.rollout.max_staleness and use.importance_cap else {}),
             **(describe_masked(experience) if use.importance_band else {}),
-            **batch.metrics(compares_groups=settings.ppo.needs_groups),
+            **batch.metrics(compares_groups=settings.compares_groups),
             **result.metrics(),
             **self._flops(batch, experience, result),
             "policy/learning_rate": rates["learning_rate"],
@@ -241,7 +241,7 @@ class PpoLog:
 
     @cached_property
     def _costs(self) -> Costs:
-        return Costs.of(self.trainer.roles, recomputes=self.trainer.run_settings.config.runtime.recomputes)
+        return Costs.of(self.trainer.roles, recomputes=self.trainer.run_settings.recomputes)
 
 
 def _reward_error(reward: WeightedReward) -> dict[str, float]:

@@ -182,7 +182,7 @@ class Updates:
             self.measurements.at_start(clock)
             with clock.phase("experience"):
                 experience = estimated = trainer.estimate(batch.trained, takes_steps=batch.takes_steps)
-            if trainer.settings.rollout.masks_truncated:
+            if trainer.settings.masks_truncated:
                 batch, experience = batch.masked(estimated)
                 self.guard.evidence = experience
             with clock.phase("train"):

@@ -111,8 +111,14 @@ class PpoSettings:
         loss: The total loss, given the current coefficients and the unit of the returns.
         surrogate: The policy loss, given the coefficient of its KL penalty.
         clip: The limits (ε, ε_high) of single tokens' ratios; None if no token has such limits.
+        masks_truncated: No step is taken on responses without a stop token.
+        max_grad_norm: Largest gradient norm; None or 0 for no clipping.
+        warmup_fraction: Share of the updates during which the learning rate rises.
+        learns_in_returns_std: The value loss is measured in standard deviations of the returns.
         measures_distance: A controller needs the distance that each update moves the policy.
         samples_greedy: The advantages need the score of a greedy response to each prompt.
+        compares_groups: The advantages compare the responses to a prompt.
+        recomputes: Activations are recomputed in the backward pass.
     """
 
     config: Config
@@ -126,8 +132,14 @@ class PpoSettings:
     loss: partial[Objective]
     surrogate: partial[Surrogate]
     clip: tuple[float, float] | None
+    masks_truncated: bool
+    max_grad_norm: float | None
+    warmup_fraction: float
+    learns_in_returns_std: bool
     measures_distance: bool
     samples_greedy: bool
+    compares_groups: bool
+    recomputes: bool
 
     @classmethod
     def of(
@@ -173,8 +185,14 @@ class PpoSettings:
             ),
             surrogate=surrogate,
             clip=clip if name == "clipped" and ppo.ratio == "token" else None,
+            masks_truncated=config.rollout.masks_truncated,
+            max_grad_norm=config.optimization.of("ppo").max_grad_norm,
+            warmup_fraction=ppo.warmup_fraction,
+            learns_in_returns_std=learns_in_returns_std(config),
             measures_distance=ppo.loss_name == "kl_penalty_adaptive",
             samples_greedy=ppo.estimator == "remax",
+            compares_groups=ppo.needs_groups,
+            recomputes=config.runtime.recomputes,
         )
 
     def at(self, update: int) -> PpoSettings:
@@ -204,7 +222,7 @@ class PpoSettings:
         """
         return self.loss(
             surrogate=self.surrogate(kl_coef=coefficients.surrogate_kl_coef),
-            value_unit=_returns_unit(experience) if learns_in_returns_std(self.config) else 1.0,
+            value_unit=_returns_unit(experience) if self.learns_in_returns_std else 1.0,
             entropy_coef=coefficients.entropy_coef,
             kl_coef=coefficients.kl_coef if self.ppo.kl_in.name == "loss" else 0.0,
             train_policy=train_policy,
@@ -231,7 +249,7 @@ class PpoSettings:
                 num_policy_updates,
                 learning_rate=peak,
                 schedule=ppo.schedule.name if train_policy else "constant",
-                warmup_steps=round(ppo.warmup_fraction * num_policy_updates),
+                warmup_steps=round(self.warmup_fraction * num_policy_updates),
             )
             for name, peak in peaks.items()
         }

@@ -309,7 +309,7 @@ class Trainer:
         if settings.measures_distance:
             result.distance_moved = distance_moved(learner, experience)
         result.reused_first_pass = learner.reused_first_pass
-        if self.run_settings.config.runtime.recomputes and self.run.device.type == "cpu":
+        if self.run_settings.recomputes and self.run.device.type == "cpu":
             give_back()  # otherwise fragmentation left by these passes grows the process by a fifth
         return result
 
@@ -382,7 +382,7 @@ class Trainer:
         """True if the advantages of the rows to train on need no model's outputs for the other rows."""
         settings = self.settings
         others_count = self.roles.actor_critic.has_critic or settings.reward_kl_coef(self.coefficients)
-        others_count = others_count or settings.rollout.masks_truncated or settings.measures_distance
+        others_count = others_count or settings.masks_truncated or settings.measures_distance
         return settings.ppo.num_epochs < 1 and not others_count
 
     @cached_property
@@ -458,7 +458,7 @@ class Trainer:
                 objective,
                 num_epochs=ppo.num_epochs,
                 num_minibatches=ppo.num_minibatches,
-                max_grad_norm=settings.config.optimization.of("ppo").max_grad_norm,
+                max_grad_norm=settings.max_grad_norm,
                 num_critic_epochs=ppo.num_critic_epochs,
                 early_stop_kl=ppo.early_stop_kl,
                 generator=self._shuffles,
