@@ -248,7 +248,7 @@ def parsed(row: Mapping[str, Any], kind: type[_Parsed], place: str = "") -> _Par
     """Parse a row.
 
     Raises:
-        DataError: A field is missing or wrong; the message begins with the place.
+        DataError: A field is missing or wrong; the message starts with the place.
     """
     try:
         return _adapter(kind).validate_python(row)

@@ -18,7 +18,7 @@ class Trainer:
         title: In sentences: `TRL's GRPO`.
         stage: The corresponding stage of kedge.
         marks: Names of metrics; a log with all names of one of these groups was written by it.
-        setting: The name of a setting that only it has; empty if there is none.
+        setting: The name of a setting that only it has, or an empty text.
         library: Its library in the table of settings.
         tables: The titles of the tables with its settings there; all if empty.
     """

@@ -148,7 +148,7 @@ def _trainer(kind: Any = GRPOTrainer, **settings):
 
 
 def _experience(trainer, mask, scores, sampled=None, trained=None):
-    """What a trainer makes of sampled rows for its loss."""
+    """Let a trainer prepare sampled rows for its loss."""
     rows, width = mask.shape
     said = [[1] * width] * rows
     log_probs = None if sampled is None else sampled.tolist()
