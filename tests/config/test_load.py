@@ -116,7 +116,10 @@ def test_a_preset_beside_a_file_that_sets_all_its_fields_is_refused(tmp_path: Pa
         (["grpo", 3], "preset 3 does not exist"),
         ([["grpo"]], "preset ['grpo'] does not exist"),
         ({"grpo": 1}, "preset {'grpo': 1} does not exist"),
-        (["sao", "grpo"], "ppo.gae_lambda=length_adaptive needs ppo.advantage=gae; it is grpo"),
+        (
+            ["sao", "grpo"],
+            "presets sao, grpo do not fit together: ppo.gae_lambda=length_adaptive needs ppo.advantage=gae",
+        ),
     ],
 )
 def test_a_list_of_presets_with_a_mistake_is_refused(given: Any, said: str) -> None:

@@ -70,12 +70,17 @@ def resolve(layers: Sequence[Mapping[str, Any]], places: Mapping[str, str] | Non
     """
     flat = [flat_settings(layer) for layer in layers]
     names = _preset_names(flat)
-    recipes = [find_preset(name).settings for name in names]
+    recipes = _merged(find_preset(name).settings for name in names)
     later = {name for layer in flat[1:] for name in layer}
-    return validated(
-        nested({**_merged([*recipes, *flat]), "preset": names}),
-        {name: place for name, place in (places or {}).items() if name not in later},
-    )
+    try:
+        return validated(
+            nested({**_merged([recipes, *flat]), "preset": names}),
+            {name: place for name, place in (places or {}).items() if name not in later},
+        )
+    except ConfigError as error:
+        if len(names) > 1 and str(error) == _mistake(recipes):
+            raise ConfigError(f"presets {', '.join(names)} do not fit together: {error}") from None
+        raise
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
@@ -88,6 +93,15 @@ def resolved_yaml(config: Config) -> str:
     versions = {"kedge": __version__} | {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
     return f"# {packages}, Python {platform.python_version()}\n{to_yaml(config.model_dump(mode='json'))}"
+
+
+def _mistake(values: Mapping[str, Any]) -> str | None:
+    """Return the first mistake in some values, or None."""
+    try:
+        validated(nested(values), {})
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _preset_names(layers: Sequence[Mapping[str, Any]]) -> list[Any]:
