@@ -700,6 +700,10 @@ async def awaited(update: kedge.Update) -> None:
     pass
 
 
+def yielding(update: kedge.Update) -> Iterator[None]:
+    yield
+
+
 @pytest.mark.parametrize("call", [kedge.ppo, kedge.PpoTrainer])
 @pytest.mark.parametrize(
     ("given", "said"),
@@ -707,6 +711,7 @@ async def awaited(update: kedge.Update) -> None:
         (5, "not of type int"),
         (awaited, "is async"),
         (functools.partial(awaited), "is async"),
+        (yielding, "or a generator"),
     ],
 )
 def test_a_callback_that_would_never_run_is_refused(call: Callable[..., object], given: Any, said: str):

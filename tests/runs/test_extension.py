@@ -109,17 +109,27 @@ def test_what_is_stretched_is_said():
         load_config(None, settings), find_stage("ppo"), 40, is_longer=False
     )  # only ppo.max_kl, say
     assert raised.startswith("The run continues after update 40, with bit-identical results")
-    settings = ["ppo.schedule=constant", "ppo.num_updates=60"]
+    settings = ["ppo.schedule=constant", "ppo.eval_every=4", "ppo.num_updates=60"]
     changed = describe_extension(load_config(None, settings), find_stage("ppo"), 40, changes=["ppo.kl_coef"])
     assert changed == (
         "The run continues after update 40. Allowed to change: ppo.kl_coef. The result is not that of a run that was "
         "this long from the start."
     )
+    for every in ("4", "{updates: 4, num_prompts: 9}"):
+        config = load_config(None, [*settings, f"ppo.eval_every={every}"])
+        assert "the evaluation after update 42 is an additional one" in describe_extension(
+            config, find_stage("ppo"), 42
+        )
+        assert "additional" not in describe_extension(config, find_stage("ppo"), 40)
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "critic"])
-def test_a_longer_supervised_run_is_the_same_under_a_condition(stage):
+@pytest.mark.parametrize(
+    ("fraction", "ends"), [(0.1, "rows; the evaluations so far were at other steps"), (0, "rows.")]
+)
+def test_evaluations_are_spread_over_the_length_of_a_supervised_run(stage, fraction, ends):
     section = {"reward": "reward_model"}.get(stage, stage)
-    said = describe_extension(load_config(None, [f"{section}.schedule=constant"]), find_stage(stage), 6)
+    config = load_config(None, [f"{section}.schedule=constant", f"data.eval_fraction={fraction}"])
+    said = describe_extension(config, find_stage(stage), 6)
     assert said.startswith("The run continues after step 6, with bit-identical results as if")
-    assert said.endswith("divides the rows, apart from evaluations.")
+    assert ends in said

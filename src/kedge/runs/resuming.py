@@ -17,6 +17,7 @@ from kedge.config import (
     changed_settings,
     differences,
     effective_settings,
+    evaluations_of,
     load_config,
     with_values,
 )
@@ -147,7 +148,13 @@ def describe_extension(
     effects += [f"Allowed to change: {', '.join(changes)}."] if changes else []
     if effects:
         return f"{so_far}. {' '.join(effects)} The result is not that of a run that was this long from the start."
-    condition = "" if stage.unit == "update" else ", if the batch size divides the rows, apart from evaluations"
+    evaluations = evaluations_of(config, stage)
+    if stage.unit == "update":
+        additional = evaluations and done % evaluations
+        condition = f"; the evaluation after update {done} is an additional one" if additional else ""
+    else:
+        condition = ", if the batch size divides the rows"
+        condition += "; the evaluations so far were at other steps than that run's" if evaluations else ""
     return f"{so_far}, with bit-identical results as if it had always been this long{condition}."
 
 

@@ -84,14 +84,15 @@ def check_callback(callback: object) -> None:
     """Check, before a run is opened, that calling its callback runs code.
 
     Raises:
-        ConfigError: It is not a function, or an async one, whose call runs none of its code.
+        ConfigError: It is not a function, or an async one or a generator, whose call runs none of its code.
     """
     if callback is None:
         return
     if not callable(callback):
         raise ConfigError(f"on_update must be a function of an update, not of type {type(callback).__name__}")
-    if inspect.iscoroutinefunction(callback):
-        raise ConfigError("on_update is async, and would never run; pass a plain function")
+    lazy = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(is_lazy(called) for is_lazy in lazy for called in (callback, type(callback).__call__)):
+        raise ConfigError("on_update is async, or a generator, and would never run; pass a plain function")
 
 
 def watched(

@@ -91,8 +91,8 @@ def assert_same(one: Path, other: Path, besides: tuple[str, ...] = ()) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [SEPARATE, DROPPED, LORA, SCHEDULED, OFF],
-    ids=["separate", "dropped", "lora", "scheduled", "off"],
+    [{}, SEPARATE, GROUPS, DROPPED, LORA, SCHEDULED, OFF],
+    ids=["default", "separate", "groups", "dropped", "lora", "scheduled", "off"],
 )
 def test_a_callers_loop_is_bit_identical(policy: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     kedge.ppo(model=policy, prompts=PROMPTS, reward=scored, out=tmp_path / "stage", **{**SIZES, **settings})
@@ -563,7 +563,7 @@ def test_a_start_is_judged_once_if_the_reward_fails_after_the_judge(policy: Path
         ({"responses": ["a", "b"], "groups": 5}, "groups are of type int; expected one per response"),
         (
             {"responses": ["a", "b"], "groups": [[0], [1]]},
-            "groups must be the number of each response's prompt: unhashable type",
+            "groups has an entry of type list; expected the number of each",
         ),
         (
             {"responses": ["a", "b"], "logprobs": [-1.0, -1.0]},

@@ -139,7 +139,9 @@ def test_without_any_spread_no_step_is_taken(policy: Path, tmp_path: Path, capsy
     assert "update 1: no group has spread, and no step is taken" in " ".join((shown.out + shown.err).split())
 
 
-def test_an_update_is_smaller_where_the_rounds_do_not_fill_it(policy: Path, tmp_path: Path) -> None:
+def test_an_update_is_smaller_where_the_rounds_do_not_fill_it(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings: dict[str, Any] = {"constant_groups": {"resample": 1}, "num_updates": 1, "num_minibatches": 9}
     [row] = train(policy, tmp_path / "run", Reward(PROMPTS[:5]), **settings)
     assert (row["group/resamples"], row["group/unused"], row["group/constant"]) == (1, 15, pytest.approx(5 / 6))
@@ -147,6 +149,10 @@ def test_an_update_is_smaller_where_the_rounds_do_not_fill_it(policy: Path, tmp_
     assert row["policy/optimizer_steps"] == 2 * 3  # not 2 * 9: each of three rows is a minibatch
     step = sum(row[name] for name in row if name.startswith("flops/")) / row["cost/sft_steps"]
     assert row["flops/train"] == pytest.approx(2 * step)  # and yet two whole epochs
+    shown = capsys.readouterr()
+    assert "update 1: the rounds of ppo.constant_groups=resample ended with 1 of 3 groups" in " ".join(
+        (shown.out + shown.err).split()
+    )
 
 
 def test_a_round_draws_what_should_be_enough_and_never_more_than_a_whole_update() -> None:

@@ -299,10 +299,12 @@ def _groups(
     """Return each response's group, numbered in order of appearance, and each group's first response."""
     # The entries of a tensor are never equal as keys.
     keys = list(map(tuple, prompt_ids) if groups is None else plain_value(groups))
-    try:
-        firsts = {key: place for place, key in reversed(list(enumerate(keys)))}
-    except TypeError as error:
-        raise DataError(f"groups must be the number of each response's prompt: {error}") from error
+    for key in keys:
+        if isinstance(key, (list, dict, set)):
+            raise DataError(
+                f"groups has an entry of type {type(key).__name__}; expected the number of each response's prompt"
+            )
+    firsts = {key: place for place, key in reversed(list(enumerate(keys)))}
     order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     for place, key in enumerate(keys):
         if prompt_ids[place] != prompt_ids[firsts[key]]:

@@ -277,11 +277,11 @@ class Sampling:
         rows = groups.among(groups.group[:wanted] if is_flat else found).nonzero().squeeze(1).tolist()
         if len(rows) < batch.num_scored or is_flat:
             batch = replace(batch, trained=batch.scored.select(rows), is_flat=is_flat, takes_steps=not is_flat)
-        self._report(batch, update)
+        self._report(batch, len(found), wanted, update)
         return batch
 
-    def _report(self, batch: SampledBatch, update: int) -> None:
-        """Print, once of each kind, how many responses are not trained on, and that no step is taken."""
+    def _report(self, batch: SampledBatch, found: int, wanted: int, update: int) -> None:
+        """Print, once of each kind, how many responses are not trained on, and that groups are missing."""
         rounds = batch.num_rounds
         has_spread = batch.groups.has_spread
         if batch.num_unused:
@@ -293,6 +293,11 @@ class Sampling:
             )
         if batch.is_flat:
             self._once("flat", f"update {update}: no group has spread, and no step is taken")
+        elif rounds > 1 and found < wanted:
+            self._once(
+                "short",
+                f"update {update}: the rounds of ppo.constant_groups=resample ended with {found} of {wanted} groups",
+            )
 
     def _once(self, kind: str, line: str) -> None:
         if kind not in self._shown:
