@@ -22,6 +22,7 @@ from kedge_base.run_folder.record_format import read_metrics
 from kedge_plan.plan import count_stage
 from kedge_plan.rows import Lengths
 from tests.forking import forked_kedge
+from tests.lab.evaluation.speakers import run_kedge
 from tests.tiny import (
     CHAT_TEMPLATE,
     FAMILIES,
@@ -228,9 +229,9 @@ def test_the_command_runs_the_same_twice(tmp_path):
     save_tiny_policy(tmp_path / "base")
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    for name in ("a", "b"):
+    for name, run in (("a", run_kedge), ("b", forked_kedge)):
         command = ["reward", "--model", tmp_path / "base", "--data", data, "--out", tmp_path / name, *SETTINGS]
-        done = forked_kedge(*command, "runtime.report=false")
+        done = run(*command, "runtime.report=false")
         assert done.returncode == 0, done.stderr
     summaries = [(tmp_path / name / "summary.json").read_bytes() for name in ("a", "b")]
     assert summaries[0] == summaries[1]

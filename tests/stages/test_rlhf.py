@@ -19,6 +19,7 @@ from kedge_base.errors import ConfigError, KedgeError
 from kedge_base.run_folder.record_format import read_json_lines
 from kedge_plan.report import MachinePlan, PlannedPhase
 from tests.forking import forked_kedge
+from tests.lab.evaluation.speakers import run_kedge
 from tests.tiny import save_tiny_policy
 
 PROMPTS = [{"prompt": f"Deck {number}:", "topic": number} for number in range(6)]
@@ -273,7 +274,7 @@ def test_the_command_runs_and_reports_errors(tmp_path):
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         command += [f"--{name}", path]
-    done = forked_kedge(*command, "--out", tmp_path / "run", *SETTINGS, "ppo.num_updates=1")
+    done = run_kedge(*command, "--out", tmp_path / "run", *SETTINGS, "ppo.num_updates=1")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
     wrong = forked_kedge(*command, "--out", tmp_path / "run", *SETTINGS)

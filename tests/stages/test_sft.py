@@ -24,6 +24,7 @@ from kedge_base.stage import Stage
 from kedge_inspect.page.verdict import data_sentences
 from kedge_inspect.record import read_run
 from tests.forking import forked_kedge
+from tests.lab.evaluation.speakers import run_kedge
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 
 ROWS = [{"prompt": f"Hoist sail {number}!", "completion": f" Aye, {number}."} for number in range(10)]
@@ -260,8 +261,8 @@ def test_the_command_runs(tmp_path):
     save_tiny_policy(tmp_path / "base")
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    command = ["sft", "--model", tmp_path / "base", "--data", data, "--out", tmp_path / "run", "--seed", 3]
-    done = forked_kedge(*command, "sft.batch_size=4", "runtime.report=false")
+    command = ["sft", "--model", tmp_path / "base", "--data", data, "--out", tmp_path / "run", "--seed", "3"]
+    done = run_kedge(*command, "sft.batch_size=4", "runtime.report=false")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
     again = forked_kedge(*command)

@@ -298,17 +298,18 @@ def test_a_dropped_first_update_leaves_the_start_to_the_next(tmp_path, policy, c
 
 
 @pytest.mark.usefixtures("unchecked")  # a training
-def test_scores_below_minus_one_do_not_teach_the_policy_not_to_stop(tmp_path, policy):
-    """With a fixed score of -1, fewer and fewer responses would stop."""
+@pytest.mark.parametrize(("missing", "stops_more_often"), [("auto", True), (-1.0, False)])
+def test_scores_below_minus_one_do_not_teach_the_policy_not_to_stop(tmp_path, policy, missing, stops_more_often):
     folder = shifted_reward_model(tmp_path / "judge", 5.0)
     stopping = save_often_stopping(policy, tmp_path / "policy")
     sizes = {"num_updates": 6, "num_prompts": 48, "num_minibatches": 4, "num_epochs": 2}
-    settings = {**sizes, "kl_coef": 0.0, "learning_rate": 5e-3, "missing_eos_score": "auto"}
+    settings = {**sizes, "kl_coef": 0.0, "learning_rate": 5e-3, "missing_eos_score": missing}
     metrics = run_ppo(configure(stopping, tmp_path / "run", reward=str(folder), **settings), prompts=PROMPTS).metrics
     first, *_, second_last, last = (row["response/eos_rate"] for row in metrics)
     assert -6 < metrics[0]["score/judge"] < -4
     assert first == pytest.approx(0.42, abs=0.1)
-    assert (second_last + last) / 2 > 0.6
+    rate = (second_last + last) / 2
+    assert (rate > 0.6) if stops_more_often else (rate < 0.25)
 
 
 def shifted_reward_model(folder, shift):
@@ -434,6 +435,9 @@ def test_responses_without_a_score_are_left_out(tmp_path, policy):
     [
         {"kl_in": {"loss": "k2"}},
         {"kl_in": "score", "advantage": "monte_carlo"},
+        {"kl_controller": "ziegler"},
+        {"kl_controller": "schulman"},
+        {"policy_loss": "kl_penalty_adaptive"},
         {"policy_loss": "unclipped", "value_clip_range": None, "value_loss": "mse"},
         {"entropy_coef": 0.01, "entropy_target": 2.0, "value_loss": "mse"},
         {"score_at": "after_last", "whiten_rewards": True, "value_loss": "hl_gauss"},
