@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -50,6 +51,11 @@ _PART = re.compile(r"\n *(Source|Too high|Too low|Text): ")
 def field(default: Any, **bounds: Any) -> Any:
     """A pydantic field with a default in any form that it reads, and with bounds: `gt`, `ge`, `lt`, `le`."""
     return Field(default, **bounds)
+
+
+def same(section: type[BaseModel], name: str) -> Any:
+    """A field as another section has it, with its documentation."""
+    return copy(section.model_fields[name])
 
 
 def field_doc(info: FieldInfo) -> FieldDoc:

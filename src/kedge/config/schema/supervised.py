@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from kedge.config.schema.field import field
+from kedge.config.schema.field import field, same
 from kedge.config.schema.optimizer import Schedule, TrainedSection
 from kedge.config.schema.rollout import check_responses
 from kedge.config.schema.section import check
@@ -51,21 +51,8 @@ class RewardModelConfig(TrainedSection):
     Source: Stiennon: the reward model starts from the SFT model
     Text: a folder, a hub id or a run
     """
-    learning_rate: float = field(3e-6, ge=0)
-    """Peak learning rate of Adam.
-
-    Source: N+ (1B to 6.9B); small models use 10 to 1000 times as much
-    Too high: the loss jumps or diverges, and pretrained knowledge is lost
-    Too low: the loss has hardly moved by the end of the data
-    """
-    schedule: Schedule = field("cosine")
-    """How the learning rate decays to 0 over the run; constant: not at all. {cosine: 0.1}: after a linear rise from 0
-    over a tenth of all optimizer steps.
-
-    Source: N+; N+ trains without a rise
-    Too high: with a long rise, much of the run trains at a fraction of the learning rate
-    Too low: without one, the first steps may be too large, because Adam's moment estimates are still poor
-    """
+    learning_rate: float = same(SftConfig, "learning_rate")
+    schedule: Schedule = same(SftConfig, "schedule")
     num_epochs: int = field(1, ge=1)
     """Passes over the comparisons.
 
@@ -135,14 +122,7 @@ class CriticConfig(TrainedSection):
     Too high: the held-out loss rises from the first evaluation on
     Too low: the critic stays the least-squares fit that it starts as
     """
-    schedule: Schedule = field("cosine")
-    """How the learning rate decays to 0 over the run; constant: not at all. {cosine: 0.1}: after a linear rise from 0
-    over a tenth of all optimizer steps.
-
-    Source: N+, reward model; N+ trains without a rise
-    Too high: with a long rise, much of the run trains at a fraction of the learning rate
-    Too low: without one, the first steps may be too large, because Adam's moment estimates are still poor
-    """
+    schedule: Schedule = same(SftConfig, "schedule")
     num_epochs: int = field(1, ge=1)
     """Passes over the sampled responses, for a separate critic.
 
