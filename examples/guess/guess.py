@@ -90,8 +90,8 @@ def main(folder, num_games=12_000, *, game="guess", **sft):
     rows = [prompt_row(most, **more) for most in about["ranges"]]
     seen = rows
     if num_prompts := about.get("prompts"):
-        seen = [numbered_row(num_prompts + number, row["most"]) for number, row in enumerate(seen * 2_000)]
-        rows = [numbered_row(number, rows[number % len(rows)]["most"]) for number in range(num_prompts)]
+        numbered = [numbered_row(number, rows[number % len(rows)]["most"]) for number in range(2 * num_prompts)]
+        rows, seen = numbered[:num_prompts], numbered[num_prompts:]
     games = [careless_game(f"game {number}", seen[number % len(seen)], about["turns"]) for number in range(num_games)]
     train_start(folder, games, rows, **sft)
 
