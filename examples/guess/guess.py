@@ -4,8 +4,8 @@ python examples/guess/guess.py                  # the model, in runs/guess
 kedge ppo --config examples/guess/run.yaml      # PPO: it learns to halve what is left
 
 `guess.py ranges` makes the model of examples/ranges, where the prompt says how large the number can be, `guess.py
-numbered` one for the same game with prompts that never recur, since each has a number of its own, and `guess.py liar`
-that of examples/liar, where one answer in ten is a lie.
+numbered` a model of the same game in which no prompt recurs, since the games are numbered, and `guess.py liar` that of
+examples/liar, where one answer in ten is a lie.
 """
 
 import argparse

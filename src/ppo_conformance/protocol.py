@@ -32,7 +32,7 @@ class NotOffered(Exception):
 
 
 class UserError(Exception):
-    """A user's mistake; the message is one line."""
+    """A user's mistake, with a message of one line."""
 
 
 class Deviation(Exception):

@@ -125,7 +125,7 @@ def times(powers: Mapping[str, int], sign: int, numbers: Arrays) -> Arrays:
 
 
 def scaled(method: str, inputs: Arrays, settings: Settings) -> tuple[Case, Back] | None:
-    """Everything in a smaller unit; results divided by their standard deviation have none."""
+    """Change the unit of all rewards and values; results divided by their standard deviation stay as they are."""
     if settings.get("whitening") == "std_only":  # (x − μ)/σ + μ has a part without a unit
         return None
     given, found = SCALES[method]

@@ -61,7 +61,7 @@ class RlhfConfig(Section):
     Source: kedge: the round's comparisons are of the newest policy's responses
     """
     train_critic: bool = False
-    """Whether each round trains a critic before PPO, which starts from it: kedge critic, with the fields of `critic`.
+    """Train a critic before PPO in each round (kedge critic, with the fields of `critic`), and start PPO from it.
 
     Source: kedge: off; VC-PPO and VAPO pretrain the critic
     """

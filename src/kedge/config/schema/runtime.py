@@ -131,7 +131,7 @@ class Records(Section):
     Too low: no prompt can be followed through the run
     """
     strict: bool = False
-    """Whether the run stops, instead of warning, if sampler and trainer disagree about a token's probability.
+    """Stop the run, instead of warning, if sampler and trainer disagree about a token's probability.
 
     Source: kedge: a warning should not end a long run; turn it on to test a new setup
     """
