@@ -32,7 +32,7 @@ class Comparison:
         person: Who compared.
         unit: The item's id, and the places of both responses.
         outcome: 1 if `i` is better, 0 for a tie, −1 if `j` is better.
-        position: 1 if `i` was shown before `j`, else −1.
+        position: 1 if `i` was shown before `j`, else −1; 0 if their texts are equal.
         longer: How many characters more `i` has; languages without spaces have no words to count.
     """
 
@@ -66,10 +66,11 @@ def comparisons_in(labels: Labels, answers: Answers) -> list[Comparison]:
     found: list[Comparison] = []
     for person, by_item in answers.items():
         for name, answer in by_item.items():
-            lengths = [len(text) for text in labels.items[name].responses]
+            texts = labels.items[name].responses
             for (i, j), outcome in outcomes(answer).items():
-                position = 1 if answer.order.index(i) < answer.order.index(j) else -1
-                found.append(Comparison(person, (name, i, j), outcome, position, lengths[i] - lengths[j]))
+                is_before = answer.order.index(i) < answer.order.index(j)
+                position = 0 if texts[i] == texts[j] else 1 if is_before else -1
+                found.append(Comparison(person, (name, i, j), outcome, position, len(texts[i]) - len(texts[j])))
     return found
 
 

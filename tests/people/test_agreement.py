@@ -116,7 +116,7 @@ def test_positions_and_lengths_of_a_comparison():
     assert [(each.unit[1:], each.outcome, each.position, each.longer) for each in found] == [
         ((0, 1), 1, 1, 10),
         ((0, 2), 1, -1, 10),
-        ((1, 2), 0, -1, 0),
+        ((1, 2), 0, 0, 0),  # equal texts
     ]
 
 

@@ -101,6 +101,13 @@ def test_figures_of_a_person_counted_by_hand():
     assert (person.again, person.others) == ([0], [])
 
 
+def test_a_choice_between_equal_texts_says_nothing_about_a_preferred_position():
+    items = [replace(PAIR, id=str(number), responses=("same", "same")) for number in range(20)]
+    answers = [answer(each.id, each.id) for each in items]
+    (person,) = examine_labels(Labels({each.id: each for each in items}, answers)).people
+    assert person.first == []
+
+
 @pytest.mark.parametrize(
     ("prompt", "responses", "characters"),
     [
