@@ -314,6 +314,8 @@ def kept_results(facts: dict[str, Any]) -> dict[str, Any]:
     Raises:
         BenchError: The record has other facts.
     """
+    if not RECORD.exists():
+        return {}
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     for name, value in facts.items():
         if record[name] != value:
