@@ -1,4 +1,4 @@
-"""Advantages without a critic, less what a critic knows beyond them: its change of value, with a fitted weight."""
+"""Critic-free advantages, with a critic's change of value as a control variate whose weight is fitted."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class ControlVariateAdvantage:
 
         C_t = R_t − GAE_t − V_0,    which is V_t − V_0 with λ = 1
 
-    B compares the return R with that of the prompt's other responses; or not at all, so that whitening compares it with
-    the batch's mean, and V_0 is the batch's mean as well. The weight w in [0, 1] is the one that lowers the variance of
-    A most. Each half of the prompts gets the weight fitted on the other half; it is 0 if, of that half's two parts, the
-    weight fitted on one does not lower the variance on the other. With w = 0, A is B to the bit. With λ = γ = 1 the
-    gradient is unbiased for any critic that has not been trained on these responses: neither w nor C_t depends on the
-    action at t or on what follows.
+    B is the return R minus that of the prompt's other responses; or R itself, so that whitening subtracts the batch's
+    mean, and V_0 is then the batch's mean. The weight w in [0, 1] is the one that lowers the variance of A most. Each
+    half of the prompts gets the weight fitted on the other half, or 0 if weights fitted on one part of that half do not
+    lower the variance on its other part. With w = 0, A is bit-identical to B. With λ = γ = 1 the gradient is unbiased
+    for any critic that has not been trained on these responses: neither w nor C_t depends on the action at t or on what
+    follows.
 
     Args:
         base: B.
@@ -64,7 +64,7 @@ class ControlVariateAdvantage:
     def metrics(
         self, rewards: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"], **inputs: Unpack[AdvantageInputs]
     ) -> dict[str, float]:
-        """The mean of w, and the share of B's variance that it takes away, before any whitening."""
+        """The mean of w, and the share of B's variance that it removes, before any whitening."""
         base, change, weights, _ = self._parts(rewards, mask, inputs)
         plain, left = (in_float64(each[mask]).var(correction=0) for each in (base, base - weights * change))
         saved = 1.0 - float(left / plain) if plain > 0 else 0.0
@@ -79,7 +79,7 @@ class ControlVariateAdvantage:
         if self.base.needs == "group":
             prompts = required(inputs, "group")
             change = total_reward(to_go, mask) - estimated - first
-        else:  # B does not compare the responses to a prompt: each counts as one
+        else:  # B does not compare responses: each counts as a prompt of its own
             prompts = torch.arange(len(rewards), device=rewards.device)
             change = to_go - estimated - first[mask.any(-1)].mean()
         return base, change, control_weights(base, change, mask, prompts).to(base).unsqueeze(-1), targets
@@ -91,10 +91,10 @@ def control_weights(
     mask: Bool[Tensor, "batch time"],
     group: Int[Tensor, " batch"],
 ) -> Float[Tensor, " batch"]:
-    """The weight of each row's control variate, fitted on other prompts; 0 where it would not help on others.
+    """The weight of each row's control variate, fitted on other prompts; 0 if it does not generalize.
 
     Args:
-        base: the estimate whose variance is to fall.
+        base: the estimate whose variance is reduced.
         change: the control variate.
         mask: True = counts; each counted slot has the same weight.
         group: number of each row's prompt. Prompts are divided in the order of their first rows.
@@ -126,7 +126,7 @@ def _weight(sums: Float[Tensor, " 6"]) -> float:
 
 
 def _saved(sums: Float[Tensor, " 6"], weight: float) -> float:
-    """The sum of squares around the mean that subtracting the weighted change takes away."""
+    """The reduction of the sum of squares around the mean by subtracting the weighted change."""
     number, covariance, variance = _moments(sums)
     return number * weight * (2 * covariance - weight * variance)
 

@@ -129,12 +129,12 @@ class Rollout:
 
     @property
     def num_read_tokens(self) -> int:
-        """`num_tokens`, counting those that several contexts of an episode have in common for each of them."""
+        """`num_tokens`, counting tokens that several contexts of an episode share once per context."""
         return sum(map(len, self.contexts(self.action_mask).paths)) if self.branches else self.num_tokens
 
     @cached_property
     def row_lengths(self) -> list[int]:
-        """Number of tokens in each row that a model reads at most, including the prompt."""
+        """Maximum number of tokens that a model reads in each row, including the prompt."""
         if self.branches:
             contexts = self.contexts(self.action_mask, privileged=True)
             by_row: list[list[int]] = [[] for _ in range(self.num_responses)]
@@ -150,7 +150,7 @@ class Rollout:
 
     @cached_property
     def prompts(self) -> list[Pieces]:
-        """Divide each row's prompt into the pieces that rows of a pass share, whatever their groups."""
+        """Split each row's prompt into the pieces that rows of a pass share, across groups."""
         texts = [tuple(ids) for ids in unpadded(self.prompt_ids, self.prompt_mask)]
         return prefix_tree(texts, longest=max(self.row_lengths, default=0))
 
@@ -173,7 +173,7 @@ class Rollout:
 
     @cached_property
     def branches(self) -> bool:
-        """True if a token was read after another one than the token in the slot before it."""
+        """True if some token does not follow the token in the slot before it."""
         if self.parents is None:
             return False
         slots = torch.arange(self.parents.shape[1], device=self.parents.device)
@@ -184,7 +184,7 @@ class Rollout:
 
         Args:
             slots: Actions, or slots that follow the previous slot.
-            privileged: Put each row's privileged tokens after what a context has of the prompt.
+            privileged: Insert each row's privileged tokens after a context's part of the prompt.
         """
         assert self.parents is not None
         contexts = Contexts([], [], [])

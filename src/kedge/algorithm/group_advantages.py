@@ -108,7 +108,7 @@ class BaselineAdvantage:
 def decayed_mean(count: float, mean: float, scores: Sequence[float], *, decay: float) -> tuple[float, float]:
     """Count and mean of scores after further ones: n ← ρ·n + k, v ← v + Σ (S − v) / n.
 
-    With one score a time a count of 1/(1 − ρ) stays, and the mean is an exponential moving average. With scores of 0
+    With one score at a time, n converges to 1/(1 − ρ) and the mean to an exponential moving average. With scores of 0
     and 1, the mean is that of a Beta distribution, α / (α + β), both of which decay by ρ before they are added to.
 
     Args:
@@ -125,11 +125,11 @@ def decayed_mean(count: float, mean: float, scores: Sequence[float], *, decay: f
 
 @dataclass(frozen=True)
 class GroupInGroupAdvantage:
-    """A_t = A_i + ω·A(G_t): GRPO's advantage of the episode, and that of a turn among turns in the same state.
+    """A_t = A_i + ω·A(G_t): GRPO's advantage of the episode, plus a turn's among turns from the same state.
 
     A_i is from the episode's undiscounted rewards. A(G_t) compares the discounted return from the turn on with those of
-    all turns that started in the same state, of any episode to the prompt; it is 0 where no other one did. Both are
-    divided by their standard deviation.
+    all turns that started in the same state, in any episode of the prompt; it is 0 for a state with a single turn. Both
+    are divided by their standard deviation.
 
     Args:
         gamma: γ per turn, of the returns from a turn on.
@@ -244,6 +244,6 @@ def _standardized(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _less_others(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of the other counted rows' means; there is at least one such row."""
+    """Subtract the mean of the other counted rows' means; there is at least one such row."""
     means = keep_counted(values, mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
     return values - (means.sum() - means) / (mask.any(-1).sum() - 1)

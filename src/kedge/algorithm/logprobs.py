@@ -87,14 +87,14 @@ def token_logprobs_and_entropy(
     Source: PPO eq. 9; spec §4.14, §6.29.
     """
     logprobs, distribution, entropy = _evaluated(logits, tokens, temperature, entropy_gradient)
-    # After the function that saves tensors, where a checkpoint's recomputation ends: it need not repeat this.
+    # Outside `_Evaluated`: activation recomputation stops at its saved tensors and skips this.
     return logprobs, _entropy(distribution) if entropy is None else entropy
 
 
 def _evaluated(
     logits: Tensor, tokens: Tensor, temperature: float, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Log probabilities; the distributions, without a gradient; and the entropies, if they have one."""
+    """Log probabilities; detached log distributions; and the entropies if `entropy_gradient`, else None."""
     found = _Evaluated.apply(logits, tokens.long(), temperature, entropy_gradient)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return cast("tuple[Tensor, Tensor, Tensor | None]", found)
 

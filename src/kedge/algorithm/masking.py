@@ -44,7 +44,7 @@ class Averaging(TypedDict, total=False):
 
 def unpadded(table: Shaped[Tensor, "batch width"], mask: Bool[Tensor, "batch width"]) -> list[list[Any]]:
     """List the counted entries of each row."""
-    entries = iter(cast("Any", table[mask]).tolist())  # on a GPU, one wait for all rows
+    entries = iter(cast("Any", table[mask]).tolist())  # a single GPU synchronization for all rows
     return [list(islice(entries, count)) for count in cast("Any", mask.sum(-1)).tolist()]
 
 

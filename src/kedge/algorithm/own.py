@@ -80,7 +80,7 @@ def own_values(value: object, mask: Tensor, name: str) -> Tensor:
     Args:
         value: The result.
         mask: True = counts.
-        name: Its name in errors, and a verb.
+        name: The subject and verb of errors.
 
     Raises:
         ShapeError: The result is not a tensor with the mask's shape.

@@ -83,7 +83,7 @@ def _logprobs_with_ties(gaps: Tensor, tied: Tensor, ties: Ties, tie: Tensor) -> 
 
 
 def initial_tie(share: float) -> float:
-    """The `tie` with which equal scores tie with this probability, kept off 0 and 1; the same in both models of ties.
+    """The `tie` that gives equal scores this probability of a tie, clamped; the same in both models of ties.
 
     share = ν / (2 + ν) in Davidson's, and (θ − 1) / (θ + 1) with θ = 1 + e^tie in Rao and Kupper's.
     """

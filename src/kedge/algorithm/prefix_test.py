@@ -183,7 +183,7 @@ def prefix_test(
     *,
     num_resamples: int = 1_000,
 ) -> PrefixTest:
-    """Hold the values of prefixes against the mean returns of their continuations.
+    """Compare the values of prefixes with the mean returns of their continuations.
 
     The noise of M continuations leaves a perfect critic an explained variance of 1 − mean(s²/M)/Var(m), with s² the
     unbiased variance of a prefix's returns. Its share of ordered pairs follows from how often two halves of the
@@ -246,7 +246,7 @@ def prefix_test(
 
 
 def _rows_of(numbers: Int[Tensor, " n"]) -> Bool[Tensor, "rows n"]:
-    """A row for each distinct number, in order: where it is."""
+    """One mask per distinct number, in ascending order."""
     return torch.stack([numbers == each for each in sorted(set(map(int, numbers)))])
 
 

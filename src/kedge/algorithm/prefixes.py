@@ -1,4 +1,4 @@
-"""What the rows of a batch begin with in common; a pass through a model reads it once."""
+"""Common prefixes of a batch's rows, which a forward pass reads only once."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ reading it once saves."""
 
 
 def prefix_tree(texts: Sequence[tuple[int, ...]], *, longest: int) -> list[Pieces]:
-    """Divide texts into the pieces that they begin with in common.
+    """Split texts into pieces at the ends of their common prefixes.
 
-    Equal texts have the same pieces. Different ones share a common beginning of at least `LEAST_SHARED` of the longest
-    row, at every place where they part.
+    Equal texts have the same pieces. Different ones share a piece only if it has at least `LEAST_SHARED` times the
+    tokens of the longest row.
 
     Args:
         texts: Token ids.
         longest: Tokens of the longest row, in which each text is followed by others.
 
     Returns:
-        The pieces of each text. The last one, with what no other text shares, has the index of the first such text as
-        its number; numbers of common beginnings are negative.
+        The pieces of each text. The last one, which no different text shares, is numbered by the index of the first
+        such text; shared pieces have negative numbers.
     """
     first = {text: index for index, text in reversed(list(enumerate(texts)))}
     pieces = dict[tuple[int, ...], Pieces]()
@@ -87,7 +87,7 @@ class Contexts:
             ids: The tokens after it.
             parents: The slot of the token that each of them follows; see `Rollout.parents`.
             ends: The slots in which the contexts end.
-            added: Tokens that follow what a context has of the opening.
+            added: Tokens to insert after a context's part of the opening.
         """
         places: dict[int, tuple[int, int]] = {}
         for end in sorted(set(ends), reverse=True):  # the longer ones first
@@ -108,13 +108,13 @@ class Contexts:
 
 
 def repeated_tokens(pieces: Iterable[Pieces]) -> int:
-    """The tokens that are not read again where rows share their pieces."""
+    """Number of tokens saved by reading shared pieces once."""
     every = [piece for each in pieces for piece in each]
     return sum(tokens for _, tokens in every) - sum(dict(every).values())
 
 
 def common_start(texts: Sequence[Sequence[Hashable]]) -> int:
-    """The number of tokens that all texts begin with."""
+    """Length of the prefix common to all texts, in tokens."""
     columns = zip(*texts, strict=False)
     return next(
         (place for place, column in enumerate(columns) if len(set(column)) > 1), min(map(len, texts), default=0)

@@ -128,8 +128,8 @@ def fit_readout(halves: Sequence[ReadoutSums]) -> Readout:
 
     w = (Cov(x) + λI)⁻¹ Cov(x, y),   b = mean(y) − w·mean(x)
 
-    The halves must share no prompt, because the tokens of a response are not independent examples: with ordinary
-    least squares, a few long responses would be learned by heart.
+    The halves must share no prompt, because the tokens of a response are not independent examples: with ordinary least
+    squares, a few long responses would be memorized.
 
     Args:
         halves: The sums of both halves; a single one gets the smallest penalty that is tried.

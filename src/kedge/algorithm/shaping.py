@@ -47,10 +47,10 @@ class GroupScores:
 
     Attributes:
         group: number of each group.
-        place: for each response, the place of its group in the other attributes.
+        place: for each response, the index of its group in the other attributes.
         count: responses.
         mean: mean score.
-        std: standard deviation of the scores, of the population.
+        std: population standard deviation of the scores.
         has_spread: two of its scores differ by more than rounding; see `rounding_of`. The scores themselves
             are compared: an estimate of the deviation can be above 0 for equal ones.
     """

@@ -73,8 +73,9 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
 def majority_at_k(num_right: int, wrong: Sequence[int], num_silent: int, k: int) -> float:
     """Probability that the most frequent answer of k of the responses to a prompt is the right one, without bias.
 
-    The share of the k-subsets in which the right answer is the most frequent, ties drawn by lot: it is counted for each
-    number of right responses, with at most as many of each wrong answer. Responses without an answer do not vote.
+    The share of the k-subsets in which the right answer is the most frequent, ties broken at random. Subsets are
+    counted by their number of right responses, with at most as many of each wrong answer. Responses without an answer
+    do not vote.
 
     Args:
         num_right: Responses with the right answer.
@@ -91,7 +92,7 @@ def majority_at_k(num_right: int, wrong: Sequence[int], num_silent: int, k: int)
     _check_draw(total, num_right, k)
     share = Fraction(0)
     for right in range(1, min(num_right, k) + 1):
-        ways = Counter({(k - right, 1): comb(num_right, right)})  # by open places, and answers that are as frequent
+        ways = Counter({(k - right, 1): comb(num_right, right)})  # by (places left, answers tied for first)
         for count in wrong:
             more = Counter[tuple[int, int]]()
             for (places, tied), number in ways.items():
