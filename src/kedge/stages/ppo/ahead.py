@@ -131,7 +131,7 @@ class _Job:
 
 
 class _Rejected(Exception):
-    """A score was not finite. Has the responses, for the description of the incident."""
+    """A score was not finite. Carries the responses, for the incident log."""
 
     def __init__(self, error: NonfiniteScoreError, rollout: Rollout | None) -> None:
         super().__init__(str(error))

@@ -72,7 +72,7 @@ def load_actor_critic(
             if value.privileged is not None:
                 setattr(critic.classifier.config, PRIVILEGED_KEY, value.privileged)
             if bins is not None:
-                critic.predict_histogram(bins)  # with the values of a trained critic, or the reward model's scores
+                critic.predict_histogram(bins)  # initialized to the values of the scalar output, if that is trained
             if not is_trained:
                 assert critic.value_head is not None, "a fresh model has a linear head"
                 head = initialize_head(critic.value_head, "zero")
@@ -106,7 +106,7 @@ def _load_critic(
 ) -> tuple[ScalarModel, bool]:
     """Load the model that a separate critic starts from; also return whether its head is trained (spec §7.34).
 
-    `auto` copies the reward model if there is exactly one, and it has the policy's tokens and a value at each of them.
+    `auto` copies the reward model if there is exactly one, and it shares the policy's tokenizer and scores every token.
     """
     if config.ppo.names_critic:
         critic = load_saved_critic(config, tokenizer, loading)
@@ -147,7 +147,7 @@ def with_saved_critic(config: Config) -> Config:
 
     Raises:
         ModelError: The model does not exist.
-        ConfigError: `ppo.critic` asks for the other kind.
+        ConfigError: `ppo.critic` names the other kind.
     """
     value = config.ppo
     if not value.names_critic:

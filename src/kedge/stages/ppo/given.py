@@ -113,7 +113,7 @@ class Batch:
         """Put numbers per turn at the last token of each turn; other scores are unchanged.
 
         Raises:
-            RewardError: There are as many numbers neither as turns nor as tokens.
+            RewardError: The number of scores matches neither turns nor tokens.
         """
         if (starts := self.rollout.turn_starts) is None:
             return [*scores]
@@ -127,7 +127,7 @@ class Batch:
                         f"response {row} has {counted(len(turns), 'turn')} and {counted(len(ids), 'token')}, and "
                         f"{counted(len(numbers), 'score')}; expected a number, or one for each turn or token"
                     )
-                # As for any scores, the tokens that are read before a turn belong to the turn before.
+                # As for all scores, tokens read between two turns belong to the earlier one.
                 ends = [*(slot - 1 for slot in turns[1:]), len(ids) - 1]
                 paid = dict(zip(ends, numbers, strict=True))
                 numbers = [paid.get(slot, 0.0) for slot in range(len(ids))]
@@ -297,7 +297,7 @@ def _groups(
     rows: Sequence[Prompt], prompt_ids: Sequence[Sequence[int]], groups: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
     """Return each response's group, numbered in order of appearance, and each group's first response."""
-    # The entries of a tensor are never equal as keys.
+    # A tensor's entries hash by identity, so equal ones would be different keys.
     keys = list(map(tuple, prompt_ids) if groups is None else plain_value(groups))
     for key in keys:
         if isinstance(key, (list, dict, set)):
@@ -332,11 +332,11 @@ class _Response:
         ids: Its tokens.
         own: True for each token that the policy chose.
         stopped: It ended with a stop token.
-        opening: What the first of its calls read; empty for a response that is not made of calls.
-        starts: The first slot of each turn of the policy: of each call, or each part of the policy's own.
-        counts: Tokens that each of its calls said.
+        opening: The tokens that its first call read; empty for a response without calls.
+        starts: The first slot of each turn of the policy, which is a call or a part that the policy chose.
+        counts: Tokens sampled by each of its calls.
         parents: The slots that do not follow the slot before them; see `Rollout.parents`.
-        longest: Most tokens that a call read and said.
+        longest: Tokens of its longest call, read and sampled.
     """
 
     def __init__(self, trainer: Trainer, place: int, given: Any, stopped: bool | None) -> None:
@@ -383,7 +383,7 @@ class _Response:
             )
 
     def _add_call(self, episode: Episode, read: list[int], said: list[int], name: str) -> None:
-        """Add what a call read beyond what the episode already has, and what it said."""
+        """Add the tokens that a call read beyond the episode so far, and those it sampled."""
         if not (read and said):
             raise DataError(f"{name} has {'no sampled tokens' if read else 'read no tokens'}")
         new = list[int]()

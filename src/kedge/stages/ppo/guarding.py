@@ -64,7 +64,7 @@ def _row(incident: Incident, roles: Roles) -> dict[str, object]:
     row = {name: value for name, value in vars(incident).items() if name != "evidence"}
     if incident.row is not None and (evidence := incident.evidence) is not None:
         row |= describe_row(evidence, incident.row, roles.tokenizer)
-        if incident.token is not None:  # its place among the listed tokens, which are the actions
+        if incident.token is not None:  # its index among the tokens of the row, which lists only actions
             rollout = evidence if isinstance(evidence, Rollout) else evidence.rollout
             row["token"] = int(rollout.action_mask[incident.row, : incident.token].sum())
     return row

@@ -304,7 +304,7 @@ class ForwardCost:
         per_action: Number of weights of the output layer, which is only computed at actions.
         frozen_per_token: The part of `per_token` that is frozen under an adapter.
         frozen_per_action: The frozen part of `per_action`.
-        shares_up_to: Maximum length of rows that can share what they begin with.
+        shares_up_to: Maximum length of rows that can share a prefix.
 
     Source: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1.
     """

@@ -344,7 +344,7 @@ class PpoTrainer:
         self._stop.at_once = False
         self._loop.save()
         save_result(self._run, self.roles, interrupted=None)
-        self._run.ranks.wait()  # until the model is saved
+        self._run.ranks.wait()  # all return once the model is saved
         return self.folder / "model"
 
     def close(self) -> None:
@@ -369,11 +369,11 @@ class PpoTrainer:
         if not given._is_of(update - 1):
             self._trainer.settings = self._trainer.settings.inexact()
         batch = self._sampling.given(given.rollout, given._rows, clock, scores=scores)
-        self._stop.at_once = False  # from here on, estimators and models learn of the batch
+        self._stop.at_once = False  # estimators and models change from here on
         return replace(batch, costs=self._published)
 
     def _advance(self, batch: Batch) -> None:
-        """Complete the update that was made of a batch, and continue with the next one, also after an error."""
+        """Complete the update made from a batch, and advance to the next one even after an error."""
         batch._trained.append(self._trainer.update)
         self._begin_again()
         try:
@@ -385,18 +385,18 @@ class PpoTrainer:
             raise
 
     def _drawn(self) -> tuple[Any, ...]:
-        """The state of what calls draw: the run's prompts, and random numbers that depend on the number of calls."""
+        """The state of the prompt stream, and the number of calls, on which random numbers depend."""
         return self.done, self._counts.copy(), self._stream and self._stream.state_dict()
 
     def _draw_again(self, done: int, counts: dict[str, int], stream: Any) -> None:
-        """Restore `_drawn`, unless an update is complete since."""
+        """Restore `_drawn`, unless an update has been completed since."""
         if done == self.done:
             self._counts = counts
             if self._stream:
                 self._stream.load_state_dict(stream)
 
     def _begin_again(self) -> None:
-        """Count the calls of an update from its start, as a resumed run does."""
+        """Reset the counts of calls, as at the start of an update."""
         self._clock: Stopwatch | None = None
         self._counts = {"sample": 0, "generate": 0}
         self._published: dict[str, float] = {}

@@ -65,7 +65,7 @@ def save_result(run: Run, roles: Roles, *, interrupted: bool | None, model: bool
 
 def _save(run: Run, roles: Roles, metrics: Sequence[dict[str, Any]], weights: dict[str, Tensor] | None = None) -> None:
     facts = {**_facts(roles, len(metrics)), "responses": sum(row.get("group/sampled", 0) for row in metrics)}
-    last = next((row for row in reversed(metrics) if "objective/kl" in row), {})  # a dropped update lacks it
+    last = next((row for row in reversed(metrics) if "objective/kl" in row), {})  # not in the row of a dropped update
     if scored := [row for row in metrics if "reward/score_mean" in row]:
         facts["mean score, first and last update"] = (
             f"{scored[0]['reward/score_mean']:.3f}, {scored[-1]['reward/score_mean']:.3f}"

@@ -149,7 +149,7 @@ class Sampling:
         self._shown: set[str] = set()
 
     def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
-        """The responses of an update, of which the clock times the phases; errors as in `sampled`."""
+        """Sample an update's responses, timing its phases; errors as in `sampled`."""
         costs = self._trainer.publish(update - 1)
         assert self._prompts is not None
         batch = self.sampled(self._trainer, clock, self._prompts.next)
@@ -164,7 +164,7 @@ class Sampling:
     def given(
         self, rollout: Rollout, prompts: Sequence[Prompt], clock: Stopwatch, *, scores: Sequence[object] | None = None
     ) -> SampledBatch:
-        """The trainer's current update on responses that exist.
+        """Prepare existing responses for the trainer's current update.
 
         Args:
             rollout: The responses.
@@ -185,7 +185,7 @@ class Sampling:
         return self._with_spread(batch, len(prompts), trainer.update)
 
     def sampled(self, trainer: Trainer, clock: Stopwatch, draw: Callable[[int], list[Prompt]]) -> SampledBatch:
-        """The responses of the trainer's current update.
+        """Sample the responses of the trainer's current update.
 
         Args:
             trainer: Samples and scores.
@@ -243,7 +243,7 @@ class Sampling:
         is_given: bool = False,
     ) -> ScoredRollout:
         """Score a round's responses; if the advantage needs it, sample and score a greedy response to each prompt."""
-        streams = ("rollout", trainer.update, *names)  # the seeds of the episodes that these are compared with
+        streams = ("rollout", trainer.update, *names)  # greedy episodes get the seeds of the sampled ones
         names = ("reward", trainer.update, *names)
         with clock.phase("reward"):
             self._check(sampled[0])
