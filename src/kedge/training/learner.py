@@ -155,7 +155,7 @@ class LanguageLearner:
     _pending: tuple[Rollout, PolicyOutputs] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        # A critic starts or stops being trained between updates, of which each has a learner of its own.
+        # A critic starts or stops being trained between updates only, and each update has its own learner.
         self.needs_values = self.actor_critic.trains_critic
 
     def find_tokens(self, rollout: Rollout, optimizer: Optimizer) -> None:

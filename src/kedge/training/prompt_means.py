@@ -14,7 +14,8 @@ from kedge.algorithm.group_advantages import decayed_mean
 class PromptMeans:
     """A running mean of the scores of each prompt, which starts from that of all scores.
 
-    A prompt's first scores are added to 1/(1 − ρ) scores that equal the mean of all. Prompts are known by their text.
+    A prompt's first scores are added to 1/(1 − ρ) scores that equal the mean of all. Prompts are identified by their
+    text.
 
     Args:
         decay: ρ, by which the weight of earlier scores decays in each update with the prompt.

@@ -15,7 +15,8 @@ from kedge.training.supervised.returns import Head
 class Readout:
     """Fits the value head to the hidden states and returns of recent updates.
 
-    w, b = the ridge regression of the returns on the states, where an update weighs (k − 1)/(k + 1) of the next one
+    w, b = the ridge regression of the returns on the states, where an update has (k − 1)/(k + 1) times the weight of
+    the next
 
     The states are those that the policy's first epoch computes anyway: they need no further pass and are not
     kept, only sums over them. The penalty is the one with which each half of the prompts predicts the other best.
@@ -90,8 +91,8 @@ class Readout:
 
 
 def second_half(rollout: Rollout) -> Bool[Tensor, " batch"]:
-    """Split the responses into halves with different draws of prompts, as the next batch will have; in a batch with a
-    single one, into halves of its responses.
+    """Mask of half of the responses: of every second prompt, so that the halves differ in prompts as batches do; or
+    every second response, if one of these halves would be empty.
     """
     odd = rollout.group % 2 == 1
     return odd if odd.any() and not odd.all() else torch.ones_like(odd).cumsum(0) % 2 == 0

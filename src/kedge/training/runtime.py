@@ -332,9 +332,9 @@ class Stopping:
     def start_grace(self, seconds: float) -> None:
         """Stop this rank after some seconds wherever it is; if it is saving then, extend the grace period instead.
 
-        Until `end_grace`, the timer replaces that of the program, which may limit the time of what it calls.
+        Until `end_grace`, it replaces the program's own timer, such as one that limits the current call.
         """
-        if sys.platform == "win32":  # it has no such timer: updates are never interrupted there
+        if sys.platform == "win32":  # without such a timer, updates are never interrupted
             return
 
         self._grace = seconds
@@ -354,7 +354,7 @@ class Stopping:
         handler, timer = self._program
         self._program = None
         if signal.getsignal(signal.SIGALRM) != self._on_timer:
-            return  # the call that the program's timer limited has ended, and put another handler back
+            return  # the program's timed call has ended and restored another handler
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, *timer)
@@ -382,9 +382,9 @@ def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE, *, at_onc
 
     These are Ctrl-C, SIGTERM and, unless the program handles or ignores them, `ANNOUNCEMENTS`.
 
-    A block that has not checked within the grace period is interrupted wherever it is, with the exception of
-    `raise_if_requested`; once, and not while it is saving. Outside the main thread Python delivers no signals, and this
-    context does nothing.
+    In a block that has not checked within the grace period, the exception of `raise_if_requested` is raised wherever it
+    is; once, and not while it is saving. Outside the main thread Python delivers no signals, and this context does
+    nothing.
 
     Args:
         grace_seconds: Seconds from the signal to the interruption; None for the usual time.

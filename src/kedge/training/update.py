@@ -415,7 +415,7 @@ class Steps(Generic[B]):
         self, minibatch: B, moving: Bool[Tensor, " batch"] | None
     ) -> Iterator[tuple[Int[Tensor, " rows"], B, bool]]:
         """Split a minibatch into micro-batches, each with the numbers of its rows and whether it has a gradient."""
-        # A first pass that is reused is one graph, of which no rows can be left out.
+        # A reused first pass is a single graph, so no rows can be left out.
         if moving is None or moving.all() or self.learner.has_first_pass(minibatch):
             for rows, part in self.learner.micro_batches(minibatch):
                 yield rows, part, True
