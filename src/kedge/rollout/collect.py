@@ -344,7 +344,7 @@ def _importance_weights(
 def _reads_values(advantage: Advantage, values: Tensor | None) -> bool:
     """True if it estimates from values; a user's own function gets them where there are any.
 
-    A control variate does not: what it is subtracted from is the return as sampled.
+    A control variate does not: it is subtracted from the returns as sampled.
     """
     if isinstance(advantage, ControlVariateAdvantage):
         return False

@@ -39,7 +39,7 @@ class Dialogue(Protocol):
         ...
 
     def among(self, rows: Sequence[int]) -> Dialogue:
-        """Return the other side of some of the conversations."""
+        """Return the dialogue restricted to some of the conversations."""
         ...
 
     def open(self, rows: Sequence[int]) -> list[list[int]]:

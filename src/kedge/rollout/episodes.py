@@ -48,7 +48,7 @@ class Limits:
         tokens: Tokens of both sides after the prompt.
         turn_tokens: Tokens of one turn of the policy; None for all remaining tokens.
         prompt_tokens: Tokens that it may open with; None for no limit.
-        context_tokens: Tokens that a turn may read and say; None for no limit.
+        context_tokens: Tokens that a turn may read and sample; None for no limit.
         on_error: The effect of a failed call: the run ends, or the episode has no score.
     """
 
@@ -67,9 +67,9 @@ class _Turn:
     Attributes:
         num_read: Tokens of its context.
         read: Its context as messages; None where it is not needed.
-        tools: The schemas of the tools that an agent showed in it.
+        tools: The schemas of the tools that an agent passed with it.
         end: The slot of its last token.
-        num_said: Its tokens.
+        num_said: Number of its tokens.
     """
 
     num_read: int
@@ -86,7 +86,7 @@ class Episode:
     Attributes:
         number: The environment's number for it.
         prompt: The tokens that it opened with.
-        tokens: Those of both sides since.
+        tokens: The tokens of both sides after it.
         parents: The slots that do not follow the slot before them; see `Rollout.parents`.
         turns: The policy's turns; the last one may be under way.
         opening: The tag of a thought that was opened for the policy's turn; parsing tool calls needs it.
@@ -163,7 +163,7 @@ class Episodes:
     Args:
         environment: The environment.
         turns: For each episode, the tokens around the policy's turns.
-        turns_of: Finds those of a context that the environment wrote: for a prompt, or None, and the tools' schemas.
+        turns_of: Makes the turns of a context that an environment wrote, from a prompt or None, and tool schemas.
         tokenizer: The policy's.
         prompts: The row of each episode.
         seeds: A seed for each.
@@ -302,7 +302,7 @@ class Episodes:
         self._played[row].ending = "failed"
 
     def _opening(self, row: int, opened: EnvironmentTurn | None) -> list[int]:
-        """Return the tokens that an episode opens with; one that failed is left after the policy's turn."""
+        """Return the tokens that an episode opens with; a failed one ends after the policy's turn."""
         episode = self._played[row]
         if opened is None:
             self._fail(row)
@@ -437,9 +437,9 @@ class Episodes:
     def _new_context(
         self, episode: Episode, turns: Turns, read: Messages, tools: Sequence[Mapping[str, Any]] | None
     ) -> tuple[Sequence[int], int, Reply]:
-        """Return the last tokens of a context or all of them, their number in all, and those new to the episode.
+        """Return the end of a context or all of it, its number of tokens, and the tokens new to the episode.
 
-        An answer of the policy keeps the tokens that were sampled if the tools and all before it are as they were.
+        An answer of the policy keeps its sampled tokens if the tools and everything before it are unchanged.
         """
         shown = _shown(read)
         answers = [

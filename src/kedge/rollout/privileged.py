@@ -57,7 +57,7 @@ class PrivilegedText:
         return encode_text(tokenizer, self.template.format_map(texts), continues=True)
 
     def longest(self, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> int:
-        """The most tokens that it has for one of these prompts; errors as in `ids`."""
+        """Maximum number of its tokens over these prompts; errors as in `ids`."""
         return max((len(self.ids(prompt.row, tokenizer, prompt.place)) for prompt in prompts), default=0)
 
     def added(
