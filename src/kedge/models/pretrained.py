@@ -419,7 +419,8 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
         with quiet_transformers():
             model.resize_token_embeddings(needed, mean_resizing=False)
         for layer in filter(None, (model.get_input_embeddings(), model.get_output_embeddings())):
-            nn.init.zeros_(layer.get_parameter("weight")[rows:])  # not random: a critic knows its policy by them
+            # Zeros, because a critic recognizes its policy by equal weights.
+            nn.init.zeros_(layer.get_parameter("weight")[rows:])
             setattr(layer, HAS_NEW_ROW, True)
     for config in configs_of(model):
         config.pad_token_id = tokenizer.pad_token_id

@@ -99,7 +99,7 @@ def save_policy(
 def save_model(
     model: PreTrainedModel, folder: Path, weights: dict[str, Tensor] | None = None, *, final: bool = True
 ) -> None:
-    """Save a transformers model with the settings of its source: number format and dropout; also for transformers 4.
+    """Save a transformers model, with its source's number format and dropout, so that transformers 4 also loads it.
 
     Args:
         model: The model. `source_settings` are those of its source; see `disable_dropout`.
@@ -107,12 +107,12 @@ def save_model(
         weights: Weights to save instead of the model's; see `save_policy`.
         final: Whether the model is a result rather than a checkpoint; see `save_policy`.
     """
-    give_back()  # the file is mapped while it is written, and counts as memory of the process
+    give_back()  # the file is memory-mapped while written, so it counts as process memory
     source: dict[str, Any] = getattr(model, "source_settings", {})
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(source.get("dtype"))) if final else None
     if dtype is not None and weights != {}:
         weights = model.state_dict() if weights is None else weights
-        exact = weights.keys() & source.get("exact_weights", ())  # the model may not read some of them
+        exact = weights.keys() & source.get("exact_weights", ())  # the model may lack some of them
         weights = _rounded(weights, dtype, kept={weights[name].data_ptr() for name in exact})
     model.save_pretrained(folder, state_dict=weights)
     path = folder / "config.json"
@@ -161,7 +161,7 @@ def _former_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
     renamed = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"} if "gpt_neox" in kind else {}
     names = {"rope_theta", "partial_rotary_factor"} & rope.keys()
     scaling = {name: value for name, value in rope.items() if name not in names}
-    if kind.startswith("phi3") and "long_factor" in scaling:  # it wants exactly three, and the fourth outside
+    if kind.startswith("phi3") and "long_factor" in scaling:  # requires exactly three, with the fourth at the top level
         scaling.pop("original_max_position_embeddings", None)
         scaling = {"type": scaling.pop("rope_type"), **scaling}
     scaled = {} if rope["rope_type"] == "default" else {"rope_scaling": scaling}

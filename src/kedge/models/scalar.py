@@ -120,11 +120,11 @@ class ScalarModel(nn.Module):
 
     @property
     def shares_up_to(self) -> float:
-        """Maximum length of rows that can share what they begin with in a pass; 0 if they cannot."""
+        """Maximum length of rows that can share a prefix in a pass; 0 if sharing does not work."""
         return 0 if self.trunk is None else self.trunk.shares_up_to
 
     def pieces(self, rows: Sequence[Sequence[int]]) -> list[Pieces]:
-        """Divide rows of token ids, as a whole, into the pieces that they share in a pass of this model."""
+        """Split whole rows of token ids into the pieces that they share in a pass of this model."""
         longest = max(map(len, rows), default=0)
         if longest > self.shares_up_to:
             return [((number, len(row)),) for number, row in enumerate(rows)]
@@ -232,7 +232,7 @@ def score_rows(
 ) -> Float[Tensor, " rows"]:
     """Score many rows of token ids; float32 on the CPU, in the given order.
 
-    A pass reads tokens that several rows begin with once.
+    A pass reads a prefix that several rows share once.
 
     Args:
         model: The reward model.

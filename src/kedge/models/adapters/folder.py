@@ -131,7 +131,7 @@ class AdapterFolder:
             return None
         try:
             return GenerationConfig.from_pretrained(str(self.folder))
-        except Exception as error:  # untrusted files: transformers passes on any error of its parts
+        except Exception as error:  # untrusted files: transformers lets any error through
             raise ModelError(f"{self.folder}: generation_config.json cannot be used: {error_text(error)}") from error
 
     @property

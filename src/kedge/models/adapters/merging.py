@@ -60,7 +60,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
             warnings.simplefilter("ignore")  # PEFT's warnings are about missing weights, which are refused below
             adapted = peft.PeftModel.from_pretrained(model, str(adapter.folder), config=_config(adapter))
         present = lora_weights(adapted)
-    except Exception as error:  # untrusted files: PEFT passes on any error of its parts
+    except Exception as error:  # untrusted files: PEFT lets any error through
         raise ModelError(f"{adapter.folder}: {error_text(error)}; does it belong to {adapter.base!r}?") from error
     check_shared(str(adapter.folder), adapted)
     weights = {PREFIX + name: weight for name, weight in under_present_names(adapted, adapter.weights()).items()}

@@ -58,7 +58,7 @@ class Packed:
         spans = [span for group in self.groups if isinstance(group.prompt, tuple) for span in group.prompt]
         cuts = sorted({0, len(whole[0]), *(cut for span in spans for cut in (span.start, span.stop))})
         widths = [end - start for start, end in pairwise(cuts)]
-        # Pieces of prompts do not overlap, so each is the part that starts where it does; without any, part 0 is all.
+        # Pieces of prompts do not overlap, so a part's first token identifies it; without pieces, part 0 is the whole.
         before = [dict(zip(cuts, states.split(widths), strict=False)) for states in whole[1:]]
         attended = partial(_attend_group, before=before, scaling=scaling, device=self.device)
         return torch.cat([attended(*part) for part in parts])[None]
@@ -136,7 +136,7 @@ def attend(
     with torch.autocast(query.device.type, enabled=False):
         if mask is None or shared == 1 or not on_accelerator(device):
             return call(query, key, value, enable_gqa=shared > 1)
-        # CUDA has no fast kernel for a mask and fewer key heads.
+        # CUDA has no fast kernel for grouped queries with a mask.
         parts = query.unflatten(1, (-1, shared)).unbind(2)
         return torch.stack([call(part, key, value) for part in parts], dim=2).flatten(1, 2)
 

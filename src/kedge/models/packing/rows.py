@@ -178,7 +178,7 @@ class Arranged(NamedTuple):
         read: The tokens to read, as indices into the concatenated rows.
         places: For every token of the rows, its index among the tokens read.
         lengths: Tokens of the whole rows and of the pieces that begin rows.
-        rests: The tokens in the pass of the pieces that rests continue, and the lengths of these rests.
+        rests: The spans in the pass of the pieces that rests of rows continue, and the rests' lengths.
     """
 
     read: list[int]
