@@ -246,7 +246,7 @@ def _turns(
         ids: The response.
         own: True for the policy's tokens.
         starts: True where a turn of the policy starts, if that is known.
-        contexts: Where a turn has read a new context: the whole of it, by the place of the turn's first token.
+        contexts: The whole context of each turn that has read a new one, by the index of the turn's first token.
         stops: The tokens that end a turn.
     """
     turns: list[dict[str, str]] = []
@@ -310,7 +310,7 @@ def continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], resp
         prompt = str(tokenizer.decode(before))
         whole = str(tokenizer.decode([*before, *response_ids]))
         text = whole[len(prompt) :] if whole.startswith(prompt) else str(tokenizer.decode(response_ids))
-        if "\ufffd" not in text:  # characters in bytes may have been cut in front
+        if "\ufffd" not in text:  # the window may have cut into a multi-byte character
             break
     return text
 

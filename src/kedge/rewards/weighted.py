@@ -285,7 +285,7 @@ class ScoredTerms:
         """
         shares: dict[str, float] = {}
         for name, reasons in self.reasons.items():
-            given = Counter(_word(reason) for reason in reasons if reason)
+            given = Counter(_metric_part(reason) for reason in reasons if reason)
             words = [word for word, _ in given.most_common(MOST_REASONS)]
             for word in sorted(words):
                 shares[f"verdict/{name}/{word}"] = given[word] / given.total()
@@ -450,7 +450,7 @@ def _token_total(entries: Sequence[float | list[float]]) -> list[float] | None:
     return [sum(numbers) for numbers in zip(*rows, strict=True)] if rows else None
 
 
-def _word(reason: str) -> str:
+def _metric_part(reason: str) -> str:
     """Convert a reason to a part of a metric's name."""
     return re.sub(r"\W+", "_", reason.lower()).strip("_") or "other"
 

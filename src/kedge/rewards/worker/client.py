@@ -94,8 +94,8 @@ class RemoteFunction:
 
         Args:
             responses: The responses to score. Only the columns and prompts that the function takes are sent.
-            timeout: Seconds that the call may take, if less than the limit. To both is added what the responses take
-                according to the function's `check_rows`.
+            timeout: Seconds that the call may take, if less than the limit. The time that the function's `check_rows`
+                gives for the responses is added to both.
 
         Raises:
             DataError: A column contains a value that cannot be sent to another process.
