@@ -25,8 +25,8 @@ def ranked_rows(prompts: Sequence[Prompt], responses: Responses, labeler: Weight
     """
     scores = labeler.score(responses)
     rows: list[dict[str, Any]] = []
-    for prompt, own in _own(prompts, responses):
-        texts, ranks = rank_responses(responses.completions[own], scores[own])
+    for prompt, span in _with_slices(prompts, responses):
+        texts, ranks = rank_responses(responses.completions[span], scores[span])
         if texts:
             rows.append({**_asked(prompt), "responses": texts, "ranks": ranks})
     if not rows:
@@ -40,13 +40,13 @@ def ranked_rows(prompts: Sequence[Prompt], responses: Responses, labeler: Weight
 def unranked_rows(prompts: Sequence[Prompt], responses: Responses) -> list[dict[str, Any]]:
     """Rows of `prompt` and `responses`, without blank and repeated responses."""
     return [
-        {**_asked(prompt), "responses": list(dict.fromkeys(filter(str.strip, responses.completions[own])))}
-        for prompt, own in _own(prompts, responses)
+        {**_asked(prompt), "responses": list(dict.fromkeys(filter(str.strip, responses.completions[span])))}
+        for prompt, span in _with_slices(prompts, responses)
     ]
 
 
-def _own(prompts: Sequence[Prompt], responses: Responses) -> Iterator[tuple[Prompt, slice]]:
-    """Each prompt, with the place of its responses."""
+def _with_slices(prompts: Sequence[Prompt], responses: Responses) -> Iterator[tuple[Prompt, slice]]:
+    """Each prompt, with the slice of its responses."""
     size = len(responses) // len(prompts)
     for number, prompt in enumerate(prompts):
         yield prompt, slice(number * size, (number + 1) * size)

@@ -258,7 +258,7 @@ class SamplingAhead:
         clock = Stopwatch(self._trainer.run.device)
         waited = 0.0 if self._idle_since is None else started - self._idle_since
         self._lines.clear()
-        trainer = self._trainer.behind(update, version, engine, self._tokenizer)
+        trainer = self._trainer.in_background(update, version, engine, self._tokenizer)
         try:
             batch = self._sampling.sampled(trainer, clock, lambda _: prompts)
         except NonfiniteScoreError as error:

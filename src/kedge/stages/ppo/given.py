@@ -129,8 +129,8 @@ class Batch:
                     )
                 # As for all scores, tokens read between two turns belong to the earlier one.
                 ends = [*(slot - 1 for slot in turns[1:]), len(ids) - 1]
-                paid = dict(zip(ends, numbers, strict=True))
-                numbers = [paid.get(slot, 0.0) for slot in range(len(ids))]
+                by_slot = dict(zip(ends, numbers, strict=True))
+                numbers = [by_slot.get(slot, 0.0) for slot in range(len(ids))]
             found.append(numbers)
         return found
 

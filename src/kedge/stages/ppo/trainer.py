@@ -319,7 +319,7 @@ class Trainer:
             return self.evaluated
         return "nothing" if self.roles.actor_critic.trains_critic else "critic"
 
-    def behind(self, update: int, version: int, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Trainer:
+    def in_background(self, update: int, version: int, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Trainer:
         """Return a trainer that samples an update's responses ahead of time, in another thread.
 
         Args:
