@@ -142,7 +142,7 @@ class DataLog:
 
         Args:
             folder: The run's folder.
-            done: Steps so far of a run that is resumed, whose labels may have been others.
+            done: Steps so far of a resumed run, whose labels may have differed.
         """
         if not self.roles:
             return

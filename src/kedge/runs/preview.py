@@ -56,7 +56,7 @@ def preview_data(
     if stage is not None and stage not in list(ROLES):
         raise ConfigError(f"stage {stage!r} reads no data of its own; choose one of {', '.join(ROLES)}")
     if not isinstance(source, (str, Sources)) and isinstance(source, Iterable):
-        source = list(table_rows(source, "the data"))  # an iterator would be read once only
+        source = list(table_rows(source, "the data"))  # an iterator could only be read once
     first = next((row.value for row in islice(rows_of(source), 100) if row.fault is None), None)
     stage = stage or _likely_stage(first, config.data.columns)
     role = ROLES[stage]

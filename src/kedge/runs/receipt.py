@@ -77,7 +77,8 @@ class Receipt:
     _hash: str = ""
 
     def begin(self, run: Run, update: int) -> None:
-        """Record a start of a run, on its first rank: settings, inputs, software and machine, and what is there.
+        """Record a start of a run, on its first rank: settings, inputs, software, machine, and existing logs and
+        checkpoints.
 
         Args:
             run: The run, started.
@@ -103,7 +104,7 @@ class Receipt:
                 "kedge": __version__,
                 "revision": _revision(),
                 "machine": machine_of(run),
-                "inputs": {_seen_from(run.folder, path): found for path, found in self.inputs.items()},
+                "inputs": {_relative_path(run.folder, path): found for path, found in self.inputs.items()},
                 "revisions": hub_revisions(run.config),
                 "files": self._hashes([CONFIG_FILE, DATA_FILE]),
                 "kept": kept,
@@ -156,7 +157,7 @@ class Receipt:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with suppress(OSError, OutputError):  # an error here must not hide the block's own
+        with suppress(OSError, OutputError):  # an error here must not mask the block's exception
             if kind is not None and (self._folder / RECEIPT_FILE).is_file():  # else the run was discarded
                 self.end()
             self.close()
@@ -168,7 +169,7 @@ class Receipt:
         self._hash = found
 
     def _new_rows(self) -> dict[str, list[str]]:
-        """The hashes of the rows that the logs have got since the last call."""
+        """The hashes of the rows added to the logs since the last call."""
         found = {}
         for path in map(self._folder.joinpath, LOGS):
             if rows := row_hashes(path, self._ends.get(path.name, 0)):
@@ -231,7 +232,7 @@ def _revision() -> str:
 
 @cache
 def _processor() -> str:
-    """The system, the processor, and a hash of the instructions that it has."""
+    """The system, the processor, and a hash of its instruction set."""
     path = Path("/proc/cpuinfo")
     found = dict(
         re.findall(
@@ -244,8 +245,8 @@ def _processor() -> str:
     return f"{found.get('model name', platform.processor())}, flags {flags}, {platform.system()} {platform.machine()}"
 
 
-def _seen_from(folder: Path, path: Path) -> str:
-    """The relative path of a file: it stays right if folder and file move together, and does not name the user."""
+def _relative_path(folder: Path, path: Path) -> str:
+    """The relative path of a file: it stays valid if folder and file move together, and omits the user's name."""
     try:
         return Path(os.path.relpath(path, folder)).as_posix()
     except ValueError:  # on Windows, a path on another drive

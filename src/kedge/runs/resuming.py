@@ -251,7 +251,7 @@ def _before_and_now(config: Config, folder: Path) -> list[dict[str, Any]]:
 
 
 def changes_so_far(config: Config, folder: Path, stage: Stage, done: int) -> str:
-    """Describe what was changed during the run in a folder, and when; empty without changes.
+    """Describe the settings changed during the run in a folder, and when; empty without changes.
 
     Args:
         config: The configuration to resume it with.

@@ -222,7 +222,7 @@ class Run:
 
     @property
     def rewards(self) -> list[dict[str, Any]]:
-        """The rewards with their weights, those that were passed from Python by name."""
+        """The rewards with their weights; objects passed from Python appear by name."""
         given = describe_in_memory(self.objects).get("reward")
         return given or [term.model_dump() for term in self.config.reward]
 
