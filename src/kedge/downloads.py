@@ -107,7 +107,7 @@ def repository_file(name: str, file: str) -> Path | None:
     except Exception as error:  # the network, or no such file
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
             return None
-        if try_to_load_from_cache(name, file) is not None:  # the cache has it, or knows that it is missing
+        if try_to_load_from_cache(name, file) is not None:  # the cache has it, or records that it is missing
             return None
         warnings.warn(
             f"{name}: taken as having no {file}, because the Hugging Face Hub cannot be asked for it "

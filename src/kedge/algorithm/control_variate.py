@@ -79,7 +79,7 @@ class ControlVariateAdvantage:
         if self.base.needs == "group":
             prompts = required(inputs, "group")
             change = total_reward(to_go, mask) - estimated - first
-        else:  # B does not compare responses: each counts as a prompt of its own
+        else:  # B does not compare responses: each counts as a separate prompt
             prompts = torch.arange(len(rewards), device=rewards.device)
             change = to_go - estimated - first[mask.any(-1)].mean()
         return base, change, control_weights(base, change, mask, prompts).to(base).unsqueeze(-1), targets

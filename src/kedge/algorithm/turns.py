@@ -71,7 +71,7 @@ class Turns:
 
 
 def turn_states(rollout: Rollout, starts: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
-    """Number the states in which turns begin, by what the policy has read since its last turn.
+    """Number the states in which turns start, by the tokens that the policy has read since its last turn.
 
     That is the environment's answer; before a first turn, or in a new context without an answer of the policy, it is
     the whole context. States are equal if these token ids are, and the prompts are of one group.

@@ -55,7 +55,7 @@ def _command_of(stage: Stage) -> Callable[..., None]:
             from kedge.runs.resuming import finished_run
 
             if resume is not None and (folder := finished_run(config)):
-                imported(stage.run)(config, **arguments)  # refuses other settings and data, and does nothing else
+                imported(stage.run)(config, **arguments)  # only rejects changed settings and data
                 ended = read_json_object(folder / FINISHED_FILE).get("ended", "")
                 limit = next((name for name in stage.bounds if name in ended), stage.length)
                 extend = f" To extend it, raise {limit}." if limit else ""
@@ -64,7 +64,7 @@ def _command_of(stage: Stage) -> Callable[..., None]:
         if stage.has_plan:
             from kedge.runs.names import check_names
 
-            if resume is None or not is_run(Path(str(config.out))):  # a run that is resumed looks its inputs up itself
+            if resume is None or not is_run(Path(str(config.out))):  # resuming checks the inputs
                 check_names(config, stage.name)
             arguments["planned"] = stage.find_plan()(config, stage.name, anyway=given["anyway"])
         imported(stage.run)(config, **arguments)

@@ -392,7 +392,7 @@ def _conversation_to_learn(
         left = _cut(messages[:-1], _rendered(messages[:-1], last, options)[1], limits)
         dropped = len(messages) - 1 - len(left)
         rest = [*cast("Messages", left), messages[-1]]
-        # In the place of an answer that was dropped is another message, or none.
+        # The place of a dropped answer holds another message, or none.
         learned = [at - dropped for at in learned if at >= dropped and rest[at - dropped] is messages[at]]
         messages = rest
     prompt, completion, read = render_demonstration(options.tokenizer, messages, learned)

@@ -164,15 +164,15 @@ class Ranks:
         if not self.are_several:
             return do()
         if not self.is_first:
-            return _unpacked(self._told(""))
+            return _unpacked(self._broadcast(""))
         try:
             result = do()
             message = json.dumps({"result": result}, default=_listed)
         except KedgeError as error:
             found = {"error": type(error).__name__, "message": str(error), "details": vars(error)}
-            self._told(json.dumps(found, default=str))
+            self._broadcast(json.dumps(found, default=str))
             raise
-        self._told(message)
+        self._broadcast(message)
         return result
 
     def wait(self) -> None:
@@ -180,7 +180,7 @@ class Ranks:
         self.largest(0)
 
     def apart(self) -> Callable[[], AbstractContextManager[None]]:
-        """Return a context for another thread whose operations do not mix with this thread's; all ranks call this.
+        """Return a context in which another thread's collectives do not mix with this one's; all ranks call this.
 
         On every rank, that thread calls the same methods in the same order, independently of this one.
         """
@@ -188,7 +188,7 @@ class Ranks:
             return nullcontext
         return partial(_within, cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE)))
 
-    def _told(self, message: str) -> dict[str, Any]:
+    def _broadcast(self, message: str) -> dict[str, Any]:
         """Send a message of the first rank to every rank."""
         content = self._encoded(message)
         self._finish(dist.broadcast(content, 0, group=_group.get(), async_op=True), content)

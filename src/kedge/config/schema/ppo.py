@@ -134,7 +134,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @property
     def critic_passes(self) -> int:
-        """Passes over the responses per epoch that train the critic; 0 for one that no loss trains (at first)."""
+        """Passes over the responses per epoch that train the critic; 0 if no loss trains it, or not at first."""
         return 0 if self.critic.name in ("readout", "frozen") else self.num_critic_epochs
 
     @property

@@ -109,7 +109,7 @@ def _referred(settings: Mapping[str, Any], name: str, value: Any) -> Any:
 
 
 def _command(script: str, pattern: re.Pattern[str]) -> tuple[str, list[str]] | None:
-    """A command in a script, as what `pattern` finds and its arguments, with the script's variables filled in.
+    """Find a command in a script: the match of `pattern`, and its arguments with variables expanded.
 
     Conditions are not evaluated: of several assignments before the command, the last one counts.
     """
@@ -129,7 +129,7 @@ def _command(script: str, pattern: re.Pattern[str]) -> tuple[str, list[str]] | N
 
 
 def _filled(text: str, variables: Mapping[str, str]) -> str:
-    """Fill in variables and arithmetic; what needs a shell stays as it is."""
+    """Expand variables and arithmetic; expressions that need a shell are unchanged."""
 
     def value(found: re.Match[str]) -> str:
         held = variables.get(found[1] or found[2]) or (found[3] or "").strip("\"'")

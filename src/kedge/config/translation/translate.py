@@ -97,12 +97,12 @@ def as_yaml(settings: Mapping[str, Any], lines: list[str]) -> str:
 
 
 def _others(rows: Mapping[str, str], others: Mapping[str, Any]) -> Iterator[str]:
-    """List arguments that no rule reads, by what the tables say about them, or about the section that they are in."""
+    """List arguments that no rule reads, grouped by what the tables say about them or about their section."""
     found: dict[str, dict[str, None]] = {}
     for name, value in others.items():
         place = _place(name, rows)
         text = without_links(rows.get(place, "none: kedge has no such setting"))
-        # Otherwise it is off, or always so in kedge; what a template is given may also be false.
+        # Other arguments are off, or fixed in kedge; arguments of a template count even if false.
         if (value or "template_kwargs" in place) and value != -1 and text[0] in "`n" and not name.endswith("_target_"):
             shown = f"{name}={value}" if place == name else place if "." in place else name
             found.setdefault(text.replace("`", ""), {})[shown] = None
@@ -132,7 +132,7 @@ def _holds(condition: str, values: Mapping[str, Any]) -> bool:
 
 
 def _value(text: str, values: Mapping[str, Any]) -> Any:
-    """The value of a setting: that of an argument as it is, or YAML with arguments in it."""
+    """The value of a setting: an argument's value, or YAML with arguments substituted."""
     found = re.fullmatch("<([^<>]*)>", text)
     return computed(found[1], values) if found else parse_value(_text(text, values), text)
 

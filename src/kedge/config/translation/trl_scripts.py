@@ -25,8 +25,8 @@ def trainer_named(text: str) -> str:
 def python_settings(script: str, place: str) -> tuple[dict[str, Any], str]:
     """Return the settings in a Python script by the names of TRL's arguments, and the trainer.
 
-    They are the arguments of its `PPOConfig` or `GRPOConfig`, `LoraConfig` and `load_dataset`, and of its trainer the
-    model and the rewards. Nothing runs: what the script computes is `Computed`.
+    They are the arguments of its `PPOConfig` or `GRPOConfig`, `LoraConfig` and `load_dataset`, and the model and
+    rewards of its trainer. The script is not run: values that it computes are `Computed`.
 
     Raises:
         ConfigError: The script is not Python.
@@ -76,7 +76,7 @@ def _value(node: ast.expr, known: Mapping[str, ast.expr]) -> Any:
     """The value of a literal, or of a name for one; the source of a loaded model; the name of what TRL has; else
     `Computed`.
     """
-    for _ in range(9):  # a name may stand for another name
+    for _ in range(9):  # a name may be bound to another name
         if not isinstance(node, ast.Name) or node.id not in known:
             break
         node = known[node.id]

@@ -127,7 +127,7 @@ class LoggerState:
             self._closed = {}
 
     def last_update(self, logger: str) -> int:
-        """Return the last update that a logger has, or −1, because samples may belong to update 0."""
+        """Return the last update that a logger has; −1 if none, since samples can belong to update 0."""
         return self._last_updates.get(logger, -1)
 
     def record(self, update: int, loggers: Iterable[str]) -> None:
