@@ -113,7 +113,7 @@ class StageGroup(Group):
 def name_first(words: Sequence[str], names: Container[str]) -> list[str]:
     """Put the first word that is one of the names before the options that precede it.
 
-    A name right after an option may be the option's value, so another one counts before it.
+    A name right after an option may be the option's value, so any other name takes precedence.
     """
     found = [at for at, word in enumerate(words) if word in names]
     at = min(found, key=lambda at: at > 0 and words[at - 1].startswith("-"), default=0)

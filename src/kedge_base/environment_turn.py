@@ -22,7 +22,7 @@ class EnvironmentTurn:
         num_errors: Calls that failed, or could not be read.
         privileged: Privileged information for a critic, by name, when an episode opens.
         context: The whole conversation that the policy reads next, instead of what it has read so far; None to add
-            `messages` to that. An answer of the policy that is left as it was has the number of its turn in `answer`.
+            `messages` to that. An unchanged answer of the policy has the number of its turn in `answer`.
         tools: The schemas of the tools to show in `context`; None for those of the environment.
         max_tokens: Limit of the policy's next turn.
         stop: Strings that end the policy's next turn.

@@ -56,7 +56,7 @@ class Request:
         path: The rest of the path.
         known: The version that the browser has (`If-None-Match`), or empty.
         body: The JSON of a POST.
-        name: Whose token it has, where several have one.
+        name: The name that its token belongs to, if tokens have names.
     """
 
     method: str
@@ -107,7 +107,7 @@ class LocalServer:
         answer: Answers a request; called from several threads.
         port: The local port; 0 picks a free one.
         takes_posts: POST is allowed; without it, nothing can be changed.
-        tokens: By name, tokens of `new_token`: everybody has an address of their own. By default, there is one address,
+        tokens: By name, tokens of `new_token`: each name gets its own address. By default, there is one address,
             without a name.
 
     Raises:
@@ -142,7 +142,7 @@ class LocalServer:
 
     @property
     def urls(self) -> dict[str, str]:
-        """Everybody's address."""
+        """The address of each name."""
         return {name: f"http://{LOOPBACK}:{self.port}/{token}/" for name, token in self._tokens.items()}
 
     def wait(self) -> None:

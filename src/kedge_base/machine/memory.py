@@ -224,7 +224,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     kedge's own errors do not count, because they already say what is wrong, such as a file that is too large.
     """
     while error is not None and not (isinstance(error, KedgeError) and not isinstance(error, OutOfMemoryError)):
-        # By name, because the second is torch's, which may not be imported.
+        # Compared by name, because importing torch's class would import torch.
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
             return True
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:

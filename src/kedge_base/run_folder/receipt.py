@@ -51,7 +51,7 @@ class Recorded:
         checkpoints: By name of a checkpoint, the hash of its manifest.
         files: By path, the hash of each other file.
         trained: By update, the hash of the responses and rewards that it was trained on.
-        starts: The lines of the starts whose updates are still there, in order.
+        starts: The lines of the starts whose updates still exist, in order.
         has_ended: The last line is that of the end; a run without one is running, or was killed.
     """
 
