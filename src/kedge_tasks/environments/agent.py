@@ -81,7 +81,7 @@ class Agent:
         request, awaited = self._queue.popleft()
         answer = request.answered(len(self._answers.texts), **said)
         self._answers.add(request.conversation, answer)
-        if not awaited.done():  # otherwise its client has given it up
+        if not awaited.done():  # otherwise its client has canceled it
             awaited.set_result(answer)
         return replace(await self._next(), num_calls=answer.num_calls, num_errors=answer.num_errors)
 
@@ -93,7 +93,7 @@ class Agent:
         return EnvironmentTurn(ending="completed") if error or not self._answers.texts else self._end()
 
     def close(self) -> None:
-        """End what the episode has started."""
+        """Refuse further requests and cancel the function."""
         self._refuse()
         self._task.cancel()
 
@@ -111,7 +111,7 @@ class Agent:
                 if not answer.done():
                     context, num_changed = self._answers.context(request.conversation)
                     return replace(request.turn, context=context, num_changed=num_changed)
-                self._queue.popleft()  # its client has given it up
+                self._queue.popleft()  # its client has canceled it
             self._news.clear()
             await self._news.wait()
         return self._end()

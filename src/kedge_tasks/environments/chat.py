@@ -62,7 +62,7 @@ class Request:
 
     Attributes:
         conversation: The messages that the policy reads.
-        number: The answers to it.
+        number: Number of answers.
         tools: The tools whose calls are parsed.
         turn: The turn of the policy, without its context.
     """
@@ -202,8 +202,8 @@ class Answers:
     def context(self, conversation: Sequence[Message]) -> tuple[list[Message], int]:
         """Mark the answers in a conversation.
 
-        A message that equals several answers is the newest of those that followed the same messages, or else the
-        newest of all.
+        A message that equals several answers counts as the newest that followed the same messages, or else the newest
+        of all.
 
         Returns:
             The messages, with `answer` and the sampled text in those that are the policy's; and the number of other

@@ -43,5 +43,5 @@ def score(
 
 @cache
 def _judge(judge: str, settings: str) -> Judge:
-    """The judge with these settings, which keeps what it has learned of its server."""
+    """The judge with these settings, cached with what it has learned of its server."""
     return Judge(judge, **json.loads(settings))

@@ -52,7 +52,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: the key would go to wherever the server says."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
-        """Make an error of it."""
+        """Raise an error."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,12 @@ class Endpoint:
         return cls(found["model"], url, limits.timeout, key, variable)
 
     def check(self) -> None:
-        """Ask the server for its models: is it there, does it accept the key, has it the model?
+        """List the server's models, to check that it answers, accepts the key and has the model.
 
         Servers without such a list are not checked further.
 
         Raises:
-            RewardError: No.
+            RewardError: A check fails.
         """
         try:
             listed = self.request("/models")
@@ -208,7 +208,7 @@ class Endpoint:
 
 
 def encoded(body: Mapping[str, Any]) -> bytes:
-    """A body in UTF-8; what UTF-8 cannot have becomes a question mark."""
+    """Encode a body in UTF-8; lone surrogates become question marks."""
     return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
 
 

@@ -197,7 +197,7 @@ class Judge:
             try:
                 answer = question.read(self._content(question, stop, is_again=attempt > 0))
             except RequestError as error:
-                # This prompt may be too long, or not allowed; if nothing was accepted so far, it is the request.
+                # If earlier requests were accepted, only this prompt is at fault, such as one that is too long.
                 if error.status not in BAD_REQUEST or not self._has_answered:
                     raise self.endpoint.failed(error) from None
                 break
@@ -207,7 +207,7 @@ class Judge:
         self._ledger.keep(key, answer)
 
     def _content(self, question: Question, stop: threading.Event, *, is_again: bool) -> object:
-        """The text of an answer, after as many requests as it takes."""
+        """The text of an answer, requested as often as necessary."""
         failures = 0
         while True:
             stop.wait(max(self._not_before - time.monotonic(), 0.0))
@@ -258,7 +258,7 @@ class Judge:
         return body
 
     def _simplify(self, form: Mapping[str, Any], message: str) -> bool:
-        """Leave out of later requests what the server does not understand; False if nothing is left."""
+        """Simplify later requests by one parameter; False if all forms have been tried."""
         if "max_completion_tokens" in message and form["limit"] == "max_tokens":
             self._form["limit"] = "max_completion_tokens"
         elif "temperature" in message and form["temperature"]:

@@ -191,7 +191,7 @@ class Ledger:
 
     @contextmanager
     def _held(self) -> Iterator[sqlite3.Connection]:
-        """Hold the file against other threads and processes; what is written is on the disk at the end, or nothing."""
+        """Lock the file against other threads and processes, in a transaction that is committed at the end."""
         with self._lock, self._failing(), self._base:
             self._base.execute("BEGIN IMMEDIATE")
             yield self._base

@@ -4,8 +4,8 @@
 
     response ─▶ final answer ─▶ right? ─▶ Verdict(1.0, "right"), or Verdict(0.0, "wrong value")
 
-A verifier gives 1 for a right response and 0 for a wrong one, with one of a few reasons; some score in between what is
-partly right. It reads its row by columns such as `answer`; a mistake in a row is found before the run.
+A verifier gives 1 for a right response and 0 for a wrong one, with one of a few reasons; some also give partial credit.
+It reads its row by columns such as `answer`; a mistake in a row is found before the run.
 
 answers: numbers and mathematics. texts: choices, matches, patterns, tags, JSON. instructions: rules for the text.
 programs: code against tests. generated: the tasks of reasoning-gym. checking: what they share. wording: how responses
