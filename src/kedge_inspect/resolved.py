@@ -27,7 +27,7 @@ KINDS = {
 
 def critic_of(run: RunRecord) -> str:
     """The kind of critic: `shared`, `separate` or `none`; empty if the run's configuration does not say."""
-    critic = _word(run.setting("ppo.critic") or "")
+    critic = _name_of(run.setting("ppo.critic") or "")
     if critic != "auto":
         return KINDS.get(critic, critic)
     if "critic" in run.roles:
@@ -38,7 +38,7 @@ def critic_of(run: RunRecord) -> str:
 def privileged_of(run: RunRecord) -> str:
     """The critic's privileged information: columns, or a text with columns in braces; empty without it."""
     written = run.setting("ppo.critic")
-    if _word(written) != "privileged":
+    if _name_of(written) != "privileged":
         return ""
     columns = written["privileged"] if isinstance(written, Mapping) else ["answer"]
     return repr(columns) if isinstance(columns, str) else ", ".join(map(str, columns))
@@ -51,10 +51,10 @@ def baseline_of(run: RunRecord) -> str:
 
 
 def _advantage_of(run: RunRecord) -> str:
-    return _word(run.setting("ppo.advantage") or "gae")
+    return _name_of(run.setting("ppo.advantage") or "gae")
 
 
-def _word(written: object) -> str:
+def _name_of(written: object) -> str:
     """A value's name, without its parameter."""
     return "".join(cast("Mapping[str, object]", written)) if isinstance(written, Mapping) else str(written)
 

@@ -197,7 +197,7 @@ def compare(settings: Sequence[Setting], finished: Mapping[str, Sequence[Mapping
 
     Args:
         settings: The settings.
-        finished: The rows of the metrics of each finished run, by name. Results of failed or unfinished runs are not
+        finished: The metric rows of each finished run, by its name. Results of failed or unfinished runs are not
             compared with the others' final results.
         goal: The metric to compare by.
     """

@@ -71,7 +71,7 @@ def read_any_run(
         on_skipped: As for `read_run`.
 
     Raises:
-        DataError: There is no run, it is damaged, or what wrote it cannot be told.
+        DataError: The run is missing or damaged, or its origin is unclear.
     """
     path = Path(path).expanduser()
     folder = path.parent if path.is_file() else path
@@ -82,14 +82,14 @@ def read_any_run(
 
 
 def recognize(log: Log, library: str = "") -> tuple[Trainer, Log]:
-    """The trainer that has written a log, and the log with names without TensorBoard's prefixes.
+    """Find the trainer that wrote a log; also return the log, without TensorBoard's prefixes if it has them.
 
     Args:
         log: The log.
         library: A trainer's key or the beginning of one, if the user knows.
 
     Raises:
-        DataError: It cannot be told, or kedge cannot read it.
+        DataError: The trainer cannot be determined, or is not supported.
     """
     allowed = [each for each in TRAINERS if not library or each.key == library or each.key.startswith(f"{library}-")]
     if not allowed:

@@ -58,7 +58,7 @@ class Counterpart:
         field: kedge's field.
         is_carried: Whether a number means the same in both.
         is_word: Whether it stands for a single value of the field.
-        values: The library's words by kedge's.
+        values: The library's values by kedge's.
     """
 
     argument: str
@@ -194,5 +194,5 @@ def in_words_of(run: RunRecord, change: Change) -> str:
 
 
 def without_own_words(text: str) -> str:
-    """The parts of an advice that hold for every library."""
+    """The parts of an advice text that hold for every library."""
     return "; ".join(part for part in text.split("; ") if not KEDGE_ONLY.search(part))

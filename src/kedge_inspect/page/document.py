@@ -114,12 +114,12 @@ def plain_verdict(
 
 def _verdict(part: Mapping[str, Any]) -> str:
     """The sentences and findings on a sweep or on labels; the script draws their tables."""
-    findings = [line for group in part.get("findings", ()) for line in map(_told, group["findings"])]
+    findings = [line for group in part.get("findings", ()) for line in map(_one_line, group["findings"])]
     failed = [f"{each['name']} failed: {each['error']}" for each in part.get("trials", ()) if each["error"] is not None]
     return "".join(f"<p>{_text(sentence)}</p>" for sentence in part["sentences"]) + _list(findings + failed)
 
 
-def _told(finding: Mapping[str, Any]) -> str:
+def _one_line(finding: Mapping[str, Any]) -> str:
     return f"{finding['seen']}. {finding['means']} Try: {finding['try']}"
 
 
@@ -139,7 +139,7 @@ def _run(run: Mapping[str, Any]) -> str:
 
 
 def _group(group: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
-    lines = [f"{runs[each['run']]['name']}: {_told(each)}" for each in group["findings"]]
+    lines = [f"{runs[each['run']]['name']}: {_one_line(each)}" for each in group["findings"]]
     return f"<h3>{_text(group['findings'][0]['rule'])} ({_text(group['severity'])})</h3>{_list(lines)}"
 
 
