@@ -1,1 +1,1 @@
-"""People in the loop: what they are asked, their answers, how far they agree, and the data sets that result."""
+"""Human labels: questions to people, their answers and agreement, and the resulting data sets."""

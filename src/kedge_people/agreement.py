@@ -148,7 +148,7 @@ def coincidences_of(values: Sequence[int], size: int) -> np.ndarray:
 
 
 def tables_between(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], Tables]:
-    """Return the tables of each two people, in the order of the comparisons, who compared the same responses."""
+    """Return the tables of every two people who compared the same responses, in the order of the comparisons."""
     found: dict[tuple[str, str], Tables] = defaultdict(lambda: defaultdict(lambda: np.zeros((3, 3))))
     for (item, _, _), each in sorted(by_unit(comparisons).items()):
         for one, other in combinations(each, 2):

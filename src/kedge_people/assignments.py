@@ -1,4 +1,4 @@
-"""Who is asked what, in which order: shares that overlap, questions that are asked again, responses in random order.
+"""Assigns questions to people: overlapping shares, repeated questions, and responses in random order.
 
 All of it follows from a seed in the folder, so that a reload or a new server asks the same questions.
 """
@@ -43,7 +43,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Assignments:
-    """Who is asked what.
+    """The questions for each person.
 
     Attributes:
         people: Names, in the order of joining.
@@ -92,7 +92,7 @@ class Assignments:
         return [question for question in asked if question not in done]
 
     def question(self, person: str, item: Item, *, again: bool = False) -> Question:
-        """An item with its responses in random order, in another one if it is asked again."""
+        """An item with its responses in random order; a repeat has another order."""
         count = len(item.responses)
         draw = self._draw("order", person, item.id)
         order = draw.sample(range(count), count)

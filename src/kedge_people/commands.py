@@ -158,7 +158,7 @@ def label(
         check_judge(judge, config)
     if folder is not None:
         if asked:
-            _look(folder, write=write, report=report, withdraw=withdraw, trace=trace, runs=runs)
+            _run_option(folder, write=write, report=report, withdraw=withdraw, trace=trace, runs=runs)
         else:
             _serve(folder, joining, port, config)
         return
@@ -248,8 +248,10 @@ def _items(
     return chosen
 
 
-def _look(folder: Path, *, write: bool, report: bool, withdraw: str | None, trace: str | None, runs: Path) -> None:
-    """Do what is asked instead of serving the page."""
+def _run_option(
+    folder: Path, *, write: bool, report: bool, withdraw: str | None, trace: str | None, runs: Path
+) -> None:
+    """Run the options that replace serving the page."""
     if withdraw is not None:
         people = sorted({answer.person for answer in read_labels(folder).answers})
         if withdraw not in people:

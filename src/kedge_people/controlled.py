@@ -128,7 +128,7 @@ class WinRate:
 
 
 def win_rates(labels: Labels, comparisons: Iterable[Comparison]) -> list[WinRate]:
-    """Return the win rates of each two models."""
+    """Return the win rates of every two models."""
     found: dict[tuple[str, str], dict[str, list[list[float]]]] = {}
     for each in comparisons:
         name, *places = each.unit

@@ -18,7 +18,7 @@ class Corrections(ExitStack):
 
     Args:
         folder: The folder, which is made if it does not exist.
-        person: Whose they are.
+        person: Who gives them.
 
     Raises:
         OutputError: The folder cannot be written.
@@ -38,7 +38,7 @@ class Corrections(ExitStack):
         self._answers: dict[str, str] = {}
 
     def take(self, item: Item, *, thumb: object, edit: object, seconds: float) -> None:
-        """Write what the person says about a response; it replaces what they said about it before.
+        """Write the person's feedback on a response, replacing their earlier feedback on it.
 
         Args:
             item: The prompt and the response.

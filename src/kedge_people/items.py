@@ -117,7 +117,7 @@ def read_items(
 
 
 def _items(candidates: Sequence[Candidate], num_responses: int, seed: int) -> list[Item]:
-    """Make items of candidates with enough different responses that are not blank: two, or one if one is asked for."""
+    """Make items of candidates with enough distinct, nonblank responses: two, or one if one is requested."""
     items: list[Item] = []
     for candidate in candidates:
         texts = [*filter(str.strip, candidate.responses)]
@@ -148,7 +148,7 @@ def _drawn(forms: Sequence[set[str]], evaluated: set[str], count: int, seed: int
 
 
 def _known_prompts(sources: Sequence[str], *parsings: ReadingOptions) -> set[str]:
-    """All prompts in some data, as they are, and as they are read with some options; see `_forms`."""
+    """All prompts in some data, both raw and as read with some options; see `_forms`."""
     found = set[str]()
     for row in chain.from_iterable(map(rows_of, sources)):
         found |= _forms(row.value if isinstance(row.value, Mapping) else {"prompt": row.value})
@@ -163,7 +163,7 @@ def _prompt_forms(prompt: Prompt) -> set[str]:
 
 
 def _forms(fields: Mapping[str, Any]) -> set[str]:
-    """A prompt in all the forms that a row has it in: a question as text equals the same as a message."""
+    """All forms of a row's prompt: a question as text matches the same question as a message."""
     found = set[str]()
     for name in PROMPT_COLUMNS:
         # Alpaca's instruction is a part of the prompt if there is an input.
@@ -171,7 +171,7 @@ def _forms(fields: Mapping[str, Any]) -> set[str]:
         if is_conversation(value):
             try:
                 turns = [(turn["role"], turn["content"]) for turn in messages_of(value, name)]
-            except RowError:  # such as tool calls, with which no prompt is read
+            except RowError:  # such as tool calls, which no prompt can have
                 continue
             if turns[-1][0] == "assistant":
                 turns.pop()

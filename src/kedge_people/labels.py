@@ -2,7 +2,7 @@
 
     items.jsonl ─▶ asked ─▶ answers.jsonl (only ever added to) ─▶ comparisons.jsonl, demonstrations.jsonl
 
-An answer is on the disk before anything else learns of it. To undo or change an answer, another one replaces it; to
+An answer is on the disk before anything else uses it. To undo or change an answer, another one replaces it; to
 withdraw a person's answers, a line says so. Both data sets are rewritten from the answers that count.
 """
 
@@ -125,7 +125,7 @@ class AnswerFile:
         with writing(self._path):
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             _hold(self._file, self._path)
-            # A kill or a power failure leaves a last line without its end; no one was told that it is there.
+            # A kill or a power failure can leave an incomplete last line, which was never confirmed.
             os.ftruncate(self._file, self._path.read_bytes().rfind(b"\n") + 1)
             sync(self._file)
             sync_folder(folder)
@@ -176,7 +176,7 @@ def read_labels(folder: Path) -> Labels:
         answer = parsed(row, Answer, place)
         if answer.item not in items:
             raise DataError(f"{place}no item has the id {answer.item!r}")
-        if fault := _misfit(answer, len(items[answer.item].responses)):
+        if fault := _size_fault(answer, len(items[answer.item].responses)):
             raise DataError(f"{place}{fault}")
         answer.count_in(answers)
     return Labels(items, list(answers.values()))
@@ -257,7 +257,7 @@ def parsed(row: Mapping[str, Any], kind: type[_Parsed], place: str = "") -> _Par
         raise DataError(f"{place}{first['loc'][0]}: {first['msg'].replace('tuple', 'list')}") from error
 
 
-def _misfit(answer: Answer, size: int) -> str | None:
+def _size_fault(answer: Answer, size: int) -> str | None:
     """Name the first list of an answer that does not fit the number of responses."""
     if sorted(answer.order) != [*range(size)]:
         return f"order needs the numbers from 0 to {size - 1}"

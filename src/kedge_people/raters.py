@@ -110,7 +110,7 @@ def fit_raters(ratings: Ratings, prior: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True)
 class Comparer:
-    """How a person compares.
+    """A person's fit in the model of comparisons.
 
     Attributes:
         accuracy: Share of the pairs in which they choose the better response, without their biases; ½ for a coin, less

@@ -113,7 +113,7 @@ def score_items(items: Sequence[Item], model: str, **reading: Any) -> list[list[
 
 
 def _gap(gaps: Sequence[float]) -> float:
-    """The upper end of what the gap may be: its mean over the models plus their standard deviation.
+    """Upper confidence bound of the gap: its mean over the models plus their standard deviation.
 
     Source: DeltaUCB of ActiveUltraFeedback (arXiv 2603.09692), whose ensemble of heads is here that of the models.
     """

@@ -1,4 +1,4 @@
-"""Serves the page on which people label, a link for each of them; an answer is on the disk before the page says so.
+"""Serves the labeling page, with a link per person; an answer is on the disk before the page confirms it.
 
 question ─▶ page ─▶ answer, checked ─▶ answers.jsonl ─▶ next question
 """
@@ -46,7 +46,7 @@ MOST_RESPONSES = 9
 
 
 class Stale(DataError):
-    """An answer to a question that does not wait for this person: another page of theirs has answered it."""
+    """An answer to a question that is not open for this person: another page of theirs has answered it."""
 
 
 class Given(BaseModel):
@@ -187,7 +187,7 @@ class Desk:
 
         Raises:
             OutputError: It cannot be written now.
-            Stale: It answers a question that does not wait for the person, or replaces an answer that does not count.
+            Stale: It answers a question that is not open for the person, or replaces an answer that does not count.
             DataError: It is not an answer to the question.
         """
         given = parsed(values, Given)
@@ -219,7 +219,7 @@ class Desk:
 
 
 def _question_id(question: Question) -> str:
-    """A name of a question that tells nothing, and differs when its item is asked again, in another order."""
+    """An opaque id of a question; a repeat of its item, in another order, has another one."""
     return hashlib.sha256(repr(tuple(question)).encode()).hexdigest()[:16]
 
 
