@@ -165,7 +165,7 @@ def experience_of(
         pieces.padded(torch.ones_like(rewards)).bool(),
         gamma=gamma,
         gae_lambda=gae_lambda,
-        bootstrap_values=_values_behind(steps, pieces, policy, normalization),
+        bootstrap_values=_values_after(steps, pieces, policy, normalization),
     )
     advantages, returns = (torch.zeros_like(played.values) for _ in range(2))
     advantages[played.action_mask] = pieces.flat(out.advantages).to(policy.device)
@@ -207,7 +207,7 @@ def _with_pass(played: ControlExperience, policy: ControlActorCritic, micro_batc
     return replace(played, parameters=parameters, old_logprobs=logprobs, values=values)
 
 
-def _values_behind(
+def _values_after(
     steps: Steps, pieces: _Pieces, policy: ControlActorCritic, normalization: Normalization
 ) -> Float[Tensor, " pieces"]:
     """Compute the value of the state after each piece."""
@@ -218,13 +218,13 @@ def _values_behind(
         # For a policy with a memory, each observation is a sequence of one step.
         return policy.values(read if memory is None else read.unsqueeze(1), memory).cpu()
 
-    behind = torch.zeros(steps.valid.shape)
-    behind[-1] = values(steps.last_observations, memories and memories.last)
+    after = torch.zeros(steps.valid.shape)
+    after[-1] = values(steps.last_observations, memories and memories.last)
     if len(steps.final_steps):
         cuts = values(steps.final_observations, memories and memories.final)
-        behind[tuple(steps.final_steps.T)] = cuts
-    behind[steps.terminated] = 0.0
-    return behind[pieces.at][pieces.ends]
+        after[tuple(steps.final_steps.T)] = cuts
+    after[steps.terminated] = 0.0
+    return after[pieces.at][pieces.ends]
 
 
 @dataclass

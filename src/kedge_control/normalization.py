@@ -2,9 +2,9 @@
 
 Observations are standardized by the mean and variance of all observations so far, rewards divided by the standard
 deviation of the discounted return so far; both are then clipped. The statistics are Gymnasium's `RunningMeanStd`. Its
-wrappers update them in every step, or never; if they changed between sampling and the update, the policy's first step
-would have another policy. Here its first ratio is 1, through this order: rollout, `observe_rewards`, experience,
-update, `observe`.
+wrappers update them in every step, or never; if they changed between sampling and the update, the update would start
+from another policy. Here its first ratio is 1, through this order: rollout, `observe_rewards`, experience, update,
+`observe`.
 """
 
 from __future__ import annotations
