@@ -135,7 +135,7 @@ def make_again(folder: Path, update: int, **objects: Any) -> Verification:
         was, now = (dict(_results(*each, first, last)) for each in ((folder, recorded), (run, again)))
         if has_weights := all(checkpoint_folder(each, last).is_dir() for each in (folder, run)):
             was, now = was | _weights(folder, last), now | _weights(run, last)
-        apart = {name: _apart(was.get(name), now.get(name)) for name in {**was, **now}}
+        apart = {name: _relative_difference(was.get(name), now.get(name)) for name in {**was, **now}}
     here = again.starts[-1]["machine"]
     kind = [f"{name} {here.get(name)}, not {each}" for name, each in machine.items() if here.get(name) != each]
     kind += [obstacle] if obstacle else []
@@ -197,7 +197,7 @@ def _weights(folder: Path, update: int) -> dict[str, object]:
     return {f"{WEIGHTS}{path.relative_to(place)} after update {update}": path for path in place.rglob("*.safetensors")}
 
 
-def _apart(one: object, other: object) -> float:
+def _relative_difference(one: object, other: object) -> float:
     """The difference of two results relative to their size; infinite for texts."""
     if isinstance(one, Path) and isinstance(other, Path):
         if file_hash(one) == file_hash(other):
