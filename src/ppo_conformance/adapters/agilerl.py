@@ -24,7 +24,7 @@ from agilerl.utils import llm_utils  # noqa: E402
 
 
 class Adapter(TorchAdapter):
-    """Without Liger's kernels."""
+    """AgileRL without Liger's kernels."""
 
     name = "AgileRL"
     distribution = "agilerl"
@@ -42,20 +42,20 @@ class Adapter(TorchAdapter):
     }
 
     def kl(self, log_probs, reference, settings):
-        """k1 is claimed for rewards without KL, where the kind does not matter."""
+        """Only k3; the profile claims k1 for rewards without KL, where the kind does not matter."""
         if settings["kl"] != "k3":
             raise NotOffered("k3 alone")
         return llm_utils.calculate_k3_kl(reference, log_probs)
 
     def kl_loss(self, log_probs, reference, mask, settings):
-        """The surrogate's part is 0, because the advantages are."""
+        """Use the policy loss with advantages of 0, so that only the KL is left."""
         if settings["aggregation"] != "token":
             raise NotOffered("a mean over tokens")
         given = (log_probs.detach(), reference, torch.zeros_like(log_probs))
         return _policy_loss(log_probs, mask, *given, beta=settings["coef"]) / len(settings["micro_batches"])
 
     def gae(self, rewards, values, mask, last_values, settings):
-        """With advantage_granularity="token", without whitening."""
+        """As with `advantage_granularity="token"`, without whitening."""
         ppo = SimpleNamespace(gamma=settings["gamma"], whiten_advantages=False)
         return PPO._compute_gae_returns_token(ppo, rewards, values, mask, settings["lam"])[::-1]
 
@@ -71,7 +71,7 @@ class Adapter(TorchAdapter):
         return llm_utils.masked_whiten(values, mask)
 
     def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
-        """One clip for both sides, and a mean over tokens or over responses with the ratio."""
+        """A symmetric clip; averages over tokens or over responses, like the ratio."""
         by_response = settings["ratio"] == "sequence"
         if settings["clip_low"] != settings["clip_high"] or settings["dual_clip"]:
             raise NotOffered("one clip for both sides, and no dual clip")
@@ -90,7 +90,7 @@ class Adapter(TorchAdapter):
         return PPO._compute_vf_loss_token(ppo, values, old_values, returns, mask) / len(settings["micro_batches"])
 
     def group_advantages(self, scores, groups, valid, settings):
-        """Groups are of one size, and in order."""
+        """Groups need equal sizes; rows are sorted by group."""
         order, size = by_group(groups)
         names = {"grpo": "mean_std", "dr_grpo": "mean_only"}
         grpo = SimpleNamespace(group_size=size, adv_norm=names[settings["baseline"]])
@@ -99,7 +99,7 @@ class Adapter(TorchAdapter):
         return found
 
     def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
-        """The weights are the derivatives of the loss by advantages, where the ratio is 1."""
+        """Recover the weights as the derivatives of the loss by the advantages, at ratio 1."""
         train, gains = train_log_probs, torch.ones_like(train_log_probs, requires_grad=True)
         loss = _policy_loss(train, mask, train, train, gains, sample_log_probs, cap=settings["cap"])
         return -torch.autograd.grad(loss, gains)[0] * mask.sum()

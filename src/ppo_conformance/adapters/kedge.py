@@ -26,7 +26,7 @@ BASELINES = {
 
 
 class Adapter(TorchAdapter):
-    """All of the protocol."""
+    """The whole protocol."""
 
     name = "kedge"
     profile = {
@@ -60,7 +60,7 @@ class Adapter(TorchAdapter):
         return algorithm.kl_estimate(log_probs, reference, estimator=settings["kl"])
 
     def kl_loss(self, log_probs, reference, mask, settings):
-        """The surrogate's part is 0, because the advantages are."""
+        """Use the policy loss with advantages of 0, so that only the KL is left."""
         old = log_probs.detach()
         given = {"old_logprobs": old, "advantages": 0 * old, "ref_logprobs": reference, "action_mask": mask}
         return policy_terms(log_probs, given, settings, kl_coef=settings["coef"], kl_estimator=settings["kl_loss"])
@@ -92,7 +92,7 @@ class Adapter(TorchAdapter):
         return total.critic_terms(CriticOutputs(values=values), batch, divisors(total, settings)).loss
 
     def group_advantages(self, scores, groups, valid, settings):
-        """A response is one step."""
+        """Treat each response as one step."""
         kind, correction = settings["baseline"], int(settings["group_bessel"] == "yes")
         if kind == "grpo" and not correction:
             raise NotOffered("GRPO's deviation has Bessel's correction")
@@ -117,7 +117,7 @@ class Adapter(TorchAdapter):
         return algorithm.ranking_loss(scores, ranks, mask=mask)
 
     def optimizer_steps(self, parameters, gradients, settings):
-        """As a matrix, because nothing else is decayed."""
+        """Pass the parameters as a matrix, because only matrices are decayed."""
         if tuple(settings["betas"]) != BETAS:
             raise NotOffered(f"the betas are {BETAS}")
         weight = nn.Parameter(parameters[None])

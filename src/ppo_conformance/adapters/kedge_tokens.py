@@ -1,4 +1,4 @@
-"""kedge's `trained_tokens`: its tokenizer, sampler and player, with a model that says what the case's policy says."""
+"""kedge's `trained_tokens`: its tokenizer, sampler and player, with a model that plays the case's policy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def trained_tokens(case):
 
 
 class _Model:
-    """A model whose most likely token is the next one of the policy's turn; after its last one, any other.
+    """A model whose most likely token is the next one of the policy's turn; arbitrary after the turn's last.
 
     Args:
         case: The case.

@@ -101,7 +101,7 @@ def in_float64():
 
 
 def arranged(execution):
-    """Read the rows in a layout; kedge's own is packed, with prompts shared."""
+    """Return a context with this layout of rows; kedge's default is packed, with shared prompts."""
     layout, error = execution.get("layout"), Trunk._error
 
     def no_packing(trunk, way, *given, **options):

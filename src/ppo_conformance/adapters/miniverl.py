@@ -63,7 +63,7 @@ class Adapter(TorchAdapter):
         return _reduced(value.clipped_value_loss(*given, cliprange_value=clip), settings)
 
     def group_advantages(self, scores, groups, valid, settings):
-        """A response is one token."""
+        """Treat each response as one token."""
         kind = settings["baseline"]
         if kind != "reinforce++" and groups.unique(return_counts=True)[1].min() < 2:
             raise NotOffered("refuses groups of one response")

@@ -31,7 +31,7 @@ CORRECTIONS = {"token_truncate": "tis", "token_mask": "icepop"}
 
 
 class Adapter(TorchAdapter):
-    """Means over tokens, but over responses with GSPO."""
+    """Averages over tokens, or over responses with GSPO."""
 
     name = "OpenRLHF"
     distribution = "openrlhf"
@@ -49,7 +49,7 @@ class Adapter(TorchAdapter):
     }
 
     def log_probs(self, logits, tokens, settings):
-        """Of a copy of the logits, which are divided in place."""
+        """Copy the logits, which are divided in place."""
         return utils.log_probs_from_logits(logits * 1, tokens, settings["temperature"])
 
     def entropy(self, logits, settings):
@@ -76,12 +76,12 @@ class Adapter(TorchAdapter):
         return RemoteExperienceMaker.get_advantages_and_returns(None, *given)
 
     def whiten(self, values, mask, settings):
-        """The values are rewards, of which GAE with γ = 0 makes advantages."""
+        """Pass the values as rewards, which GAE with γ = 0 whitens as advantages."""
         rows = len(values)
         return _advantages("gae", torch.zeros(rows), torch.arange(rows), mask, kl=-values.float())
 
     def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
-        """The trainer has a mean over responses with GSPO, and else over tokens."""
+        """The trainer averages over responses with GSPO, else over tokens."""
         kind = {"token": "ppo", "sequence": "gspo"}[settings["ratio"]]
         if (kind == "gspo") != (settings["aggregation"] == "response"):
             raise NotOffered("the aggregation belongs to the ratio")
@@ -101,7 +101,7 @@ class Adapter(TorchAdapter):
         return loss.ValueLoss(settings["value_clip"])(values, old_values, returns, mask, **batch) / parts
 
     def group_advantages(self, scores, groups, valid, settings):
-        """Groups are of one size, and rows know their place among all."""
+        """Groups need equal sizes; each row comes with its index in the batch."""
         kind = settings["baseline"]
         if (settings["group_bessel"] == "yes") == (kind == "reinforce++"):
             raise NotOffered("Bessel's correction belongs to the groups' deviation")
@@ -109,7 +109,7 @@ class Adapter(TorchAdapter):
         return _advantages(BASELINES[kind], scores, order.argsort(), torch.ones(len(scores), 1), size=size)[:, 0]
 
     def off_policy_weights(self, train_log_probs, sample_log_probs, mask, settings):
-        """The weights are the derivatives of the loss by advantages, where the ratio is 1."""
+        """Recover the weights as the derivatives of the loss by the advantages, at ratio 1."""
         kind = settings["off_policy"]
         bounds = [0.0, settings["cap"]] if kind == "token_truncate" else [settings["low"], settings["high"]]
         made = loss.PolicyLoss(
@@ -125,7 +125,7 @@ class Adapter(TorchAdapter):
         return loss.PairWiseLoss()(scores[:, 0], scores[:, 1])
 
     def trained_tokens(self, case):
-        """The text of further turns is written by the user's environment."""
+        """Single turns only: the user's environment writes the text between turns."""
         from ppo_conformance.adapters.transformers_tokens import tokenizer_of
 
         if case["replies"] or case["stop_strings"]:
@@ -144,7 +144,7 @@ class Adapter(TorchAdapter):
 
 
 def _advantages(kind, scores, places, mask, *, kl=None, size=1):
-    """The advantages that the experience maker gives a batch, with γ = 0 for GAE and else 1."""
+    """The advantages that the experience maker computes, with γ = 0 for GAE and 1 otherwise."""
     zeros = torch.zeros(mask.shape, dtype=torch.float64)
     algorithm = SimpleNamespace(estimator=kind, gamma=float(kind != "gae"), lambd=1.0, no_std_norm=False)
     args = SimpleNamespace(

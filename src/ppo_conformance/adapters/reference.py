@@ -1,4 +1,4 @@
-"""The reference trainer as an adapter: it offers all of the protocol, with every value of its choices."""
+"""The reference trainer as an adapter: it offers the whole protocol, with every value of its choices."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class Adapter(Trainer, Conversations):
     profile = {name: " ".join(choice.values) for name, choice in CHOICES.items()} | FEATURES | {"precision": "float64"}
 
     def version(self) -> str:
-        """That of the suite."""
+        """The suite's version."""
         return "1"

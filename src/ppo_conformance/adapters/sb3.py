@@ -1,4 +1,4 @@
-"""Stable-Baselines3: GAE of its rollout buffer, for control. Rows are environments, and end with their step."""
+"""Stable-Baselines3: GAE of its rollout buffer, for control. A row is an environment's steps, without gaps."""
 
 # pyright: reportMissingImports=false
 
@@ -12,14 +12,14 @@ from ppo_conformance.protocol import NotOffered
 
 
 class Adapter(protocol.Adapter):
-    """The buffer of rollouts."""
+    """`RolloutBuffer`."""
 
     name = "Stable-Baselines3"
     distribution = "stable-baselines3"
     profile = {"precision": "float32", "truncation": "yes"}
 
     def gae(self, rewards, values, mask, last_values, settings):
-        """Each row alone, without its padding."""
+        """Compute each row separately, without its padding."""
         found = np.zeros((2, *rewards.shape))
         for row, counts in enumerate(mask):
             steps = int(counts.sum())

@@ -28,7 +28,7 @@ from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
 
 
 class Replies(skyrl_gym.Env):
-    """An environment that gives replies one after the other, and then ends."""
+    """An environment that gives its replies in turn, then ends."""
 
     def __init__(self, env_config, extras):
         self._replies = extras["replies"]
@@ -105,7 +105,7 @@ class Adapter(TorchAdapter):
         return RayPPOTrainer._normalize_advantages(stub, batch, [(0, len(values))])["advantages"] * len(values)
 
     def policy_loss(self, log_probs, old_log_probs, advantages, mask, settings):
-        """The advantages have the divisors of the minibatch, and losses are sums."""
+        """The minibatch's divisors are part of the advantages, so losses are sums."""
         sequence, dual = settings["ratio"] == "sequence", settings["dual_clip"]
         if sequence and dual:
             raise NotOffered("GSPO has no dual clip")
@@ -124,7 +124,7 @@ class Adapter(TorchAdapter):
         return function(log_probs, old_log_probs, gains[settings["rows"]], config, mask)[0]
 
     def value_loss(self, values, old_values, returns, mask, settings):
-        """Micro-batches have the weight of their rows, as with token-based ones."""
+        """Weight micro-batches by their rows, as the trainer does with token-based ones."""
         if settings["aggregation"] != "response" or num_ranks(settings) > 1:
             raise NotOffered("the critic's loss is a mean over responses, on ranks with as many rows")
         config = SimpleNamespace(value_clip=settings["value_clip"])
@@ -132,7 +132,7 @@ class Adapter(TorchAdapter):
         return found * len(mask) / len(settings["whole"][-1])
 
     def group_advantages(self, scores, groups, valid, settings):
-        """A response is one token."""
+        """Treat each response as one token."""
         kind = settings["baseline"]
         if settings["single_response"] != ("zero" if kind == "rloo" else "score"):
             raise NotOffered("RLOO gives 0 to a response that is alone, GRPO its score")

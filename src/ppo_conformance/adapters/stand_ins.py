@@ -1,4 +1,4 @@
-"""Stand-ins for packages and objects that the functions under test need only by name."""
+"""Stubs of packages and objects that the functions under test need only by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Blank:
 
 
 class _StandIn(ModuleType):
-    """A module in which every name is an empty class, which returns the only argument of a call, as decorators do."""
+    """A module whose every name is an empty class; a call returns its only argument, as a decorator does."""
 
     __path__: Sequence[str] = ()  # pyright: ignore
 
@@ -32,7 +32,7 @@ class _StandIn(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds the packages, and all that is in them, after nothing else has."""
+    """Finds the packages and their submodules where no other finder does."""
 
     def __init__(self, names: Sequence[str], without: Sequence[str]) -> None:
         self._names = names
@@ -50,5 +50,5 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def stand_in(*names: str, without: Sequence[str] = ()) -> None:
-    """Import stand-ins where one of some packages is not installed, except for modules that the library can lack."""
+    """Import stubs for packages that are not installed, except modules that the library can do without."""
     sys.meta_path.append(_Finder(names, without))

@@ -17,10 +17,10 @@ UNBOUNDED = 1e9
 
 
 class TorchAdapter(protocol.Adapter):
-    """An adapter whose methods get and return tensors, without gradients, which autograd finds.
+    """An adapter whose methods take and return tensors; autograd computes the gradients.
 
-    A loss gets the rows of one micro-batch at a time, and the losses of all are added. Its settings also say which rows
-    these are (`rows`), what the arguments are for all rows (`whole`), and how many micro-batches there are.
+    A loss gets the rows of one micro-batch at a time, and the losses are added. Its settings also have the indices of
+    these rows (`rows`), the arguments for all rows (`whole`), and the micro-batches.
     """
 
     def call(self, name: str, inputs: Sequence[NDArray[Any]], settings: Settings) -> Any:
@@ -47,10 +47,10 @@ def num_ranks(settings: Any) -> int:
 
 
 def by_group(groups: Any, least: int = 2) -> tuple[Any, int]:
-    """The order in which the rows of each group follow each other, and the size of all groups.
+    """The order that puts the rows of each group together, and the groups' common size.
 
     Raises:
-        NotOffered: The sizes differ, or are below the least that the library can compare.
+        NotOffered: The sizes differ, or are below `least`.
     """
     first, *others = np.unique(groups, return_counts=True)[1].tolist()
     if first < least or any(size != first for size in others):

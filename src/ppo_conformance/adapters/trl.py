@@ -1,4 +1,4 @@
-"""TRL: the loss and the experience of GRPOTrainer, with a rollout function; RLOO's baseline; the fused LM head."""
+"""TRL: GRPOTrainer's loss, and its experience with a rollout function; RLOO's baseline; the fused LM head."""
 
 # pyright: reportMissingImports=false
 
@@ -43,7 +43,7 @@ class Adapter(TorchAdapter):
         return _fused("entropy", logits, torch.zeros(logits.shape[:2], dtype=torch.long), settings)
 
     def kl(self, log_probs, reference, settings):
-        """The loss of each token alone, without a surrogate."""
+        """Compute the KL loss of each token separately."""
         use = {"aggregation": "response_sum", "coef": 1.0, "micro_batches": [[0]], "rows": [0]}
         one = torch.ones((1, 1), dtype=torch.bool)
         pairs = zip(log_probs.flatten(), reference.flatten(), strict=True)
@@ -51,7 +51,7 @@ class Adapter(TorchAdapter):
         return torch.stack(found).view_as(log_probs)
 
     def kl_loss(self, log_probs, reference, mask, settings):
-        """The surrogate's part is 0, because the advantages are."""
+        """Use the policy loss with advantages of 0, so that only the KL is left."""
         use = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "ratio": "token", **settings}
         given = (log_probs, log_probs.detach(), torch.zeros_like(log_probs), mask, use)
         return _loss(*given, beta=settings["coef"], ref_per_token_logps=reference)
@@ -60,7 +60,7 @@ class Adapter(TorchAdapter):
         return _loss(log_probs, old_log_probs, advantages, mask, settings)
 
     def group_advantages(self, scores, groups, valid, settings):
-        """Groups are of one size, and in order. A score that is NaN is left out."""
+        """Groups need equal sizes; rows are sorted by group. NaN scores are ignored."""
         order, size = by_group(groups)
         kind = RLOOTrainer if settings["baseline"] == "rloo" else GRPOTrainer
         trainer = _trainer(kind, scale_rewards=SCALES[settings["baseline"]], num_generations=size)
@@ -84,7 +84,7 @@ class Adapter(TorchAdapter):
         return _trainer(RewardTrainer).compute_loss(model, {"attention_mask": torch.ones(2)})
 
     def trained_tokens(self, case):
-        """Of single turns, since further ones are answers to calls of tools."""
+        """Single turns only: further turns answer tool calls."""
         from ppo_conformance.adapters.transformers_tokens import tokenizer_of
 
         if case["replies"] or case["stop_strings"]:
@@ -176,7 +176,7 @@ def _experience(trainer, mask, scores, sampled=None, trained=None):
 
 
 class _Model(Blank):
-    """A model of which only the head is used, a matrix with ones on its diagonal."""
+    """A model of which only the LM head is used: a matrix with ones on its diagonal."""
 
     def forward(self):
         """Stand for the forward pass that the head replaces."""

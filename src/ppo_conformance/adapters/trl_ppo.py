@@ -1,4 +1,4 @@
-"""The whitening of TRL's PPOTrainer, up to 1.12; what else it computes is a part of one long method."""
+"""The whitening of TRL's PPOTrainer, up to 1.12; everything else is computed inside one long method."""
 
 # pyright: reportMissingImports=false
 

@@ -93,7 +93,7 @@ class Adapter(TorchAdapter):
         return core_algos.compute_value_loss(*given, **batch)[0] / ranks
 
     def group_advantages(self, scores, groups, valid, settings):
-        """A response is one token."""
+        """Treat each response as one token."""
         from verl.trainer.config import AlgoConfig
 
         kind = settings["baseline"]

@@ -30,7 +30,7 @@ class Bug:
         what: what was wrong.
         method: of the reference adapter, whose place it takes.
         patch: the function in its place.
-        found_by: the checks that are meant for it.
+        found_by: the checks that should find it.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Relations between two answers of the same library, which need no expected values and no agreement on conventions."""
+"""Relations between two results of the same library, which need neither expected values nor shared conventions."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Relation:
 
     Attributes:
         id: of the check, without its kind.
-        case: what its cases are called, after the method.
+        case: suffix of its cases' names, after the method.
         purpose: in one line.
-        methods: those that it holds for.
-        change: from a method and a case to the changed case, and the function that makes of the results for it those
-            that the case itself should have; None where there is nothing to change.
+        methods: the methods that it holds for.
+        change: maps a method and a case to the changed case, and a function from its results to those expected for the
+            original case; None where there is nothing to change.
         needs: features that the profile must claim.
-        min_rows: a case with fewer rows says nothing.
+        min_rows: cases with fewer rows are skipped.
     """
 
     id: str
@@ -227,7 +227,7 @@ def hold(relation: Relation, method: str, adapter) -> float:
 
 
 def has_effect(method: str, name: str, adapter) -> None:
-    """Check that every two values of an option that the profile claims give two results, where the oracle's differ."""
+    """Check that any two claimed values of an option give different results where the oracle's differ."""
     tried = False
     for case in vectors.read(method)["cases"]:
         inputs = {each: table(x) for each, x in case["inputs"].items()}

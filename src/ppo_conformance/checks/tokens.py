@@ -132,7 +132,7 @@ def tokenizer_json(form: dict[str, Any], *, adds_bos: bool) -> str:
 
 @dataclass
 class Policy:
-    """Says given turns, and remembers what it read before each.
+    """A scripted policy that records what it read before each turn.
 
     Attributes:
         turns: The tokens of each turn.
@@ -143,7 +143,7 @@ class Policy:
     read: list[list[int]] = field(default_factory=list)
 
     def __call__(self, tokens: Sequence[int]) -> list[int]:
-        """Say the next turn."""
+        """Return the next turn."""
         if len(self.read) == len(self.turns):
             raise Deviation(f"the policy is asked for a turn more than the conversation has, {len(self.turns)}")
         self.read.append([*map(int, tokens)])

@@ -94,7 +94,7 @@ def check_whole(name: str, adapter: Adapter) -> float:
 
 
 def updated(adapter: Adapter, case: Case) -> Weights:
-    """The weights after a case, for which an adapter is asked once."""
+    """The weights after a case, computed once per adapter."""
     return _updated(adapter, json.dumps(case))
 
 

@@ -78,11 +78,11 @@ def text_of(value) -> str:
 
 def rewrite(made: Mapping[Path, Any], *, check: bool) -> int:
     """Write the files that differ from what they should hold; with `check` name them instead, and return 1."""
-    behind = [path for path, new in made.items() if not same(new, json.loads(path.read_text("utf-8")))]
-    for path in () if check else behind:
+    outdated = [path for path, new in made.items() if not same(new, json.loads(path.read_text("utf-8")))]
+    for path in () if check else outdated:
         path.write_text(text_of(made[path]) + "\n", "utf-8")
-    print(f"{'differ' if check else 'written'}: {', '.join(path.stem for path in behind) or 'none'}")
-    return int(check and bool(behind))
+    print(f"{'differ' if check else 'written'}: {', '.join(path.stem for path in outdated) or 'none'}")
+    return int(check and bool(outdated))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def spread(found: list[list[Any]], mask: Table) -> Table:
 
 
 class Formulas(Adapter):
-    """The methods of the protocol, which say what the arguments and settings are, and what they are made of."""
+    """The methods of the protocol, where arguments and settings are documented, and their components."""
 
     def call(self, name, inputs, settings):
         """Call the method of a name; `held` is the copy of the first input that a stop-gradient holds fixed."""

@@ -188,7 +188,7 @@ class Trainer(Formulas):
         self.apply(state, self.clip(self.accumulated(reading, slopes, settings), settings), settings)
 
     def parts(self, case, number: int) -> dict[str, Any]:
-        """The rows of each micro-batch, and its rank: in a right trainer, they have no effect."""
+        """The rows of each micro-batch, and its rank: in a correct trainer, they have no effect."""
         unit = 2 if case["kind"] == "reward_model" else 1
         ranks = case["execution"].get("ranks", 1)
         size = unit * case["execution"].get("micro_batch", number)
