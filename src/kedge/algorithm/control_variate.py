@@ -35,12 +35,12 @@ class ControlVariateAdvantage:
 
         C_t = R_t − GAE_t − V_0,    which is V_t − V_0 with λ = 1
 
-    B is the return R minus that of the prompt's other responses; or R itself, so that whitening subtracts the batch's
-    mean, and V_0 is then the batch's mean. The weight w in [0, 1] is the one that lowers the variance of A most. Each
-    half of the prompts gets the weight fitted on the other half, or 0 if weights fitted on one part of that half do not
-    lower the variance on its other part. With w = 0, A is bit-identical to B. With λ = γ = 1 the gradient is unbiased
-    for any critic that has not been trained on these responses: neither w nor C_t depends on the action at t or on what
-    follows.
+    B is the return R minus the mean return of the prompt's other responses; or R itself, so that whitening subtracts
+    the batch's mean, and V_0 is then the batch's mean. The weight w in [0, 1] is the one that lowers the variance of A
+    most. Each half of the prompts gets the weight fitted on the other half, or 0 if weights fitted on one part of that
+    half do not lower the variance on its other part. With w = 0, A is bit-identical to B. With λ = γ = 1 the gradient
+    is unbiased for any critic that has not been trained on these responses: neither w nor C_t depends on the action at
+    t or on what follows.
 
     Args:
         base: B.

@@ -232,7 +232,7 @@ def score_rows(
 ) -> Float[Tensor, " rows"]:
     """Score many rows of token ids; float32 on the CPU, in the given order.
 
-    A pass reads a prefix that several rows share once.
+    A pass reads shared prefixes only once.
 
     Args:
         model: The reward model.

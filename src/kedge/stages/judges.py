@@ -215,7 +215,7 @@ def _loaded(function: Callable[..., Any] | str, name: str | None) -> FunctionRew
 
 
 def _takes_two(function: object) -> bool:
-    """True if a function with `**columns` can receive two responses: it names no reward argument for a single one."""
+    """True if a function with `**columns` can receive two responses: it does not take a single response by name."""
     if not callable(function):
         return False
     try:

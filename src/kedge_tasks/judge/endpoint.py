@@ -52,7 +52,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: the key would go to wherever the server says."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
-        """Raise an error."""
+        """Refuse, so that urllib raises an error."""
 
 
 @dataclass(frozen=True)

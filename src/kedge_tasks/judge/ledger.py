@@ -191,7 +191,7 @@ class Ledger:
 
     @contextmanager
     def _held(self) -> Iterator[sqlite3.Connection]:
-        """Lock the file against other threads and processes, in a transaction that is committed at the end."""
+        """Lock the file against other threads and processes; writes reach the disk at the end, all or none."""
         with self._lock, self._failing(), self._base:
             self._base.execute("BEGIN IMMEDIATE")
             yield self._base

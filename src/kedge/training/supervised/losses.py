@@ -110,7 +110,7 @@ class RankingLoss:
 
     pair loss = −log σ(better − worse − margin)
 
-    All responses to a prompt are in one forward pass, which reads their common prefix once.
+    All responses to a prompt are in one forward pass, which reads shared prefixes only once.
 
     Args:
         model: The reward model to train.
