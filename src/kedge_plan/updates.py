@@ -440,7 +440,7 @@ def _sampled(
 def _unscored(rows: Rows, policy: LanguageModel) -> ScoredRollout:
     """Responses without scores."""
     rollout = rows.rollout(values=policy.value_head is not None)
-    return ScoredRollout(rollout, torch.zeros(rows.count), None, [], cast(Any, None))
+    return ScoredRollout(rollout, torch.zeros(rows.count), None, [""] * rows.count, cast(Any, None))
 
 
 def _measurements(config: Config) -> Iterator[tuple[int, int]]:

@@ -240,6 +240,7 @@ WITHOUT_A_CRITIC = {"ppo.critic": "none", "ppo.advantage": "rloo", "rollout.num_
         (DISTANCE, 4),
         (WITHOUT_A_CRITIC, 0.5),
         (WITHOUT_A_CRITIC, 1),
+        ({"preset": "spo", "rollout.num_responses": 1}, 1),
     ],
 )
 def test_the_passes_of_a_plan_are_those_of_its_cost(
