@@ -26,8 +26,8 @@ class PromptMeans:
 
     def __init__(self, decay: float) -> None:
         self.decay = decay
-        self._all = (0.0, 0.0)
-        self._known: dict[str, tuple[float, float]] = {}
+        self._all = [0.0, 0.0]  # a count and a mean, replaced at each change, since states that were taken share it
+        self._known: dict[str, list[float]] = {}
         self._metrics: dict[str, float] = {}
 
     def baselines(self, prompts: Sequence[str]) -> list[float]:
@@ -45,10 +45,14 @@ class PromptMeans:
             "prompt/known": known / len(prompts),
             "prompt/variance_saved": 1.0 - pvariance(left) / spread if (spread := pvariance(scores)) else 0.0,
         }
-        self._all = decayed_mean(*self._all, scores, decay=self.decay)
-        start = (1.0 / (1.0 - self.decay), self._all[1])
+        self._all = self._with(self._all, scores)
+        start = [1.0 / (1.0 - self.decay), self._all[1]]
         for key, each in by_prompt.items():
-            self._known[key] = decayed_mean(*self._known.get(key, start), each, decay=self.decay)
+            self._known[key] = self._with(self._known.get(key, start), each)
+
+    def _with(self, known: Sequence[float], scores: Sequence[float]) -> list[float]:
+        count, mean = known
+        return [*decayed_mean(count, mean, scores, decay=self.decay)]
 
     def metrics(self) -> dict[str, float]:
         """The share of the last responses whose prompt had a mean, and of the variance of scores that means explain."""
@@ -56,12 +60,11 @@ class PromptMeans:
 
     def state_dict(self) -> dict[str, Any]:
         """Counts and means."""
-        return {"all": list(self._all), "known": {key: list(mean) for key, mean in self._known.items()}}
+        return {"all": self._all, "known": self._known.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
-        self._all = tuple(state["all"])
-        self._known = {key: tuple(mean) for key, mean in state["known"].items()}
+        self._all, self._known = state["all"], dict(state["known"])
 
 
 def _key(prompt: str) -> str:

@@ -14,6 +14,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas
@@ -1138,6 +1139,24 @@ def test_an_interrupt_at_the_end_of_a_call_leaves_nothing_of_what_it_drew(
         return found
 
     assert drawn(tmp_path / "whole", interrupted=False) == drawn(tmp_path / "interrupted", interrupted=True)
+
+
+def test_the_scores_of_an_interrupted_update_count_once(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def known(folder: Path, *, interrupted: bool) -> Any:
+        with kedge.PpoTrainer(model=policy, prompts=PROMPTS, out=folder, advantage="spo", **SIZES) as trainer:
+            batch = trainer.sample()
+            if interrupted:
+                with monkeypatch.context() as patch:
+                    patch.setattr(trainer._trainer, "improve", Mock(side_effect=KeyboardInterrupt))
+                    with pytest.raises(KeyboardInterrupt):
+                        trainer.update(batch, scored(batch.responses))
+            trainer.update(batch, scored(batch.responses))
+            assert trainer._trainer.prompt_means is not None
+            return trainer._trainer.prompt_means.state_dict()
+
+    assert known(tmp_path / "whole", interrupted=False) == known(tmp_path / "interrupted", interrupted=True)
 
 
 def test_a_closed_trainer_has_no_processes(policy: Path, tmp_path: Path) -> None:

@@ -278,6 +278,15 @@ def test_spo_compares_each_response_with_the_earlier_ones_to_its_prompt(policy: 
     assert train(policy, tmp_path / "other", Reward(), resume=Resume(), **settings) == rows
 
 
+def test_the_scores_of_groups_that_are_not_trained_on_count_in_the_means_of_prompts(
+    policy: Path, tmp_path: Path
+) -> None:
+    settings = {"advantage": "spo", "num_prompts": 6, "num_responses": 2, "num_updates": 2, "constant_groups": "drop"}
+    rows = train(policy, tmp_path / "run", Reward(), **settings)
+    assert rows[1]["prompt/known"] == 1.0
+    assert rows[1]["group/unused"] > 0
+
+
 @pytest.mark.parametrize(("base", "num_responses"), [("rloo", 2), ("reinforce++", 1)])
 def test_a_critic_that_adds_starts_from_the_estimator_without_one(
     policy: Path, tmp_path: Path, base: str, num_responses: int

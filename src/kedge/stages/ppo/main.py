@@ -187,6 +187,8 @@ class Updates:
                 self.guard.evidence = experience
             with clock.phase("train"):
                 result = trainer.improve(experience, takes_steps=batch.takes_steps)
+            if trainer.prompt_means is not None:  # of all groups; not before, since a stopped update may be repeated
+                trainer.prompt_means.add(batch.scored.prompts, batch.scored.total_scores.tolist())
         if self.guard.dropped:
             metrics = {**self.guard.metrics(), "policy/optimizer_steps": 0, **self.measurements.metrics(update)}
             event = Event(update, metrics)

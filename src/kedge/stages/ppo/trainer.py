@@ -266,8 +266,6 @@ class Trainer:
         experience = self._estimated(scored, self._with_started_values(scored, outputs) if starts else outputs)
         if self.guard is not None:
             self.guard.check_experience(experience)
-        if self.prompt_means is not None:
-            self.prompt_means.add(scored.prompts, scored.total_scores.tolist())
         self._learner = learner  # not of a dropped update, whose evaluation needs the memory of the first pass
         return experience
 
