@@ -195,8 +195,10 @@ class WorkerProcess:
 
     def _line(self, deadline: float) -> bytes:
         """Read the next line from the process; raises `WorkerTimeout`, or `WorkerEnded` with how it ended."""
+        searched = 0
         try:
-            while b"\n" not in self._incoming:
+            while (end := self._incoming.find(b"\n", searched)) < 0:
+                searched = len(self._incoming)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     raise WorkerTimeout("")
@@ -205,8 +207,9 @@ class WorkerProcess:
             self.kill()
             raise
         self._read_output()
-        line, _, self._incoming = self._incoming.partition(b"\n")
-        return bytes(line)
+        line = bytes(self._incoming[:end])
+        del self._incoming[: end + 1]
+        return line
 
     def close(self) -> None:
         """Give the process a second to exit, then `kill` it."""
