@@ -1,8 +1,9 @@
 """The documentation of fields, and the type of a name with a parameter."""
 
 import ast
-import inspect
+import linecache
 import re
+import sys
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -60,24 +61,44 @@ def same(section: type[BaseModel], name: str) -> Any:
 
 def field_doc(info: FieldInfo) -> FieldDoc:
     """The documentation of a section's field."""
-    section, name = cast("dict[str, Any]", info.json_schema_extra or {}).get("place", (None, ""))
-    docs = _docs_in(section) if section else {}
-    return docs.get(name, FieldDoc(info.description or ""))
+    docs = (_docs_in(each.module).get((each.section, each.name)) for each in info.metadata if isinstance(each, _Place))
+    return next(filter(None, docs), FieldDoc(info.description or ""))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The place of a field's docstring, among the field's metadata, which pydantic ignores."""
+
+    module: str
+    section: str
+    name: str
 
 
 def note_places(section: type[BaseModel]) -> None:
-    """Note in the fields of a section where their docstrings are: in its source, or in that of a base."""
+    """Note in the fields of a section where their docstrings are: in its source, or in that of a base.
+
+    The source is read now, because its file may change while kedge runs, and parsed when a docstring is needed.
+    """
+    _source(section.__module__)
     for name, info in section.model_fields.items():
-        info.json_schema_extra = info.json_schema_extra or {"place": cast("Any", (section, name))}
+        if not any(isinstance(each, _Place) for each in info.metadata):
+            info.metadata.append(_Place(section.__module__, section.__name__, name))
 
 
 @cache
-def _docs_in(section: type) -> dict[str, FieldDoc]:
-    """The docstrings below the fields in the source of a class."""
-    [tree] = ast.parse(inspect.getsource(section)).body
+def _source(module: str) -> str:
+    """The source of an imported module; empty without one."""
+    return "".join(linecache.getlines(getattr(sys.modules[module], "__file__", None) or ""))
+
+
+@cache
+def _docs_in(module: str) -> dict[tuple[str, str], FieldDoc]:
+    """The docstrings below the fields of the classes in a module's source, by class and field."""
     return {
-        ast.unparse(field.target): FieldDoc.read(ast.literal_eval(below.value))
-        for field, below in pairwise(cast("ast.ClassDef", tree).body)
+        (section.name, ast.unparse(field.target)): FieldDoc.read(ast.literal_eval(below.value))
+        for section in ast.parse(_source(module)).body
+        if isinstance(section, ast.ClassDef)
+        for field, below in pairwise(section.body)
         if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
     }
 
