@@ -94,7 +94,7 @@ def _warnings(folder: Path) -> list[str]:
     """The doctor's findings so far, apart from notes."""
     try:
         found = diagnose_run(folder, advice=field_advice) if (folder / METRICS_FILE).is_file() else []
-    except KedgeError:  # a damaged log must not prevent saving the model
+    except Exception:  # a damaged log or a bug in a rule must not prevent saving the model
         return []
     return [f"{one_line(finding)}. {finding.means}" for finding in found if finding.severity != "note"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from kedge_base.run_folder.record_format import (
     read_metrics,
     read_rows,
 )
+from kedge_base.texts import typed_error_text
 from kedge_inspect.abroad.runs import HERE, Origin, read_any_run
 from kedge_inspect.doctor import (
     Advice,
@@ -80,14 +81,21 @@ def examine_run(folder: Path, *, advice: Advice = no_advice, origin: Origin = HE
 def lines_on_run(folder: Path, *, advice: Advice = no_advice) -> tuple[list[str], str]:
     """Format a line for each warning and serious finding on a run, and the verdict, including the checks that could not
     be made.
+
+    An error becomes the verdict, so that a failing doctor cannot cost the run its end.
     """
-    examination = merge(examine_run(folder, advice=advice).values())
+    try:
+        examination = merge(examine_run(folder, advice=advice).values())
+    except Exception as error:  # a bug in a rule, or a damaged file
+        return [], f"failed: {typed_error_text(error)}"
     found = [one_line(finding) for finding in examination.findings if finding.severity != "note"]
     return found, examination.verdict
 
 
 class LiveDoctor:
     """Diagnoses a run in progress, and reports each serious finding once, and others about its first updates.
+
+    An error of the doctor is reported as well, and never ends the run.
 
         doctor = LiveDoctor(run.folder, run.facts, config, say=progress.say)
         doctor.see(update, metrics)
@@ -130,11 +138,21 @@ class LiveDoctor:
             return
         if update >= self._next:
             self._next = update + max(EVERY, update // 10)
-        for finding in diagnose(self._current(), advice=self._advice):
-            is_early = is_among_first and finding.rule in AT_ONCE and finding.severity != "note"
-            if (finding.severity == "serious" or is_early) and finding.rule not in self._reported:
-                self._reported.add(finding.rule)
-                self._say(f"{one_line(finding)}. Try: {finding.try_}")
+        for name, line in self._lines(is_among_first):
+            if name not in self._reported:
+                self._reported.add(name)
+                self._say(line)
+
+    def _lines(self, is_among_first: bool) -> Iterator[tuple[str, str]]:
+        """Yield a line for each finding to report, after its rule, and for an error."""
+        try:
+            for finding in diagnose(self._current(), advice=self._advice):
+                is_early = is_among_first and finding.rule in AT_ONCE and finding.severity != "note"
+                if finding.severity == "serious" or is_early:
+                    yield finding.rule, f"{one_line(finding)}. Try: {finding.try_}"
+        except Exception as error:  # a bug in a rule, or a file that cannot be read
+            line = f"the doctor failed: {typed_error_text(error)}"
+            yield line, line
 
     def _current(self) -> RunRecord:
         """The run so far, with the incidents and critic checks of the updates in memory."""

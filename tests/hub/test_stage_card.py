@@ -22,7 +22,7 @@ from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from kedge_hub.card import CardSample, ModelCard
-from kedge_hub.stage_card import algorithm_of, recipe_of
+from kedge_hub.stage_card import _warnings, algorithm_of, recipe_of
 from kedge_inspect.doctor.responses import num_responses
 from kedge_inspect.page.looks import look_of
 from kedge_inspect.record import read_run
@@ -218,6 +218,15 @@ def test_names_say_nothing_about_the_machine(tmp_path, monkeypatch):
         None,
         None,
     ]
+
+
+def test_an_error_of_the_doctor_does_not_prevent_the_card(tmp_path, monkeypatch):
+    def broken(folder, *, advice):
+        raise ZeroDivisionError
+
+    (tmp_path / "metrics.jsonl").touch()
+    monkeypatch.setattr("kedge_hub.stage_card.diagnose_run", broken)
+    assert _warnings(tmp_path) == []
 
 
 def test_texts_of_data_have_no_effect():

@@ -134,6 +134,18 @@ def test_the_end_of_a_healthy_run_prints_what_was_checked(tmp_path: Path, capsys
     assert line.startswith("doctor: nothing wrong in 30 checks so far; 1 could not be made: no judge")
 
 
+def broken_advice(field: str, direction: str) -> str:
+    raise SyntaxError(f"{field} {direction}")
+
+
+def test_an_error_of_the_doctor_is_a_line_at_the_end_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kedge.runs.ending.field_advice", broken_advice)
+    say_findings(write(tmp_path / "run", synthetic_run(metrics=LARGE_STEPS)))
+    assert capsys.readouterr().err == "doctor: failed: SyntaxError: ppo.learning_rate too_high\n"
+
+
 def rows(run: RunRecord) -> list[tuple[int, dict[str, float]]]:
     return [(row["update"], {name: value for name, value in row.items() if name != "update"}) for row in run.metrics]
 
@@ -149,6 +161,14 @@ def test_a_serious_finding_is_reported_once_and_early(tmp_path: Path) -> None:
     assert "Try: lower ppo.learning_rate from 1e-05 to 1.4e-06" in said[0]
     assert said[1].startswith("serious: steps_too_large: up to 50% of the tokens are clipped")
     assert "Try: lower ppo.learning_rate from 1e-05 to 1.4e-06" in said[1]
+
+
+def test_an_error_of_the_doctor_is_a_line_of_the_run_in_progress(tmp_path: Path) -> None:
+    said: list[str] = []
+    doctor = LiveDoctor(tmp_path, {"precision": "fp32"}, CONFIG, say=said.append, advice=broken_advice)
+    for update, metrics in rows(synthetic_run(40, {"policy/clip_fraction": [0.5] * 40})):
+        doctor.see(update, metrics)
+    assert said == ["the doctor failed: SyntaxError: ppo.learning_rate too_high"]
 
 
 def test_that_no_response_stops_is_said_after_the_first_update(tmp_path: Path) -> None:
