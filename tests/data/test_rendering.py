@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kedge import template_worker as chat_templates
 from kedge.data import chat
-from kedge.data.chat import apply_template
+from kedge.data.chat import AT_ONCE, apply_template, apply_to_parts
 from kedge.data.records import RowError
 from kedge_base.errors import DataError
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
@@ -76,6 +76,31 @@ def test_a_process_that_ended_or_was_killed_is_replaced(monkeypatch: pytest.Monk
     assert not process_of().is_running
     tokenizer.chat_template = "{{ messages[0].role }}"
     assert apply_template(tokenizer, [QUESTION]) == "user"
+
+
+@pytest.mark.parametrize(("num_answers", "length", "most"), [(5, 200, 1), (30, 50_000, 31), (300, 100, 20)])
+def test_the_limits_are_for_few_renderings_of_a_long_conversation(
+    num_answers: int, length: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request for all beginnings would take time and memory that grow with the square of their number."""
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    messages = [{"role": role, "content": "a " * (length // 2)} for role in ("user", "assistant") * num_answers]
+    parts = [(2 * num_answers, {}), *((2 * turn + 1, {"add_generation_prompt": True}) for turn in range(num_answers))]
+    requests: list[list[str]] = []
+
+    def replies(*arguments: Any) -> list[dict[str, Any]]:
+        found = reply(*arguments)
+        requests.append([each["text"] for each in found])
+        return found
+
+    reply = chat._replies  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(chat, "_replies", replies)
+    texts = apply_to_parts(tokenizer, messages, parts)
+    for index in (0, 1, num_answers):
+        count, settings = parts[index]
+        assert texts[index] == tokenizer.apply_chat_template(messages[:count], tokenize=False, **settings)
+    assert len(requests) <= most
+    assert all(sum(map(len, each[1:])) < 1.2 * AT_ONCE for each in requests)  # the template adds tokens
 
 
 @pytest.mark.usefixtures("fresh")

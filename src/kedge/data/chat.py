@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
-from itertools import islice, pairwise
+from itertools import accumulate, groupby, islice, pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from kedge.data.fields import Messages
@@ -347,6 +347,8 @@ def _check_has_template(tokenizer: PreTrainedTokenizerBase) -> None:
 TEMPLATE_SECONDS = 10.0
 TEMPLATE_MEMORY = 2**30
 STARTUP_SECONDS = 120.0
+AT_ONCE = 2**20
+"""Maximum characters of messages that are rendered within the limits of one request, after its first rendering."""
 LONGEST_TEXT = 2**27
 """Maximum characters of a rendered conversation, the same as the byte limit of a line in a file."""
 
@@ -392,7 +394,7 @@ def apply_to_parts(
     parts: Sequence[tuple[int, Mapping[str, Any]]],
     chat_template: str | None = None,
 ) -> list[str]:
-    """Render beginnings of a conversation as `apply_template` does, with one request to the process that renders.
+    """Render beginnings of a conversation as `apply_template` does, with few requests to the process that renders.
 
     Args:
         tokenizer: Must have a chat template unless one is given.
@@ -404,20 +406,35 @@ def apply_to_parts(
         DataError: The template exceeds its time or memory limit.
         RowError: The template rejects these messages, or its output is too long.
     """
+    sizes = [0, *accumulate(len(str(message)) for message in messages)]
+    totals = accumulate(sizes[count] for count, _ in parts)
+    texts: list[str] = []
+    for _, pairs in groupby(zip(totals, parts, strict=True), lambda pair: pair[0] // AT_ONCE):
+        together = [part for _, part in pairs]
+        longest = messages[: max(count for count, _ in together)]
+        texts += map(_text_of, _replies(tokenizer, longest, together, chat_template))
+    return texts
+
+
+def _replies(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    parts: Sequence[tuple[int, Mapping[str, Any]]],
+    chat_template: str | None,
+) -> list[dict[str, Any]]:
+    """Return the texts of beginnings up to the first failure, and the reason for that."""
     try:
         settings = {} if chat_template is None else {"chat_template": chat_template}
         if os.name != "posix" or not _has_usual_method(tokenizer):
-            replies = render(tokenizer, messages, settings, parts, LONGEST_TEXT)
-        else:
-            settings = {"eos_token": "", **tokenizer.special_tokens_map}
-            settings["chat_template"] = tokenizer.get_chat_template(chat_template)
-            work = {"messages": messages, "settings": settings, "parts": parts, "longest": LONGEST_TEXT}
-            replies = _renderer().render(day=_day, memory=TEMPLATE_MEMORY, **work)
+            return render(tokenizer, messages, settings, parts, LONGEST_TEXT)
+        settings = {"eos_token": "", **tokenizer.special_tokens_map}
+        settings["chat_template"] = tokenizer.get_chat_template(chat_template)
+        work = {"messages": messages, "settings": settings, "parts": parts, "longest": LONGEST_TEXT}
+        return _renderer().render(day=_day, memory=TEMPLATE_MEMORY, **work)
     except DataError:
         raise
     except Exception as error:  # values that JSON cannot represent
-        replies = [{"error": "rejected", "reason": error_text(error, limit=200)}]
-    return [_text_of(reply) for reply in replies]
+        return [{"error": "rejected", "reason": error_text(error, limit=200)}]
 
 
 def _text_of(reply: Mapping[str, Any]) -> str:
