@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kedge.data import encode_prompt, read_rows, tldr_response, tokens
 from kedge.data.records import RowError
-from kedge.data.truncation import render_tldr
+from kedge.data.truncation import render_tldr, truncate_prompt
 from tests.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer(add_bos=True)
@@ -63,6 +63,19 @@ def test_bisection_cuts_where_the_paper_does(paragraphs, max_tokens):
             render_tldr("boats", "Help", post, TOKENIZER, max_tokens)
     else:
         assert render_tldr("boats", "Help", post, TOKENIZER, max_tokens) == expected
+
+
+def test_an_oversized_text_is_not_encoded_whole():
+    post = "The tide went out.\n\n" * 5_000
+    with mock.patch("kedge.data.tokens._encode", wraps=tokens._encode) as encode:
+        text = render_tldr("boats", "Help", post, TOKENIZER, 200)
+        start = truncate_prompt(TOKENIZER, post, 200, "keep_start")
+        end = truncate_prompt(TOKENIZER, post, 200, "keep_end")
+    assert text == cut_slowly("The tide went out.\n\n" * 30, 200)
+    assert post.startswith(start)
+    assert post.endswith(end)
+    assert all(num_tokens(cut) in (199, 200) for cut in (start, end))
+    assert max(len(call.args[1]) for call in encode.call_args_list) < len(post) / 5
 
 
 def test_a_post_whose_first_paragraph_is_too_long_is_a_bad_row():

@@ -70,12 +70,17 @@ def truncate_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: i
     Raises:
         RowError: The prompt is empty once cut.
     """
-    if num_tokens(tokenizer, text, max_tokens) <= max_tokens:
+    length = num_tokens(tokenizer, text, max_tokens)
+    if length <= max_tokens:
         return text
+    keeps_start = truncate == "keep_start"
+    if length > 2 * max_tokens:  # so that not all of it is encoded
+        size = _CHARACTERS_PER_TOKEN * max_tokens
+        text = text[:size] if keeps_start else text[-size:]
     # Without special tokens: encoding the cut prompt adds BOS back.
     plain = encode_text(tokenizer, text)
     for count in range(max_tokens, 0, -1):
-        kept = plain[:count] if truncate == "keep_start" else plain[-count:]
+        kept = plain[:count] if keeps_start else plain[-count:]
         cut = str(tokenizer.decode(kept, clean_up_tokenization_spaces=False)).strip(_HALF_CHARACTER)
         # When encoded again, the cut text may have more tokens than before.
         if cut.strip() and len(encode_prompt(tokenizer, cut)) <= max_tokens:
@@ -145,7 +150,12 @@ def render_tldr(
 
     Source: Stiennon app. B; N+; spec §2.5.
     """
-    lines = post.strip().split("\n")
+    post = post.strip()
+    size = _CHARACTERS_PER_TOKEN * (max_tokens or len(post))
+    if max_tokens is not None and len(post) > size and num_tokens(tokenizer, post[:size], None) > 2 * max_tokens:
+        # Only the start of an oversized post can fit; its last line may be broken, but is dropped in any case.
+        post = post[:size]
+    lines = post.split("\n")
 
     def prompt(num_lines: int) -> str:
         body = "\n".join(lines[:num_lines]).rstrip()
