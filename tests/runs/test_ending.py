@@ -136,10 +136,35 @@ def test_after_sft_the_shares_of_the_demonstrations_are_not_those_of_comparisons
     assert not any("data.mix" in line for line in shell_calls(config, "sft"))
 
 
-def test_after_a_critic_the_prompts_are_mixed_as_before() -> None:
-    data = {"prompts": ["a", "b"], "mix": [0.7, 0.3]}
-    config = config_from_settings("critic", {"model": "m", "reward": "rm", "data": data})
-    assert " 'data.mix=[0.7, 0.3]'" in shell_calls(config, "critic")[0]
+@pytest.mark.parametrize("stage", ["reward", "critic"])
+@pytest.mark.parametrize(
+    ("data", "mix", "kept"),
+    [
+        ({"prompts": ["a", "b"]}, [0.7, 0.3], "[0.7, 0.3]"),
+        ({"prompts": ["a", "b"]}, {"b": 0.3, "a": 0.7}, "[0.7, 0.3]"),
+        ({"prompts": ["a", "b"], "comparisons": ["c", "d"]}, {"a": 1, "b": 2, "c": 3, "d": 4}, "[1.0, 2.0]"),
+        ({"prompts": ["a"], "demonstrations": ["c", "d"]}, [0.7, 0.3], ""),
+        ({"prompts": ["a", "b"], "comparisons": ["c", "d"]}, {"c": 0.7, "d": 0.3}, ""),
+        ({"prompts": ["python:prompts", "python:more"]}, [0.7, 0.3], ""),
+    ],
+)
+def test_a_next_call_mixes_the_sources_of_its_prompts(
+    stage: str, data: dict[str, list[str]], mix: object, kept: str
+) -> None:
+    """The command would otherwise end with an error, since the shares are those of other sources, or not mix."""
+    config = config_from_settings(stage, {"model": "m", "reward": "rm", "data": {**data, "mix": mix}})
+    words = shlex.split(shell_calls(config, stage)[0])
+    assert [word for word in words if word.startswith("data.mix")] == [f"data.mix={kept}"] * bool(kept)
+    settings = [word for word in words if "=" in word]
+    load_config(None, settings, {"data.prompts": data["prompts"]}, stage="ppo")
+
+
+@pytest.mark.parametrize("mix", [[0.7, 0.3], {"a": 0.7, "b": 0.3}])
+def test_prompts_of_comparisons_are_mixed_as_those_were(mix: object) -> None:
+    config = config_from_settings("reward", {"model": "m", "data": {"comparisons": ["a", "b"], "mix": mix}})
+    assert shell_calls(config, "reward") == [
+        "kedge ppo --model m --prompts a --prompts b --reward 'runs/my run/model' 'data.mix=[0.7, 0.3]'"
+    ]
 
 
 def after_critic(*overrides: str, preset: str | None = None) -> tuple[str, Config]:

@@ -149,21 +149,22 @@ def after_sft(config: Config, model: str, start: str, judge: str) -> list[Call]:
 
 def after_reward(config: Config, model: str, start: str, judge: str) -> list[Call]:
     """The call of PPO with the reward model."""
-    _, comparisons, prompts = _data(config)
     settings = _training(config)
+    role = "prompts"
     if config.data.comparisons and not config.data.prompts:
-        prompts = comparisons
+        role = "comparisons"
         settings = _renamed(settings, r"^comparisons\.", "prompts.")
     [name] = base = _base(config)
     policy = TO_FILL_IN if _has_scores(name) else base
-    return [Call("ppo", {"model": policy, "prompts": prompts, "reward": (model,)}, settings)]
+    arguments = {"model": policy, "prompts": _given(getattr(config.data, role)), "reward": (model,)}
+    return [Call("ppo", arguments, {**settings, **_shares(config, role)})]
 
 
 def after_critic(config: Config, model: str, start: str, judge: str) -> list[Call]:
     """The call of PPO that starts from the critic."""
     prompts = _data(config)[-1]
     arguments = {"model": _base(config), "prompts": prompts, "reward": _rewards(config), "critic": (model,)}
-    return [Call("ppo", arguments, {**_training(config), **_of_ppo(config)})]
+    return [Call("ppo", arguments, {**_training(config), **_of_ppo(config), **_shares(config, "prompts")})]
 
 
 def after_policy(config: Config, model: str, start: str, judge: str) -> list[Call]:
@@ -230,7 +231,7 @@ def _of_ppo(config: Config) -> dict[str, Any]:
     The kind of critic is the stage's, even if `ppo.critic` is another.
     """
     kind = config.critic.kind
-    kept = _changed(config, "ppo.", "rollout.", "reward_functions.", "schedules", "data.mix")
+    kept = _changed(config, "ppo.", "rollout.", "reward_functions.", "schedules")
     for name in ("ppo.critic", "ppo.critic_init", *(["ppo.critic_learning_rate"] if kind == "shared" else [])):
         kept.pop(name, None)
     if config.ppo.critic != "auto" and config.ppo.resolved_critic == kind:
@@ -246,6 +247,12 @@ def _carried(config: Config) -> dict[str, Any]:
         for name, value in _changed(config, *CARRIED).items()
         if name not in sources and not _is_in_memory(value)
     }
+
+
+def _shares(config: Config, role: str) -> dict[str, Any]:
+    """Return `data.mix` for the sources of a role, if it has shares of them and the next call can name them."""
+    shares = config.data.shares(role)
+    return {} if shares is None or _is_in_memory(getattr(config.data, role)) else {"data.mix": [*shares]}
 
 
 def _changed(config: Config, *sections: str) -> dict[str, Any]:
