@@ -50,6 +50,7 @@ def test_the_words_of_python_are_options(
         (["sft", "--data", "a", "--demonstrations=b"], "--demonstrations and --data are the same option; give one"),
         (["ppo", "--model", "a", "--policy", "b"], "--model and --policy are the same option; give one"),
         (["ppo", "--num_updates", "3"], "--num_updates is not an option; fields are set without dashes: num_u"),
+        (["sft", "--dry-run"], "--dry-run is not an option; kedge plan sft says what a run will hold and how long"),
         (["ppo", "--num-updates=3"], "--num-updates is not an option; fields are set without dashes: num_u"),
         (["ppo", "--data", "d"], "--data is not an option; kedge ppo has --model, --prompts, --reward, --env"),
         (["ppo", "--reward-model=r"], "--reward-model is not an option; kedge ppo has --model, --prompts, --reward"),

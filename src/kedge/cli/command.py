@@ -20,6 +20,8 @@ class StageCommand(command.Command):
         if command not in stages() or not name:
             return None
         begin = f"{option} is not an option;"
+        if name == "dry_run":
+            return f"{begin} kedge plan {command} says what a run will hold and how long it will take"
         try:
             field = full_name(name, command)
         except ConfigError as error:
