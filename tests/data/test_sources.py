@@ -96,6 +96,7 @@ def test_a_json_array_and_a_json_file_of_lines(tmp_path):
         ({"data": ROWS}, ROWS),
         ({"data": ROWS, "schema": {"fields": []}}, ROWS),  # pandas: to_json(orient="table"), "columns"
         ({"prompt": {"0": "a", "1": "b"}}, ROWS),
+        ({"id1": {"prompt": "a"}, "id2": {"prompt": "b"}}, ROWS),
         ({"prompt": ["a", "b"]}, ROWS),
         ({"train": ROWS, "test": ROWS[:1]}, ROWS),
         ({"prompt": "a"}, ROWS[:1]),

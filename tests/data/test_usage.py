@@ -26,3 +26,10 @@ def test_a_preview_without_usable_rows_says_what_may_help() -> None:
     usage = DataUsage(rows=1, dropped={"prompt longer than data.max_prompt_tokens=3": 1})
     lines = Preview("sft", usage, {}, {}, (), "tokens").lines(80)
     assert lines[2].startswith("no usable row; the limit is data.max_prompt_tokens, or the model's context; data.trunc")
+
+
+def test_a_preview_of_thousands_of_columns_has_a_short_line() -> None:
+    columns = {f"id{number}": "{'speech': 'The tide went out.'}" for number in range(5000)}
+    line = Preview("sft", DataUsage(rows=1), columns, {}, (), "tokens").lines(80)[1]
+    assert line.startswith("columns: id0 ({'speech': ")
+    assert len(line) < 2020

@@ -15,7 +15,7 @@ import numpy
 
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, Table, hint_of
 from kedge.data.tokens import encode_completion, encode_example, encode_prompt, token_pieces
-from kedge_base.texts import counted, printable
+from kedge_base.texts import counted, printable, shortened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,6 +24,8 @@ BARS = "▁▂▃▄▅▆▇█"
 NUM_BINS = 16
 PLAIN_WIDTH = 100
 LINES_PER_PART = 3
+MOST_OF_COLUMNS = 2000
+"""Maximum characters of the line about columns: a file with ids as keys may read as a row with thousands."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Preview:
         note = "" if self.unit == "tokens" else "; without a model, no limit of length is checked"
         return [
             f"as data of {self.stage}: {self.usage.line}",
-            f"columns: {columns}",
+            f"columns: {shortened(columns, MOST_OF_COLUMNS)}",
             f"lengths in {self.unit}{note}:" if self.lengths else f"no usable row{remedy}",
             *_table(self.lengths),
             *(

@@ -110,7 +110,7 @@ def _values(path: Path) -> list[Any]:
 
 
 def _held_rows(value: dict[str, Any], source: str) -> list[Any]:
-    """Find the rows in an object: a list in it, its columns combined, or the object itself.
+    """Find the rows in an object: a list in it, its values, its columns combined, or the object itself.
 
     Raises:
         DataError: It contains several lists of rows.
@@ -118,8 +118,11 @@ def _held_rows(value: dict[str, Any], source: str) -> list[Any]:
     has_text = any(isinstance(value.get(name), str) for name in _OF_A_ROW)
     if has_text or any(map(is_conversation, value.values())) or _is_list_of(int, value.get("input_ids")):
         return [value]
+    is_around = not value.keys() & _OF_A_ROW
+    if value and is_around and all(isinstance(row, dict) and row.keys() & _OF_A_ROW for row in value.values()):
+        return list(value.values())  # by id, as pandas writes with orient="index"
     tables = {name: rows for name, rows in value.items() if _is_list_of(dict, rows)}
-    if tables and not value.keys() & _OF_A_ROW:
+    if tables and is_around:
         if len(tables) > 1 and "train" not in tables:
             names = ", ".join(tables)
             raise DataError(f"{source} holds several lists of rows ({names}); write the one to read as JSON lines")
