@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,25 @@ def test_python_resumes_its_folder_and_can_let_fields_differ(
     assert train().folder == Path("runs/ppo-2")
     done = forked_kedge("ppo", "--resume", "runs/ppo", "ppo.num_updates=4", cwd=tmp_path)
     assert (done.returncode, "data.prompts was given from Python, or as text" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_model_that_is_older_than_a_checkpoint_of_its_unfinished_run_is_announced(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if the run had been made longer, and killed after another update."""
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    shutil.copytree(run / "checkpoints/update-000002", run / "checkpoints/update-000003")
+    os.utime(run / "checkpoints/update-000003", (2_000_000_000, 2_000_000_000))
+    said = f"{run} has not finished, and its model is older than its checkpoint of update 3, which {run}@3 names"
+
+    def generate(out: str, model: str) -> str:
+        kedge.generate(model=model, prompts=PROMPTS[:1], out=tmp_path / out, max_new_tokens=2, report=False)
+        return capsys.readouterr().err
+
+    assert said not in generate("finished", str(run))
+    (run / "finished.json").unlink()
+    assert generate("named", str(run)).count(said) == 1
+    assert generate("folder", f"{run}/model").count(said) == 1
+    assert said not in generate("checkpoint", f"{run}@2")
+    os.utime(run / "model", (2_000_000_001, 2_000_000_001))  # as after Ctrl-C, which saves the model last
+    assert said not in generate("interrupted", str(run))

@@ -25,6 +25,7 @@ from kedge.models.adapters import is_adapter, read_adapter
 from kedge.training.checkpoint.files import record_file
 from kedge_base.errors import DataError
 from kedge_base.packages import is_own_module
+from kedge_base.run_folder.output import CHECKPOINTS, FINISHED_FILE, MODEL_FOLDER, checkpoints_in
 from kedge_base.stage import stages, value_of
 from kedge_base.texts import names_function, names_judge
 
@@ -183,6 +184,21 @@ def hub_revisions(config: Config) -> dict[str, str]:
             with suppress(OSError):
                 found[name] = Path(constants.HF_HUB_CACHE, cached, "refs", "main").read_text("utf-8").strip()
     return found
+
+
+def outdated_models(config: Config) -> list[str]:
+    """One line per named model whose unfinished run has a newer checkpoint: it was extended, and then killed."""
+    against = [find_model(config.evaluate.against)] if config.evaluate.against else []
+    named = dict.fromkeys(Path(name) for name in (*itertools.chain(*_sources(config).values()), *against))
+    runs = [each.parent for each in named if each.name == MODEL_FOLDER and each.is_dir()]
+    return [
+        f"{run} has not finished, and its model is older than its checkpoint of update {update}, which {run}@{update} "
+        "names"
+        for run in runs
+        if not (run / FINISHED_FILE).exists()
+        for update, newest in checkpoints_in(run / CHECKPOINTS)[-1:]
+        if newest.stat().st_mtime_ns > (run / MODEL_FOLDER).stat().st_mtime_ns
+    ]
 
 
 def lost_inputs(

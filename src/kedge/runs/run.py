@@ -28,7 +28,7 @@ from kedge.rewards.function import name_of
 from kedge.rewards.loading import terms_of
 from kedge.runs.claim import claim, claim_free_folder
 from kedge.runs.data_log import DataLog
-from kedge.runs.fingerprint import CODE, changed_inputs, input_hashes
+from kedge.runs.fingerprint import CODE, changed_inputs, input_hashes, outdated_models
 from kedge.runs.names import check_names
 from kedge.runs.receipt import Receipt
 from kedge.runs.resuming import (
@@ -343,6 +343,8 @@ def open_run(
         of_chain = () if resume.chain is None else allowed
         check_finished(named, shared, fingerprint, stage=described, allowed=of_chain)
         raise RunFinished(shared)
+    for line in outdated_models(named):
+        say(line)
     if described.makes_model:
         check_publishing(named)
     checkpoint = None
