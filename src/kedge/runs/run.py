@@ -478,7 +478,7 @@ def _set_up(run: Run, named: Config) -> dict[str, object]:
     seed_generators(named.runtime.seed)
     if named.runtime.deterministic and device.type == "cuda":
         use_deterministic_kernels()
-    _say_without_effect(named, stage, device)
+    _say_of_settings(named, stage, device)
     # All stages of a chain use the same date.
     earlier = [folder, folder.parent] if run.resumed else [folder.parent]
     day = ranks.first(lambda: next(filter(None, map(date_before, earlier)), str(date.today())))
@@ -512,10 +512,14 @@ def pass_tokens(config: Config) -> PassTokens:
     return AdaptiveTokens(first, say=say)
 
 
-def _say_without_effect(config: Config, stage: Stage, device: torch.device) -> None:
+def _say_of_settings(config: Config, stage: Stage, device: torch.device) -> None:
+    """Say which settings have no effect, or count several times."""
     if device.type != "cuda":
         for name in config.runtime.offload:
             say(f"runtime.offload={name} has no effect on {device}: it moves tensors from a GPU to the host's memory")
+    for source, count in dict.fromkeys((term.source, config.reward.count(term)) for term in config.reward):
+        if count > 1 and not source.startswith("python:"):  # objects may share a name
+            say(f"reward {source} is given {count} times, and counts as often")
     judge = config.evaluate.judge
     if judge is not None and stage.evaluations == "ppo.eval_every" and config.ppo.eval_every.updates is None:
         say(f"evaluate.judge={judge} has no effect here without ppo.eval_every")
