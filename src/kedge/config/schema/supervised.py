@@ -22,7 +22,7 @@ class SftConfig(TrainedSection):
     """How the learning rate decays to 0 over the run; constant: not at all. {cosine: 0.1}: after a linear rise from 0
     over a tenth of all optimizer steps.
 
-    Source: N+; N+ trains without a rise
+    Source: N+, for SFT and reward models, and without a rise
     Too high: with a long rise, much of the run trains at a fraction of the learning rate
     Too low: without one, the first steps may be too large, because Adam's moment estimates are still poor
     """
