@@ -16,7 +16,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -61,7 +61,7 @@ class Given(BaseModel):
     replaces: str | None = None
     ranks: list[int] = []
     axes: dict[str, list[Annotated[int, Field(ge=1, le=7)] | None]] = {}
-    thumbs: list[Literal[-1, 0, 1]] = []
+    thumbs: list[Annotated[int, Field(ge=-1, le=1)]] = []
     edits: list[str | None] = []
     note: str = Field("", max_length=10_000)
 
@@ -248,6 +248,8 @@ def _answer(given: Given, question: Question, item: Item, axes: Sequence[str], a
 
     if (given.verdict == "ranked") != bool(given.ranks):
         raise DataError("ranks are needed where the verdict is ranked, and nowhere else")
+    if not {*given.ranks} <= {*range(1, len(order) + 1)}:
+        raise DataError(f"ranks must be from 1 to {len(order)}")
     if not set(given.axes) <= set(axes):
         raise DataError(f"axes must be some of {', '.join(axes) or 'none'}")
     levels = sorted(set(given.ranks))

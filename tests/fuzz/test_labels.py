@@ -8,12 +8,15 @@ import random
 from pathlib import Path
 from typing import Any
 
+from hypothesis import strategies as st
+
 from kedge_base.machine.local_server import Request
 from kedge_base.run_folder.record_format import read_json_lines
 from kedge_people import labels
 from kedge_people.assignments import Assignments, Question, read_assignments, write_assignments
 from kedge_people.server import Desk
-from tests.fuzz.outcome import case_counts
+from tests.fuzz.outcome import case_counts, fuzz
+from tests.fuzz.values import JSON, LEAVES
 
 PEOPLE = ("ana", "ben", "cyd")
 
@@ -164,3 +167,41 @@ def test_the_folder_holds_every_acknowledged_answer_once(tmp_path, num_cases):
         evening.start()
         evening.check()
         evening.stop()
+
+
+def of_two(entries: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    """A list with an entry for each of two responses."""
+    return st.lists(entries, min_size=2, max_size=2)
+
+
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "id": st.text("aZ9-_\n", min_size=7, max_size=9),
+    "verdict": st.sampled_from(["ranked", "bad", "skipped"]),
+    "seconds": st.floats(0),
+    "ranks": of_two(st.integers(-1, 3)),
+    "axes": st.dictionaries(st.sampled_from(["style", "length"]), of_two(st.none() | st.integers(0, 8)), max_size=2),
+    "thumbs": of_two(st.integers(-1, 1)),
+    "edits": of_two(st.none() | st.text(max_size=3)),
+    "note": st.text(),
+}
+ONE_FIELD = st.dictionaries(st.sampled_from([*FIELDS]), JSON | of_two(LEAVES), max_size=1)
+SENT = st.tuples(st.fixed_dictionaries({}, optional=FIELDS), ONE_FIELD).map(lambda parts: {**parts[0], **parts[1]})
+
+
+@case_counts(300, 5000)
+def test_every_answer_that_the_server_takes_can_be_read(tmp_path, num_cases, record_property):
+    labels.write_items(tmp_path, [labels.Item("1", "question", ("a", "b"), ("m", "m"))])
+    assignments = Assignments(("ana",), axes=("style",), owners={"1": None})
+
+    def check(changed: dict[str, Any]) -> None:
+        (tmp_path / labels.ANSWERS_FILE).write_bytes(b"")
+        desk = Desk(tmp_path, assignments, file)
+        shown = json.loads(desk.reply(Request("GET", "/x/", "question/0", "", b"", "ana")).body)["question"]
+        usual = {"id": "answer-1", "question": shown["id"], "seconds": 1, "verdict": "ranked", "ranks": [1, 2]}
+        body = json.dumps({**usual, **changed}).encode()
+        status = desk.reply(Request("POST", "/x/", "answer", "", body, "ana")).status
+        assert status in (200, 400)
+        assert len(labels.read_labels(tmp_path).answers) == (status == 200)
+
+    with labels.AnswerFile(tmp_path) as file:
+        fuzz(num_cases, SENT, check, record_property)
