@@ -89,7 +89,8 @@ def compare(
     worst = 0.0
     for name, numbers in expected.items():
         size = np.nan_to_num(np.abs(numbers))
-        errors = np.abs(got[name] - numbers) / (unit or np.maximum(size, SMALL * max(size.max(), 1.0)))
+        scale = np.maximum(size, SMALL * max(size.max(), 1.0)) if unit is None else unit
+        errors = np.abs(got[name] - numbers) / scale
         errors = np.where(np.isnan(numbers), 0.0, np.where(np.isfinite(got[name]), errors, np.inf))
         place = np.unravel_index(int(errors.argmax()), errors.shape)
         error = float(errors[place])

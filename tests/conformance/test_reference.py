@@ -8,7 +8,7 @@ import pytest
 from ppo_conformance.adapters.reference import Adapter
 from ppo_conformance.checks import metamorphic, update, vectors
 from ppo_conformance.oracle.__main__ import rewrite
-from ppo_conformance.protocol import NotOffered
+from ppo_conformance.protocol import Deviation, NotOffered
 from ppo_conformance.reference.model import Llama, Weights, initial_weights
 from tests.float64 import in_float64
 
@@ -86,6 +86,25 @@ ARRANGEMENTS = [check for check in update.checks() if check.case != "whole"]
 @pytest.mark.parametrize("check", ARRANGEMENTS, ids=lambda check: check.name)
 def test_the_reference_makes_the_same_update_in_every_arrangement(check):
     assert check.run(update.REFERENCE) < 1e-10
+
+
+@pytest.mark.parametrize("factor", [1.0, np.nan], ids=["the initial weights", "NaN"])
+@pytest.mark.parametrize("check", ARRANGEMENTS, ids=lambda check: check.name)
+def test_weights_that_no_step_moved_are_not_the_same_in_two_arrangements(check, factor):
+    class Idle(Adapter):
+        def update(self, case):
+            return {name: factor * weight for name, weight in initial_weights(case["model"]).items()}
+
+    with pytest.raises(Deviation, match=r"the largest change of a weight is (0|nan)"):
+        check.run(Idle())
+
+
+def test_one_weight_that_is_not_finite_is_no_update():
+    case = update.chosen(update.load("ppo"), update.REFERENCE)
+    found = {name: weight.copy() for name, weight in update.updated(update.REFERENCE, case).items()}
+    found["value_head.weight"].flat[0] = np.nan
+    with pytest.raises(Deviation, match="is nan"):
+        update.compare_weights(found, found, case)
 
 
 CALLS = [*vectors.checks(), *metamorphic.checks()]

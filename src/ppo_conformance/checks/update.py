@@ -31,7 +31,7 @@ import numpy as np
 from ppo_conformance.adapters import reference
 from ppo_conformance.calls import compare
 from ppo_conformance.checks import Check
-from ppo_conformance.protocol import CHOICES, Adapter, NotOffered, offered
+from ppo_conformance.protocol import CHOICES, Adapter, Deviation, NotOffered, offered
 from ppo_conformance.reference.model import Weights, initial_weights
 
 FOLDER = Path(__file__).resolve().parent.parent / "vectors" / "update"
@@ -110,9 +110,15 @@ def check_arrangement(name: str, one: Change, other: Change, adapter: Adapter) -
 
 
 def compare_weights(found: Weights, expected: Weights, case: Case) -> float:
-    """Compare weights by name; return the largest error relative to the largest change."""
+    """Compare weights by name; return the largest error relative to the largest change.
+
+    Raises:
+        Deviation: No weight is expected to change, one is not finite, or an error is too large.
+    """
     start = initial_weights(case["model"])
-    moved = max(float(np.abs(expected[name] - start[name]).max()) for name in start)
+    moved = np.max([np.abs(expected[name] - start[name]).max() for name in start])
+    if not 0 < moved < np.inf:
+        raise Deviation(f"the largest change of a weight is {moved:g}")
     return compare(expected, found, BOUNDS[case["settings"]["precision"]], "weights after the update", moved)
 
 
