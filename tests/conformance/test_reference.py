@@ -1,6 +1,7 @@
 """The reference trainer: its model against finite differences and transformers, its updates against committed ones."""
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -78,6 +79,26 @@ def test_whole_updates_move_every_tensor():
         after, before = update.updated(update.REFERENCE, case), initial_weights(case["model"])
         trained = [each for each in before if not case["model"].get("lora") or "lora" in each or "value_head" in each]
         assert [each for each in before if np.abs(after[each] - before[each]).max() > 1e-4] == trained, name
+
+
+def test_an_adapter_may_be_a_dataclass():
+    """It is not hashable. Equal ones may make other updates."""
+
+    @dataclass
+    class Counting(Adapter):
+        def __post_init__(self):
+            self.count = 0
+
+        def update(self, case):
+            self.count += 1
+            return super().update(case)
+
+    one, other = Counting(), Counting()
+    case = update.chosen(update.load("sft"), one)
+    for adapter in (one, one, other):
+        assert update.check_whole("sft", adapter) == 0
+        update.updated(adapter, case)
+    assert (one.count, other.count) == (1, 1)
 
 
 ARRANGEMENTS = [check for check in update.checks() if check.case != "whole"]

@@ -94,13 +94,13 @@ def check_whole(name: str, adapter: Adapter) -> float:
 
 
 def updated(adapter: Adapter, case: Case) -> Weights:
-    """The weights after a case, computed once per adapter."""
-    return _updated(adapter, json.dumps(case))
+    """The weights after a case, computed once per adapter, which need not be hashable."""
+    return _updated(adapter.update, json.dumps(case))
 
 
 @cache
-def _updated(adapter: Adapter, case: str) -> Weights:
-    return adapter.update(json.loads(case))
+def _updated(update: Callable[[Case], Weights], case: str) -> Weights:
+    return update(json.loads(case))
 
 
 def check_arrangement(name: str, one: Change, other: Change, adapter: Adapter) -> float:
