@@ -15,8 +15,9 @@ from kedge_plan.hollow import layers_of
 
 Figures = dict[tuple[str, ...], float]
 """`held, PHASE, PART, KIND, ROLE`: bytes at the peak of a part of a phase; `work, PHASE, NAME`: per update;
-`parameters, ROLE` and `trained, ROLE`: weights, and the bytes of trained ones; and `resting, ROLE`: bytes of weights
-that are in host memory between passes.
+`parameters, ROLE` and `trained, ROLE`: weights, and the bytes of trained ones; `resting, ROLE`: bytes of weights that
+are in host memory between passes; and `cost, update` and `cost, step`: FLOPs of an update of PPO, and of a step of
+supervised fine-tuning on its tokens.
 """
 
 

@@ -71,10 +71,12 @@ class Counted:
         is_gpu = device is None or device.accelerator
         process, overhead = (0.0, ALLOCATOR) if is_gpu else (PROCESS, ALLOCATOR_ON_CPU)
         again = config.runtime.recomputes
-        return MachinePlan(subject.stage, subject.work.unit, phases, subject.num_units, process, overhead, again)
+        cost = self.of_roles("cost")
+        steps = cost["update"] / cost["step"] if cost else None
+        return MachinePlan(subject.stage, subject.work.unit, phases, subject.num_units, steps, process, overhead, again)
 
     def of_roles(self, name: str) -> dict[str, float]:
-        """The `parameters`, `trained` or `resting` bytes of each role."""
+        """The `parameters`, `trained` or `resting` bytes of each role, or the `cost` of an update and of a step."""
         return {figure[1]: size for figure, size in self.figures.items() if figure[0] == name}
 
     def _phase(self, name: str, speed: Speed | None) -> PlannedPhase:

@@ -47,6 +47,7 @@ class MachinePlan:
         unit: The unit that the stage repeats: an update, a part or a step.
         phases: The phases in the order of an update.
         updates: Updates or optimizer steps of the run; None if unknown.
+        sft_steps: Cost of a PPO update, in optimizer steps of supervised fine-tuning on the same tokens; else None.
         process: Bytes that the process holds besides tensors.
         overhead: Share of the tensors' bytes that the allocator adds.
         recomputes: Activations are recomputed.
@@ -56,6 +57,7 @@ class MachinePlan:
     unit: str
     phases: tuple[PlannedPhase, ...]
     updates: int | None = None
+    sft_steps: float | None = None
     process: float = 0.0
     overhead: float = 0.0
     recomputes: bool = False
@@ -153,6 +155,8 @@ def _cell(size: float) -> str:
 def _times(plan: MachinePlan, price_per_hour: float | None) -> Iterator[str]:
     shares = ", ".join(f"{phase.name} {format_figure(phase.seconds)} s" for phase in plan.phases if phase.seconds)
     yield f"time per {plan.unit}: about {format_figure(plan.seconds)} s ({shares})"
+    if plan.sft_steps is not None:
+        yield f"cost per {plan.unit}: {plan.sft_steps:.1f} steps of supervised fine-tuning on the same tokens"
     if plan.whole is not None:
         run = f"the run: {plan.updates:,} {plan.unit}s, about {format_duration(plan.whole)}"
         if price_per_hour is not None:

@@ -23,6 +23,7 @@ from kedge.rewards.score import ScoredRollout
 from kedge.rollout import Sampler
 from kedge.stages.critic.sampling import as_first_update, starts_of_chunks
 from kedge.stages.ppo.critics import with_saved_critic
+from kedge.stages.ppo.log import Costs, ForwardCost
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.optimizer import build_optimizer
 from kedge.training.pretraining_mix import PretrainingMix
@@ -291,7 +292,8 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         phases.forget("step")
-        scored = _sampled(subject, _scorers(subject, models), phases, trainer, rows)
+        scorers = _scorers(subject, models)
+        scored = _sampled(subject, scorers, phases, trainer, rows)
         phases.start("experience", "policy", times=passes * (epochs if trainer._reads_trained_rows else 1))
         experience = trainer.estimate(scored)
         phases.start("train", "policy", times=epochs * passes)
@@ -306,6 +308,36 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
             phases.start("fit", "policy")
             _allocate(SQUARES * square)
         phases.end()
+    models.sizes.update(_cost(subject, trainer, scorers, experience, result))
+
+
+def _cost(subject: Subject, trainer: Trainer, scorers: Mapping[str, ScalarModel], trial: Any, result: Any) -> Figures:
+    """The FLOPs of an update and of a step of supervised fine-tuning, as a run counts them, from a trial's epoch."""
+    config, rows, settings = subject.config, subject.rows, trainer.settings
+    models = trainer.roles.actor_critic
+    weighted = {f"reward: {term.name or term.source}" for term in config.reward if term.weight}
+    rewards = [ForwardCost.of(scorers[role]) for role in weighted & scorers.keys()]
+    others = map(ForwardCost.of, (models.policy, models.critic, trainer.roles.reference))
+    first = replace(rows, prompts=rows.prompts[:: rows.group], responses=rows.responses[:: rows.group], group=1)
+    sampled = [each.rollout(values=False) for each in (rows, first)]
+    epochs = mean_epochs(config)
+    share = min(1.0, epochs)
+    read = 1.0 if trial.evaluated is None else share
+    per_gradient = epochs / settings.ppo.num_minibatches
+    flops = Costs(*others, rewards, config.runtime.recomputes).metrics(
+        sampled[0],
+        sampled=sampled[: 1 + settings.samples_greedy],
+        evaluated=trainer.evaluated_before(result),
+        read_share=read,
+        num_passes=per_gradient * result.num_gradients,
+        train_policy=True,
+        train_critic=models.trains_critic,
+        num_critic_passes=per_gradient * result.num_critic_gradients,
+        num_readings=settings.measures_distance + (read - share) * result.reused_first_pass,
+    )
+    steps = flops.pop("cost/sft_steps")
+    update = sum(flops.values())
+    return {("cost", "update"): update, ("cost", "step"): update / steps}
 
 
 def _copied_ahead(config: Config, policy: LanguageModel) -> int:

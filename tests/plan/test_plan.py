@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import weakref
 from dataclasses import replace
@@ -17,22 +18,18 @@ from transformers import LlamaConfig
 from bench.plan.shallow import save_shallow, text_of
 from kedge.algorithm.experience import Experience
 from kedge.cli import main
-from kedge.config import Config, load_config, mean_epochs, with_values
+from kedge.config import Config, load_config, with_values
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.stages.critic import run_critic
 from kedge.stages.ppo import run_ppo
-from kedge.stages.ppo.log import Costs, ForwardCost
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.trainer import Trainer
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
-from kedge.training.update import UpdateResult
 from kedge_base.errors import ConfigError, ModelError
 from kedge_base.run_folder.record_format import read_metrics
 from kedge_plan.devices import find_device
-from kedge_plan.hollow import HollowModels
 from kedge_plan.plan import (
-    Counted,
     _alternatives,
     as_on,
     count_stage,
@@ -42,7 +39,6 @@ from kedge_plan.plan import (
 )
 from kedge_plan.report import MachinePlan, PlannedPhase
 from kedge_plan.rows import Lengths, lengths_of, quantiles
-from kedge_plan.updates import Subject
 from tests.models.registry.builder import save_policy_folder, tiny_config
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
@@ -204,9 +200,7 @@ GRPO = {"ppo.advantage": "grpo", "ppo.kl_in": {"loss": "k3"}, "ppo.critic": "non
         "half an epoch of half the responses",
     ],
 )
-def test_the_planned_cost_of_an_update_is_that_of_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
-) -> None:
+def test_the_planned_cost_of_an_update_is_that_of_a_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Up to the responses that end before the longest length, which the plan takes all of them to have."""
     prompts = [f"The boat {number}" for number in range(10, 26)]
     rows = tmp_path / "prompts.jsonl"
@@ -220,7 +214,7 @@ def test_the_planned_cost_of_an_update_is_that_of_a_run(
     run_ppo(config, reward=None if has_model else scores)
     _, row = read_metrics(tmp_path / "out")  # the first update may also fit a new critic's head
     assert row["response/length"] > 18
-    assert planned(config, monkeypatch)[1]["cost/sft_steps"] == pytest.approx(row["cost/sft_steps"], rel=0.02)
+    assert count_stage(config, "ppo").plan().sft_steps == pytest.approx(row["cost/sft_steps"], rel=0.02)
 
 
 DISTANCE = {"ppo.policy_loss": "kl_penalty_adaptive"}
@@ -243,62 +237,12 @@ WITHOUT_A_CRITIC = {"ppo.critic": "none", "ppo.advantage": "rloo", "rollout.num_
         ({"preset": "spo", "rollout.num_responses": 1}, 1),
     ],
 )
-def test_the_passes_of_a_plan_are_those_of_its_cost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], epochs: float
-) -> None:
+def test_the_passes_of_a_plan_are_those_of_its_cost(tmp_path: Path, settings: dict[str, Any], epochs: float) -> None:
     """Up to the norms, losses and the like, which the cost leaves out. Sampling reads what it samples once."""
     shape = {"rollout.num_prompts": 8, "rollout.max_new_tokens": 16, "ppo.num_epochs": epochs}
-    found, flops = planned(ppo_config(tmp_path, **shape, **settings), monkeypatch)
+    found = count_stage(ppo_config(tmp_path, **shape, **settings), "ppo")
     passes = sum(size for name, size in found.figures.items() if name[0] == "work" and name[2] == "flops")
-    del flops["cost/sft_steps"]
-    assert passes == pytest.approx(sum(flops.values()), rel=0.04)
-
-
-def planned(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Counted, dict[str, float]]:
-    """A plan of PPO, and the cost of its update."""
-    made = []
-    improve = Trainer.improve
-
-    def improved(self: Trainer, experience: Experience) -> UpdateResult:
-        made.append((self, experience, improve(self, experience)))
-        return made[-1][2]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "improve", improved)
-        counted = count_stage(config, "ppo")
-    return counted, cost_of(counted.subject, *made[-1])
-
-
-def cost_of(subject: Subject, trainer: Trainer, experience: Experience, result: UpdateResult) -> dict[str, float]:
-    """The metrics of an update's cost, as a run computes them, for a trial of one epoch."""
-    config, roles, settings = subject.config, trainer.roles, trainer.settings
-    models = HollowModels(config, subject.precision, subject.blueprints, dict.fromkeys(subject.blueprints, 2),
-                          LiveBytes(), "cpu")  # fmt: skip
-    costs = Costs(
-        policy=ForwardCost.of(roles.actor_critic.policy),
-        critic=ForwardCost.of(roles.actor_critic.critic),
-        reference=ForwardCost.of(roles.reference),
-        rewards=[ForwardCost.of(models.reward(role)) for role in subject.blueprints if role.startswith("reward")],
-        recomputes=config.runtime.recomputes,
-    )
-    rows = subject.rows
-    first = replace(rows.select(range(0, rows.count, rows.group)), group=1)
-    sampled = tuple(each.rollout(values=False) for each in (rows, first))
-    epochs = mean_epochs(config)
-    per_epoch = epochs / settings.ppo.num_minibatches
-    share = min(1.0, epochs)
-    read_share = 1.0 if experience.evaluated is None else share
-    return costs.metrics(
-        sampled[0],
-        sampled=sampled if settings.samples_greedy else (),
-        evaluated=trainer.evaluated_before(result),
-        read_share=read_share,
-        num_passes=per_epoch * result.num_gradients,
-        train_policy=True,
-        train_critic=roles.actor_critic.trains_critic,
-        num_critic_passes=per_epoch * result.num_critic_gradients,
-        num_readings=int(settings.measures_distance) + (read_share - share if result.reused_first_pass else 0.0),
-    )
+    assert passes == pytest.approx(found.of_roles("cost")["update"], rel=0.04)
 
 
 def test_held_out_prompts_and_a_judge_are_planned(tmp_path: Path) -> None:
@@ -481,6 +425,7 @@ def test_a_plan_reads_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "fits into 78 GiB (the memory of H100)" in text
     assert "  ppo.critic=shared " in text
     assert " at 2 per hour" in text
+    assert re.search(r"\ncost per update: \d\.\d steps of supervised fine-tuning on the same tokens\n", text)
     for row in ("weights, reference", "gradients, critic", "optimizer, policy", "activations, policy"):
         assert f"\n{row} " in text
 
