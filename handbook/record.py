@@ -28,7 +28,7 @@ from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.settings import PpoSettings, coefficients_of
 from kedge.training.learner import LanguageLearner
 from kedge.training.runtime import stream
-from kedge.training.update import ppo_update
+from kedge.training.update import PpoUpdate
 from kedge_lab.demo.main import demo_config
 from kedge_lab.demo.world import World
 
@@ -122,7 +122,7 @@ def _train(config: Config, roles: Roles, experience: Experience) -> list[Tensor]
     learner = LanguageLearner(roles.actor_critic, temperature=config.rollout.temperature)
     after: list[Tensor] = []
     for epoch in range(NUM_EPOCHS):
-        ppo_update(
+        PpoUpdate(
             learner,
             roles.optimizer,
             experience,
@@ -131,7 +131,7 @@ def _train(config: Config, roles: Roles, experience: Experience) -> list[Tensor]
             num_minibatches=1,
             max_grad_norm=config.optimization.of("ppo").max_grad_norm,
             generator=stream(SEED, "handbook", epoch),
-        )
+        ).run()
         with torch.no_grad():
             after.append(learner.evaluate(experience).logprobs)
     return after

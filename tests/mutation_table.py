@@ -607,7 +607,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a-stop-of-the-policy-ends-the-critics-pass",
-        "Steps.take_epoch",
+        "PpoUpdate.take_epoch",
         "            if result.stopped_early:\n                self._take_critic_step(rows)",
         "            if result.stopped_early:\n                break",
         "tests/training/test_critic_steps.py::test_a_stop_of_the_policy_is_none_of_a_separate_critic",
@@ -777,7 +777,7 @@ MUTATIONS = (
     ),
     Mutation(
         "share-of-responses-divided-by-all",
-        "Steps._chosen",
+        "PpoUpdate._chosen",
         "divisors.scaled(share)",
         "divisors",
         "tests/training/test_trained_share.py::test_the_mean_over_all_choices_is_the_whole_step[token]",
@@ -1037,14 +1037,14 @@ MUTATIONS = (
     ),
     Mutation(
         "rows-without-a-gradient-recorded-in-others-places",
-        "Steps._passes",
+        "PpoUpdate._passes",
         "yield numbers[rows], part, has_gradient",
         "yield rows, part, has_gradient",
         f"{UPDATE}::test_rows_without_a_gradient_take_no_backward_pass[advantages-None]",
     ),
     Mutation(
         "micro-batches-weighted-alike",
-        "Steps._policy_terms",
+        "PpoUpdate._policy_terms",
         "return self.objective(outputs, part, divisors)",
         "return self.objective(outputs, part, self.objective.divisors(part))",
         f"{UPDATE}::test_the_gradient_does_not_depend_on_the_split_into_micro_batches[token-shared]",

@@ -24,6 +24,7 @@ from kedge.ranks import ALONE, Ranks
 from kedge.training.learner import T
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
+from kedge.training.update import PpoUpdate
 from kedge_control.experience import ControlExperience, ControlLearner
 from kedge_control.networks import ControlActorCritic
 from kedge_control.spaces import spaces_of
@@ -186,14 +187,14 @@ def _step(policy: ControlActorCritic, saved: dict[str, Tensor], old: Tensor, ite
         advantages=(advantages - advantages.mean()) / (advantages.std() + 1e-8),
         returns=zeros,
     )
-    trpo_update(
+    update = PpoUpdate(
         learner,
         build_optimizer(policy.parameters(), learning_rate=1e-3, critic_parameters=policy.critic_parameters()),
         experience,
         Objective(surrogate=unclipped_policy_loss, value_clip_range=None, value_coef=0.5),
-        region=TrustRegion(iterations=iterations),
         num_epochs=0,
         num_minibatches=1,
         generator=torch.Generator(),
         max_grad_norm=None,
     )
+    trpo_update(update, TrustRegion(iterations=iterations))

@@ -23,7 +23,7 @@ from kedge.training.guard import StepCheck, refuse_nonfinite
 from kedge.training.objective import Divisors, Objective
 from kedge.training.optimizer import CRITIC, all_parameters
 from kedge.training.optimizer_kinds import Optimizer
-from kedge.training.update import UpdateResult, minibatches_of, ppo_update
+from kedge.training.update import PpoUpdate, UpdateResult, minibatches_of
 from kedge_base.machine.progress import say
 from kedge_control.experience import ControlExperience, ControlLearner
 
@@ -58,7 +58,7 @@ def _compiled(step: Step) -> Step:
 
 @dataclass
 class CompiledUpdate:
-    """`ppo_update` for a policy without a memory, with a pass per minibatch.
+    """`PpoUpdate` for a policy without a memory, with a pass per minibatch.
 
     Args:
         learner: Evaluates the policy and the critic.
@@ -85,7 +85,7 @@ class CompiledUpdate:
         max_grad_norm: float | None,
         check_step: StepCheck = refuse_nonfinite,
     ) -> UpdateResult:
-        """See `ppo_update`, except that `passes` remains empty.
+        """See `PpoUpdate`, except that `passes` remains empty.
 
         `check_step` is called only if a value is not finite or the steps cannot be compiled.
         """
@@ -109,7 +109,7 @@ class CompiledUpdate:
             for tensor, old in zip(tensors, before, strict=True):
                 tensor.copy_(old)
         generator.set_state(shuffles)
-        return ppo_update(
+        return PpoUpdate(
             self.learner,
             self.optimizer,
             experience,
@@ -119,7 +119,7 @@ class CompiledUpdate:
             generator=generator,
             max_grad_norm=max_grad_norm,
             check_step=check_step,
-        )
+        ).run()
 
     def _state(self) -> tuple[State, list[Tensor]]:
         """Return the current state, and the optimizer's step counts."""

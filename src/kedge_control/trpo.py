@@ -17,12 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from kedge.algorithm.experience import PolicyOutputs
-from kedge.training.guard import StepCheck, refuse_nonfinite
 from kedge.training.learner import B, Batch, Learner
 from kedge.training.objective import Objective
 from kedge.training.optimizer import parameters_of
-from kedge.training.optimizer_kinds import Optimizer
-from kedge.training.update import MetricTotals, Steps, UpdateResult, minibatches_of, reduce_steps, search_minibatch
+from kedge.training.update import MetricTotals, PpoUpdate, UpdateResult, reduce_steps, search_minibatch
 
 TOLERANCE = 1e-10
 """The share of |b|² at which |b − A·x|² is small enough to stop."""
@@ -50,19 +48,7 @@ class TrustRegion:
     max_tries: int = 10
 
 
-def trpo_update(
-    learner: Learner[B],
-    optimizer: Optimizer,
-    experience: B,
-    objective: Objective,
-    *,
-    region: TrustRegion,
-    num_epochs: int,
-    num_minibatches: int,
-    generator: torch.Generator,
-    max_grad_norm: float | None,
-    check_step: StepCheck = refuse_nonfinite,
-) -> UpdateResult:
+def trpo_update(update: PpoUpdate[B], region: TrustRegion) -> UpdateResult:
     """Train policy and critic on one batch of experience, in a single process.
 
     maximize the surrogate subject to mean KL(old‖new) ≤ δ: one step on all rows, without the optimizer
@@ -73,17 +59,9 @@ def trpo_update(
     policy's step moves the trunk, and the critic's passes only train the value head, so that they do not change the KL.
 
     Args:
-        learner: Evaluates policy and critic; its `PolicyOutputs.kl` is the analytic KL.
-        optimizer: Of the learner's parameters; it takes the critic's steps.
-        experience: The batch.
-        objective: The total loss: its policy terms for the policy's step (TRPO's surrogate is the unclipped one), its
-            value term for the critic's.
+        update: The batch, what is trained on it, and the critic's epochs. `PolicyOutputs.kl` of its learner is the
+            analytic KL; TRPO's surrogate is the unclipped one.
         region: The settings of the policy's step.
-        num_epochs: K, the critic's passes.
-        num_minibatches: M.
-        generator: Random generator of the shuffles.
-        max_grad_norm: Maximum norm of the critic's gradient; None disables clipping.
-        check_step: Called before each step; False refuses the step and skips the rest of the update.
 
     Returns:
         A single step with the policy's metrics, measured before the step except for `policy/approx_kl`, the analytic KL
@@ -94,11 +72,10 @@ def trpo_update(
 
     Source: TRPO (arXiv 1502.05477) eq. 14 and appendix C.
     """
-    steps = Steps(learner, optimizer, experience, objective, max_grad_norm=max_grad_norm, check_step=check_step)
-    result = steps.result
-    _policy_step(learner, optimizer, objective.prepared(experience), objective, region, result, check_step)
-    for _ in range(num_epochs):
-        steps.take_critic_epoch(minibatches_of(len(experience.old_logprobs), num_minibatches, generator))
+    result = update.result
+    _policy_step(update, update.objective.prepared(update.experience), region)
+    for _ in range(int(update.num_epochs)):
+        update.take_critic_epoch()
     # These passes are the critic's entire training, so its metrics have the same names as in PPO.
     critic = reduce_steps(result.critic_steps, {})
     result.steps = [{**each, **critic} for each in result.steps]
@@ -106,17 +83,12 @@ def trpo_update(
     return result
 
 
-def _policy_step(
-    learner: Learner[B],
-    optimizer: Optimizer,
-    experience: B,
-    objective: Objective,
-    region: TrustRegion,
-    result: UpdateResult,
-    check_step: StepCheck,
-) -> None:
+def _policy_step(update: PpoUpdate[B], experience: B, region: TrustRegion) -> None:
     """Take the policy's step, if one is accepted, and record it."""
-    parameters = [each for each in parameters_of(optimizer, critic=False) if each.requires_grad]
+    learner = update.learner
+    objective = update.objective
+    result = update.result
+    parameters = [each for each in parameters_of(update.optimizer, critic=False) if each.requires_grad]
     gradient, totals = _gradient(learner, experience, objective, parameters)
     before = {**totals.values(), "policy/grad_norm": float(gradient.norm())}
     result.num_gradients = 1
@@ -124,7 +96,7 @@ def _policy_step(
     search = partial(
         search_minibatch, learner, objective, experience, range(len(experience.old_logprobs)), parameters, lambda: None
     )
-    if not check_step(0, before, search):
+    if not update.check_step(0, before, search):
         result.refused = True
         return
     product = _product(learner, experience, parameters)

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from kedge.algorithm.policy_losses import clipped_policy_loss
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
-from kedge.training.update import ppo_update
+from kedge.training.update import PpoUpdate
 from kedge_base.errors import ConfigError
 from kedge_control.experience import ControlLearner, experience_of
 from kedge_control.making import make_environments
@@ -119,7 +119,7 @@ def test_a_policy_with_a_memory_recalls_what_it_saw(monkeypatch: pytest.MonkeyPa
         steps = collect_steps(environments, policy, normalization, num_steps=16, generator=generator, memory=memory)
         experience = experience_of(steps, policy, normalization, gamma=1.0, gae_lambda=1.0)
         spread = experience.advantages[experience.action_mask].std()
-        result = ppo_update(
+        result = PpoUpdate(
             ControlLearner(policy),
             optimizer,
             experience.with_advantages(experience.advantages / spread),
@@ -128,7 +128,7 @@ def test_a_policy_with_a_memory_recalls_what_it_saw(monkeypatch: pytest.MonkeyPa
             num_minibatches=2,
             generator=generator,
             max_grad_norm=0.5,
-        )
+        ).run()
         assert result.metrics()["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
     played = play_episodes(make_environments(Recall, 4, seed=9), policy, normalization, num_episodes=40)
     assert np.mean([episode.total for episode in played]) > 0.9

@@ -13,7 +13,7 @@ import torch
 from kedge.algorithm.policy_losses import clipped_policy_loss
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
-from kedge.training.update import ppo_update
+from kedge.training.update import PpoUpdate
 from kedge_base.errors import ConfigError, NumericsError
 from kedge_control import environments as environments_module
 from kedge_control.environments import Environments
@@ -102,7 +102,7 @@ def test_the_first_ratio_is_one_and_the_policy_learns() -> None:
         returns += [episode.total for episode in episodes.add(steps)]
         normalization.observe_rewards(steps)
         experience = experience_of(steps, policy, normalization, gamma=0.99, gae_lambda=0.95)
-        result = ppo_update(
+        result = PpoUpdate(
             ControlLearner(policy),
             optimizer,
             experience,
@@ -111,7 +111,7 @@ def test_the_first_ratio_is_one_and_the_policy_learns() -> None:
             num_minibatches=8,
             generator=generator,
             max_grad_norm=0.5,
-        )
+        ).run()
         assert result.metrics()["policy/first_ratio_max"] == 1.0
         normalization.observe(steps)
     assert np.mean(returns[:20]) < 40

@@ -19,7 +19,7 @@ from kedge.ranks import ALONE, Ranks
 from kedge.training.learner import T
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
-from kedge.training.update import UpdateResult
+from kedge.training.update import PpoUpdate, UpdateResult
 from kedge_base.errors import NumericsError
 from kedge_control.trpo import TrustRegion, trpo_update
 
@@ -151,7 +151,8 @@ def updated(
     optimizer = build_optimizer(learner.parameters(), learning_rate=1e-2, critic_parameters=critic)
     region, passes = settings.pop("region", TrustRegion()), settings.pop("num_epochs", 2)
     options = {"num_minibatches": 3, "max_grad_norm": None, "generator": torch.Generator().manual_seed(0), **settings}
-    return learner, trpo_update(learner, optimizer, batch, objective, region=region, num_epochs=passes, **options)
+    update = PpoUpdate(learner, optimizer, batch, objective, num_epochs=passes, **options)
+    return learner, trpo_update(update, region)
 
 
 def kl_of(learner: TinyLearner, batch: Transitions) -> float:

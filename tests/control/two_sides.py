@@ -23,7 +23,7 @@ from kedge.algorithm.policy_losses import named_surrogate
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer, set_learning_rate
 from kedge.training.optimizer_kinds import Optimizer
-from kedge.training.update import UpdateResult, ppo_update
+from kedge.training.update import PpoUpdate, UpdateResult
 from kedge_control.compiled import CompiledUpdate
 from kedge_control.experience import ControlExperience, ControlLearner, experience_of
 from kedge_control.making import EnvironmentSpec, make_environments
@@ -106,7 +106,7 @@ def maker(loss: str = "clipped", **changes: Any) -> Callable[..., Objective]:
 
 
 def eager(side: Side) -> Callable[..., UpdateResult]:
-    return partial(ppo_update, side.learner, side.optimizer)
+    return lambda *given, **settings: PpoUpdate(side.learner, side.optimizer, *given, **settings).run()
 
 
 def take(update: Callable[..., UpdateResult], side: Side, experience: Any, objective: Any, number: int) -> Any:

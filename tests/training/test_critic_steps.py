@@ -9,7 +9,7 @@ from torch import nn
 
 from kedge.models import ActorCritic
 from kedge.training.optimizer import build_optimizer, parameters_of, set_learning_rate
-from kedge.training.update import UpdateResult, ppo_update
+from kedge.training.update import PpoUpdate, UpdateResult
 from tests.training.test_update import make_experience, make_learner, make_models, make_objective
 
 
@@ -26,7 +26,7 @@ def trained(models: ActorCritic, objective: Any = None, **settings: Any) -> tupl
     set_learning_rate(optimizer, **rates)
     sizes = {"num_epochs": 2, "num_minibatches": 2, "max_grad_norm": 1.0, **settings}
     objective, generator = objective or make_objective(), torch.Generator().manual_seed(0)
-    result = ppo_update(make_learner(models), optimizer, experience, objective, generator=generator, **sizes)
+    result = PpoUpdate(make_learner(models), optimizer, experience, objective, generator=generator, **sizes).run()
     return models, result
 
 
@@ -108,10 +108,10 @@ def test_passes_of_the_critic_are_those_of_its_warm_up():
     for copied, settings in zip((warm, alone), kinds, strict=True):
         learner, experience = make_learner(copied), make_experience(models)
         with learner.frozen_policy():
-            ppo_update(
+            PpoUpdate(
                 learner, optimizer_of(copied), experience, objective, num_minibatches=1, max_grad_norm=1.0,
                 generator=torch.Generator(), **settings,
-            )  # fmt: skip
+            ).run()  # fmt: skip
     assert same(warm, alone)
     assert not same(warm, models)
 
@@ -142,7 +142,9 @@ def test_a_value_gradient_that_ends_at_the_head_does_not_change_the_policy(where
         )
         settings: dict[str, Any] = {"num_epochs": 1, "num_minibatches": 2, "max_grad_norm": 1.0}
         objective, generator = make_objective(value_coef=coef), torch.Generator().manual_seed(0)
-        ppo_update(make_learner(copied), optimizer, make_experience(models), objective, generator=generator, **settings)
+        PpoUpdate(
+            make_learner(copied), optimizer, make_experience(models), objective, generator=generator, **settings
+        ).run()
         weights.append(copied.policy.causal)
     assert same(*weights) == (where == "head")
 

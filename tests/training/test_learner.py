@@ -21,7 +21,7 @@ from kedge.ranks import ALONE
 from kedge.training.learner import T
 from kedge.training.objective import Metric
 from kedge.training.optimizer import build_optimizer
-from kedge.training.update import MetricTotals, ppo_update, reduce_steps
+from kedge.training.update import MetricTotals, PpoUpdate, reduce_steps
 from kedge_base.errors import ConfigError
 from tests.experience import collected
 from tests.tiny import tiny_causal_lm, tiny_tokenizer
@@ -267,7 +267,7 @@ def test_the_same_update_teaches_a_control_policy() -> None:
             batch = Transitions(states, actions, blank, rewards - values, rewards, values)
             batch = replace(batch, old_logprobs=learner.evaluate(batch).logprobs)
         settings = {"num_epochs": 4, "num_minibatches": 2, "max_grad_norm": 0.5, "generator": draw}
-        result = ppo_update(learner, optimizer, batch, make_objective(), **settings)
+        result = PpoUpdate(learner, optimizer, batch, make_objective(), **settings).run()
         assert result.steps[0]["policy/ratio_max"] == pytest.approx(1.0, abs=1e-5)
         shares.append(float(rewards.mean()))
     assert shares[0] < 0.6

@@ -14,7 +14,7 @@ from kedge.algorithm.readout import PENALTIES
 from kedge.models import ActorCritic, LanguageModel
 from kedge.training.optimizer import build_optimizer
 from kedge.training.readout import Readout, second_half
-from kedge.training.update import ppo_update
+from kedge.training.update import PpoUpdate
 from tests.tiny import tiny_causal_lm, tiny_tokenizer
 from tests.training.test_update import PROMPTS, make_experience, make_learner, make_objective
 
@@ -47,9 +47,9 @@ def update(models: ActorCritic, experience: Experience, *, num_batches: int = 4,
     optimizer = build_optimizer(models.parameters(), learning_rate=1e-2)
     settings = {"num_epochs": 2, "num_minibatches": 1, "max_grad_norm": 1.0, **settings}
     generator = torch.Generator().manual_seed(0)
-    ppo_update(
+    PpoUpdate(
         learner, optimizer, experience, make_objective(), generator=generator, read_states=readout.read, **settings
-    )
+    ).run()
     readout.fit()
 
 
@@ -138,10 +138,10 @@ def test_the_policy_is_trained_as_without_a_critic() -> None:
     learner = make_learner(plain)
     optimizer = build_optimizer(plain.parameters(), learning_rate=1e-2)
     generator = torch.Generator().manual_seed(0)
-    ppo_update(
+    PpoUpdate(
         learner, optimizer, experience, make_objective(),
         generator=generator, num_epochs=2, num_minibatches=1, max_grad_norm=1.0,
-    )  # fmt: skip
+    ).run()  # fmt: skip
     update(models, experience, num_epochs=2, num_critic_epochs=3)
     pairs = zip(models.policy.causal.parameters(), plain.policy.causal.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)

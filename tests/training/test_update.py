@@ -29,7 +29,7 @@ from kedge.training.objective import Objective
 from kedge.training.optimizer import CRITIC, build_optimizer
 from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.supervised.losses import CompletionLoss
-from kedge.training.update import distance_moved, ppo_update
+from kedge.training.update import PpoUpdate, distance_moved
 from kedge_base.errors import NumericsError
 from tests.experience import collected
 from tests.tiny import tiny_causal_lm, tiny_reward_model, tiny_tokenizer
@@ -86,7 +86,7 @@ def run_update(models, experience, objective=None, *, learner=None, learning_rat
     settings = {"num_epochs": 2, "num_minibatches": 2, "max_grad_norm": 1.0, **settings}
     generator = torch.Generator().manual_seed(0)
     with nullcontext() if objective.train_policy else learner.frozen_policy():
-        return ppo_update(learner, optimizer, experience, objective, generator=generator, **settings)
+        return PpoUpdate(learner, optimizer, experience, objective, generator=generator, **settings).run()
 
 
 def gradients(models, experience, objective, micro_batch_tokens, *, value_after_last=False):
@@ -237,7 +237,7 @@ def test_epochs_on_responses_that_share_prompts_are_those_on_each_row_by_itself(
             monkeypatch.setattr(Trunk, "shares_up_to", 0)
         # Plain steps: Adam's would turn rounding into a sign.
         optimizer = torch.optim.SGD([{"params": [*trained.parameters()], CRITIC: False}], lr=0.1)
-        result = ppo_update(
+        result = PpoUpdate(
             make_learner(trained, micro_batch_tokens=tokens),
             optimizer,
             experience,
@@ -246,7 +246,7 @@ def test_epochs_on_responses_that_share_prompts_are_those_on_each_row_by_itself(
             num_epochs=2,
             num_minibatches=2,
             max_grad_norm=1.0,
-        )
+        ).run()
         found.append((result.metrics(), torch.cat([each.detach().flatten() for each in trained.parameters()])))
     (figures, weights), (expected_figures, expected) = found
     torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-6)
@@ -484,7 +484,7 @@ def test_repeated_updates_raise_the_probability_of_what_is_rewarded():
         shares.append(float(scores.mean()))
         experience = collected(rollout, scores, models, None, temperature=1.0, advantage=GAE, kl_coef=0.0)
         settings = {"num_epochs": 4, "num_minibatches": 2, "max_grad_norm": 1.0, "generator": generator}
-        ppo_update(make_learner(models), optimizer, experience, make_objective(), **settings)
+        PpoUpdate(make_learner(models), optimizer, experience, make_objective(), **settings).run()
     assert sum(shares[-3:]) / 3 > shares[0] + 0.2
     assert not math.isnan(shares[-1])
 

@@ -105,7 +105,7 @@ class Guard:
         with guard.watching(update, num_passes=…, num_minibatches=…):
             guard.check_rollout(rollout)
             guard.check_experience(experience)
-            ppo_update(…, check_step=guard.allows, before_step=guard.takes)
+            PpoUpdate(…, check_step=guard.allows, before_step=guard.takes).run()
 
     Args:
         on_nonfinite: Action on NaN or infinity.

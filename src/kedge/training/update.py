@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Generic
 
@@ -152,25 +152,9 @@ class UpdateResult:
         return {**reduced, **first, "policy/optimizer_steps": self.num_steps, **extra, **known}
 
 
-def ppo_update(
-    learner: Learner[B],
-    optimizer: Optimizer,
-    experience: B,
-    objective: Objective,
-    *,
-    num_epochs: float,
-    num_minibatches: int,
-    generator: torch.Generator,
-    max_grad_norm: float | None,
-    num_critic_epochs: int = 1,
-    critic_generator: torch.Generator | None = None,
-    early_stop_kl: float | None = None,
-    extra_loss: ExtraLoss | None = None,
-    check_step: StepCheck = refuse_nonfinite,
-    before_step: Callable[[Mapping[str, float]], object] = lambda _: None,
-    read_states: ReadStates | None = None,
-) -> UpdateResult:
-    """Train policy and critic on one batch of experience.
+@dataclass
+class PpoUpdate(Generic[B]):
+    """Trains policy and critic on one batch of experience.
 
     for each of K epochs: shuffle the rows; for each of M minibatches: one step on the total loss
         then C − 1 passes of M steps on the value term alone, for the critic's own parameters
@@ -182,58 +166,6 @@ def ppo_update(
     For K below 1, each step trains on a random share K of its minibatch, divided by K: the expected gradient and the
     expected metrics, except the extreme ratios, are those of the whole minibatch.
 
-    Args:
-        learner: Evaluates the policy and the critic.
-        optimizer: The optimizer of the learner's parameters.
-        experience: The batch.
-        objective: The total loss.
-        num_epochs: K, a whole number or below 1.
-        num_minibatches: M, optimizer steps per epoch.
-        generator: Random generator of the shuffles and of the choice of rows.
-        max_grad_norm: Maximum gradient norm of the policy and, separately, of a critic that shares no gradient; None or
-            0 disables clipping.
-        num_critic_epochs: C ≥ 1, the critic's passes per epoch; see `Steps.take_critic_epoch`.
-        critic_generator: Random generator of their shuffles; None for `generator`.
-        early_stop_kl: Target d of the approximate KL, nats per action; above 1.5·d the policy's remaining steps are
-            skipped. The critic's steps are still taken: they do not move the policy.
-        extra_loss: An additional loss, added to every step.
-        check_step: Called before each step; False refuses the step and skips the rest of the update.
-        before_step: Called with the metrics of each step that is taken.
-        read_states: Called with the rows of each pass of the policy's first epoch and their hidden states.
-
-    Raises:
-        ConfigError: Only the critic is to be trained, and the learner has no critic.
-        NumericsError: Raised by `check_step`, by default if a loss or gradient is not finite. The step was not taken.
-
-    Source: PPO algorithm 1; spec §6.31–33.
-    """
-    steps = Steps(
-        learner,
-        optimizer,
-        experience,
-        objective,
-        max_grad_norm=max_grad_norm,
-        early_stop_kl=early_stop_kl,
-        extra_loss=extra_loss,
-        check_step=check_step,
-        before_step=before_step,
-        read_states=read_states,
-        choose=partial(random_rows, share=num_epochs, generator=generator) if num_epochs < 1 else None,
-    )
-    if not (objective.train_policy or steps.trains_critic):
-        raise ConfigError("there is no critic to warm up: the policy has none")
-    shuffled = partial(minibatches_of, len(experience.old_logprobs), num_minibatches)
-    for _ in range(math.ceil(num_epochs)):
-        steps.take_epoch(shuffled(generator))
-        for _ in range(num_critic_epochs - 1 if steps.trains_critic else 0):
-            steps.take_critic_epoch(shuffled(critic_generator or generator))
-    return steps.result
-
-
-@dataclass
-class Steps(Generic[B]):
-    """Takes the optimizer steps of an update and records them.
-
     Once a step is refused, or the KL limit has ended the policy's steps and there is no critic, additional epochs
     do nothing.
 
@@ -242,28 +174,41 @@ class Steps(Generic[B]):
         optimizer: The optimizer of the learner's parameters.
         experience: The batch.
         objective: The total loss; steps that train only the critic use only its value term.
-        max_grad_norm: Maximum gradient norm; see `ppo_update`.
-        early_stop_kl: Target of the approximate KL; see `ppo_update`.
+        num_epochs: K, a whole number or below 1.
+        num_minibatches: M, optimizer steps per epoch.
+        generator: Random generator of the shuffles and of the choice of rows.
+        max_grad_norm: Maximum gradient norm of the policy and, separately, of a critic that shares no gradient; None or
+            0 disables clipping.
+        num_critic_epochs: C ≥ 1, the critic's passes per epoch; see `take_critic_epoch`.
+        critic_generator: Random generator of their shuffles; None for `generator`.
+        early_stop_kl: Target d of the approximate KL, nats per action; above 1.5·d the policy's remaining steps are
+            skipped. The critic's steps are still taken: they do not move the policy.
         extra_loss: An additional loss, added to every step.
-        check_step: Called before each step; False refuses the step and ends the update.
-        before_step: See `ppo_update`.
-        read_states: See `ppo_update`.
-        choose: Chooses the rows to train on among a number of rows; None trains on all.
+        check_step: Called before each step; False refuses the step and skips the rest of the update.
+        before_step: Called with the metrics of each step that is taken.
+        read_states: Called with the rows of each pass of the policy's first epoch and their hidden states.
         result: The result so far.
         trains_critic: The learner has a critic to train.
+
+    Source: PPO algorithm 1; spec §6.31–33.
     """
 
     learner: Learner[B]
     optimizer: Optimizer
     experience: B
     objective: Objective
+    _: KW_ONLY
+    num_epochs: float
+    num_minibatches: int
+    generator: torch.Generator
     max_grad_norm: float | None
+    num_critic_epochs: int = 1
+    critic_generator: torch.Generator | None = None
     early_stop_kl: float | None = None
     extra_loss: ExtraLoss | None = None
     check_step: StepCheck = refuse_nonfinite
     before_step: Callable[[Mapping[str, float]], object] = lambda _: None
     read_states: ReadStates | None = None
-    choose: Callable[[int], Int[Tensor, " rows"]] | None = None
     result: UpdateResult = field(default_factory=UpdateResult)
 
     def __post_init__(self) -> None:
@@ -271,12 +216,29 @@ class Steps(Generic[B]):
         self._num_chosen = self._num_offered = 0
         self.trains_critic = self.learner.needs_values
 
-    def take_epoch(self, minibatches: Iterable[Int[Tensor, " rows"]]) -> None:
+    def run(self) -> UpdateResult:
+        """Make all epochs.
+
+        Raises:
+            ConfigError: Only the critic is to be trained, and the learner has no critic.
+            NumericsError: Raised by `check_step`, by default if a loss or gradient is not finite. The step was not
+                taken.
+        """
+        if not (self.objective.train_policy or self.trains_critic):
+            raise ConfigError("there is no critic to warm up: the policy has none")
+        for _ in range(math.ceil(self.num_epochs)):
+            self.take_epoch()
+            for _ in range(self.num_critic_epochs - 1 if self.trains_critic else 0):
+                self.take_critic_epoch()
+        return self.result
+
+    def take_epoch(self) -> None:
         """Take a step on the total loss for each minibatch.
 
         From the minibatch that exceeds the KL limit, and in later epochs, steps train only the critic.
         """
         result = self.result
+        minibatches = self._minibatches(self.generator)
         if self._is_over:
             return
         if is_policys := not result.stopped_early:
@@ -290,7 +252,7 @@ class Steps(Generic[B]):
             epoch = result.passes[-1]
             self.learner.ranks.fill_in(epoch.visited, epoch.logprobs, epoch.entropies)
 
-    def take_critic_epoch(self, minibatches: Iterable[Int[Tensor, " rows"]]) -> None:
+    def take_critic_epoch(self) -> None:
         """Take one step on the value term per minibatch, on the parameters that only the critic has.
 
         The policy is not evaluated, and no gradient reaches it: a shared trunk only computes its forward pass. Its
@@ -299,8 +261,11 @@ class Steps(Generic[B]):
         Source: SAO (arXiv 2607.07508) §3.2: two passes. Open-Reasoner-Zero (arXiv 2503.24290) takes 12 critic steps for
             each one of the policy, on the minibatches of one pass. Spec §6.31.
         """
-        for rows in minibatches:
+        for rows in self._minibatches(self.critic_generator or self.generator):
             self._take_critic_step(rows)
+
+    def _minibatches(self, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:
+        return minibatches_of(len(self.experience.old_logprobs), self.num_minibatches, generator)
 
     @property
     def _is_over(self) -> bool:
@@ -365,9 +330,9 @@ class Steps(Generic[B]):
     def _chosen(self, rows: Int[Tensor, " rows"], minibatch: B) -> tuple[Int[Tensor, " rows"], B, Divisors]:
         """Return the rows of a minibatch that the step trains on, and the divisors of its sums over them."""
         divisors = self.objective.divisors(minibatch)
-        if self.choose is None:
+        if self.num_epochs >= 1:
             return rows, minibatch, divisors
-        chosen = self.choose(len(rows))
+        chosen = random_rows(len(rows), share=self.num_epochs, generator=self.generator)
         share = len(chosen) / len(rows)
         self._num_chosen += len(chosen)
         self._num_offered += len(rows)
@@ -548,7 +513,7 @@ def random_rows(count: int, *, share: float, generator: torch.Generator) -> Int[
 def trained_rows(
     num_rows: int, num_minibatches: int, *, share: float, generator: torch.Generator
 ) -> Int[Tensor, " rows"]:
-    """Find the rows that `ppo_update` will train on in an epoch on a share of each minibatch."""
+    """Find the rows that `PpoUpdate` will train on in an epoch on a share of each minibatch."""
     parts = minibatches_of(num_rows, num_minibatches, generator)
     chosen = [part[random_rows(len(part), share=share, generator=generator)] for part in parts]
     return torch.cat(chosen).sort().values

@@ -24,7 +24,7 @@ from kedge.training.checkpoint.state import TrainingState
 from kedge.training.guard import BadValue, refuse_nonfinite
 from kedge.training.optimizer import learning_rate_at, set_learning_rate
 from kedge.training.runtime import Stopwatch, memory_in_use, stream
-from kedge.training.update import UpdateResult, distance_moved, ppo_update
+from kedge.training.update import PpoUpdate, UpdateResult, distance_moved
 from kedge_control.experience import ControlExperience, experience_of
 from kedge_control.rollout import collect_steps
 from kedge_control.stage.parts import Parts, load_parts, objective_of
@@ -186,15 +186,12 @@ def improve(
         "max_grad_norm": use.max_grad_norm,
         "check_step": check,
     }
-    if use.is_trpo:
-        region = TrustRegion(max_kl=use.kl_target)
-        result = trpo_update(learner, optimizer, experience, objective, region=region, **epochs)
-    elif parts.compiled is not None:
+    if parts.compiled is not None:
         before_changes()
         result = parts.compiled(experience, numbers, **epochs)
     else:
-        epochs |= {"early_stop_kl": use.early_stop_kl}
-        result = ppo_update(learner, optimizer, experience, objective, **epochs)
+        ppo = PpoUpdate(learner, optimizer, experience, objective, early_stop_kl=use.early_stop_kl, **epochs)
+        result = trpo_update(ppo, TrustRegion(max_kl=use.kl_target)) if use.is_trpo else ppo.run()
     optimizer.zero_grad(set_to_none=True)
     # This is the input of an adaptive penalty, and shows if an update went too far; it takes one more pass.
     distance = distance_moved(learner, experience)

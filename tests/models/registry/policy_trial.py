@@ -17,7 +17,7 @@ from kedge.models import ActorCritic, LanguageModel, TokenRows, load_language_mo
 from kedge.training.learner import LanguageLearner
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
-from kedge.training.update import ppo_update
+from kedge.training.update import PpoUpdate
 from kedge_base.errors import KedgeError
 from kedge_hub.card import ModelCard
 from tests.experience import collected
@@ -134,7 +134,7 @@ def train(model: LanguageModel, rollout: Rollout) -> None:
     advantage = GeneralizedAdvantage(gamma=1.0, gae_lambda=0.95)
     with phase("update"):
         experience = collected(rollout, scores, models, None, temperature=TEMPERATURE, advantage=advantage, kl_coef=0.0)
-        result = ppo_update(
+        result = PpoUpdate(
             LanguageLearner(models, TEMPERATURE, micro_batch_tokens=60),
             build_optimizer(models.parameters(), learning_rate=1e-3),
             experience,
@@ -143,7 +143,7 @@ def train(model: LanguageModel, rollout: Rollout) -> None:
             num_minibatches=2,
             max_grad_norm=1.0,
             generator=torch.Generator().manual_seed(0),
-        )
+        ).run()
     if not abs(result.metrics()["policy/first_ratio_max"] - 1) <= LOGPROB_TOLERANCE / TEMPERATURE:
         raise Fault(f"update: the first ratio is {result.metrics()['policy/first_ratio_max']:.4g}")
     after = dict(model.named_parameters())

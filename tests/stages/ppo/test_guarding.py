@@ -81,14 +81,14 @@ def sabotage(monkeypatch):
     """Change the input of some updates' PPO step, or call a function before it."""
 
     def arrange(*updates, change=lambda experience: experience):
-        update_once, calls = ppo_trainer.ppo_update, []
+        update_once, calls = ppo_trainer.PpoUpdate, []
 
         def sabotaged(models, optimizer, experience, *rest, **settings):
             calls.append(experience)
             experience = change(experience) if len(calls) in updates else experience
             return update_once(models, optimizer, experience, *rest, **settings)
 
-        monkeypatch.setattr(ppo_trainer, "ppo_update", sabotaged)
+        monkeypatch.setattr(ppo_trainer, "PpoUpdate", sabotaged)
 
     return arrange
 

@@ -192,7 +192,7 @@ def test_a_run_with_a_critic_goes_on_to_the_bit(policy, tmp_path):
 
 
 def test_a_response_behind_a_bad_step_is_described_although_others_are_masked(policy, tmp_path, monkeypatch):
-    steps_of, expected = trainer.ppo_update, []
+    steps_of, expected = trainer.PpoUpdate, []
 
     def sabotaged(learner: Any, optimizer: Any, experience: Experience, *rest: Any, **settings: Any) -> Any:
         advantages = experience.advantages.clone()
@@ -201,7 +201,7 @@ def test_a_response_behind_a_bad_step_is_described_although_others_are_masked(po
         expected.append((tiny_tokenizer().decode(ids), float(experience.total_scores[5])))
         return steps_of(learner, optimizer, replace(experience, advantages=advantages), *rest, **settings)
 
-    monkeypatch.setattr(trainer, "ppo_update", sabotaged)
+    monkeypatch.setattr(trainer, "PpoUpdate", sabotaged)
     with pytest.raises(NumericsError, match="of response 5 is"):
         train(policy, tmp_path / "run", Reward())
     [incident] = read_json_lines(tmp_path / "run" / INCIDENTS_FILE)

@@ -13,7 +13,7 @@ from kedge.training.guard import (
     find_in_rollout,
 )
 from kedge.training.optimizer import build_optimizer, set_learning_rate
-from kedge.training.update import ppo_update, search_minibatch
+from kedge.training.update import PpoUpdate, search_minibatch
 from tests.training.test_update import make_experience, make_learner, make_models, make_objective
 
 
@@ -133,7 +133,7 @@ def test_the_value_heads_gradient_counts_in_its_unit():
     asked: list[BadValue] = []
     for unit in (1.0, 1e3):
         set_learning_rate(optimizer, 1.0, value_unit=unit)
-        ppo_update(
+        PpoUpdate(
             make_learner(models),
             optimizer,
             replace(experience, returns=far, advantages=pushed),
@@ -143,7 +143,7 @@ def test_the_value_heads_gradient_counts_in_its_unit():
             max_grad_norm=None,
             generator=torch.Generator().manual_seed(0),
             check_step=lambda step, figures, search: bool(asked.append(search())),  # refuses the step
-        )
+        ).run()
     assert [bad.row for bad in asked] == [2, 3]
 
 

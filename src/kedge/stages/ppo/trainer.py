@@ -42,7 +42,7 @@ from kedge.training.optimizer import set_learning_rate
 from kedge.training.prompt_means import PromptMeans
 from kedge.training.readout import Readout
 from kedge.training.runtime import stream, stream_seed, stream_seeds
-from kedge.training.update import UpdateResult, distance_moved, ppo_update, trained_rows
+from kedge.training.update import PpoUpdate, UpdateResult, distance_moved, trained_rows
 from kedge_base.machine.memory import give_back
 
 
@@ -449,7 +449,7 @@ class Trainer:
         pretraining = self.roles.pretraining
         set_learning_rate(optimizer, **learning_rates, value_unit=objective.value_unit)
         with nullcontext() if trains_policy else learner.frozen_policy():
-            result = ppo_update(
+            result = PpoUpdate(
                 learner,
                 optimizer,
                 experience,
@@ -465,7 +465,7 @@ class Trainer:
                 check_step=_unchecked if self.guard is None else self.guard.allows,
                 before_step=_unchecked if self.guard is None else self.guard.takes,
                 read_states=None if readout is None else readout.read,
-            )
+            ).run()
         # Nothing reads them again, and the next update's sampling and passes need the memory.
         optimizer.zero_grad(set_to_none=True)
         return result
