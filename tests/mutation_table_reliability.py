@@ -119,7 +119,7 @@ RELIABILITY = (
     Mutation(
         "half-an-update-saved-when-memory-runs-out",
         "Guard.takes",
-        "self.before_step()",
+        "self.begin_changes()",
         "pass",
         f"{MEMORY}::test_an_update_is_saved_as_long_as_no_step_of_the_next_is_taken[2-saved1]",
     ),

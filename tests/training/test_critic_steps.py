@@ -173,7 +173,7 @@ def test_the_numbers_of_refused_steps_count_the_steps_taken():
     for settings in cases:
         seen: list[int] = []
         noted: list[Any] = []
-        settings |= {"check_step": lambda step, *_, seen=seen: seen.append(step) or True, "before_step": noted.append}
+        settings |= {"check_step": lambda step, *_, seen=seen: seen.append(step) or True, "on_step": noted.append}
         _, result = trained(make_models(), **settings)
         taken = result.num_steps + len(result.critic_steps)
         assert sorted({*seen}) == list(range(taken))

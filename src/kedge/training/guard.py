@@ -105,7 +105,7 @@ class Guard:
         with guard.watching(update, num_passes=…, num_minibatches=…):
             guard.check_rollout(rollout)
             guard.check_experience(experience)
-            PpoUpdate(…, check_step=guard.allows, before_step=guard.takes).run()
+            PpoUpdate(…, check_step=guard.allows, on_step=guard.takes).run()
 
     Args:
         on_nonfinite: Action on NaN or infinity.
@@ -119,7 +119,7 @@ class Guard:
         warn: Prints a line to the user.
         roll_back: Restores weights and optimizer from the newest checkpoint.
         find_bad_weight: Returns a description of a non-finite weight, or None.
-        before_step: Called before each step that is taken.
+        begin_changes: Called before the weights change, in each step.
 
     Attributes:
         dropped: The update's experience must not be trained on.
@@ -137,7 +137,7 @@ class Guard:
     warn: Callable[[str], None]
     roll_back: Callable[[], None]
     find_bad_weight: Callable[[], str | None]
-    before_step: Callable[[], None] = lambda: None
+    begin_changes: Callable[[], None] = lambda: None
     _in_a_row = 0
     _warned_of_mismatch = False
 
@@ -224,7 +224,7 @@ class Guard:
 
     def takes(self, figures: Mapping[str, float]) -> None:
         """Note a step that is taken now. Of the steps that are allowed, the KL limit may leave out one."""
-        self.before_step()
+        self.begin_changes()
         if self.spikes:
             self.spikes.add(figures)
 

@@ -185,7 +185,7 @@ class PpoUpdate(Generic[B]):
             skipped. The critic's steps are still taken: they do not move the policy.
         extra_loss: An additional loss, added to every step.
         check_step: Called before each step; False refuses the step and skips the rest of the update.
-        before_step: Called with the metrics of each step that is taken.
+        on_step: Called with the metrics of each step that is taken, before the weights change.
         read_states: Called with the rows of each pass of the policy's first epoch and their hidden states.
         result: The result so far.
         trains_critic: The learner has a critic to train.
@@ -207,7 +207,7 @@ class PpoUpdate(Generic[B]):
     early_stop_kl: float | None = None
     extra_loss: ExtraLoss | None = None
     check_step: StepCheck = refuse_nonfinite
-    before_step: Callable[[Mapping[str, float]], object] = lambda _: None
+    on_step: Callable[[Mapping[str, float]], object] = lambda _: None
     read_states: ReadStates | None = None
     result: UpdateResult = field(default_factory=UpdateResult)
 
@@ -293,7 +293,7 @@ class PpoUpdate(Generic[B]):
         if self.early_stop_kl is not None and metrics["policy/approx_kl"] > EARLY_STOP_MARGIN * self.early_stop_kl:
             result.stopped_early = True
             return
-        self.before_step(metrics)
+        self.on_step(metrics)
         self.optimizer.step()
         result.num_steps += 1
 
@@ -314,7 +314,7 @@ class PpoUpdate(Generic[B]):
         }
         result.num_critic_gradients += 1
         if self._is_allowed(metrics, replace(self.objective, train_policy=False), minibatch, rows):
-            self.before_step(metrics)
+            self.on_step(metrics)
             self.optimizer.step()
             result.critic_steps.append(metrics)
 

@@ -111,7 +111,7 @@ def train(run: Run, parts: Parts, loop: CheckpointedLoop, after_update: AfterUpd
                 )
 
             with clock.phase("train"):
-                result, moved = improve(parts, experience, update, before_changes=loop.begin_changes)
+                result, moved = improve(parts, experience, update, begin_changes=loop.begin_changes)
             parts.normalization.observe(steps)
 
             metrics = {
@@ -147,7 +147,7 @@ def describe(experience: ControlExperience) -> dict[str, float]:
 
 
 def improve(
-    parts: Parts, experience: ControlExperience, update: int, *, before_changes: Callable[[], None]
+    parts: Parts, experience: ControlExperience, update: int, *, begin_changes: Callable[[], None]
 ) -> tuple[UpdateResult, dict[str, float]]:
     """Train policy and critic on an update's experience: PPO's epochs or TRPO's step.
 
@@ -155,7 +155,7 @@ def improve(
         parts: The run's.
         experience: The update's.
         update: Its number, from 1.
-        before_changes: Called before the weights change.
+        begin_changes: Called before the weights change.
 
     Returns:
         The result, and metrics: the learning rate, and how far the policy moved.
@@ -176,7 +176,7 @@ def improve(
 
     def check(step: int, figures: Mapping[str, float], search: Callable[[], BadValue]) -> bool:
         allowed = refuse_nonfinite(step, figures, search)
-        before_changes()
+        begin_changes()
         return allowed
 
     epochs = {
@@ -187,7 +187,7 @@ def improve(
         "check_step": check,
     }
     if parts.compiled is not None:
-        before_changes()
+        begin_changes()
         result = parts.compiled(experience, numbers, **epochs)
     else:
         ppo = PpoUpdate(learner, optimizer, experience, objective, early_stop_kl=use.early_stop_kl, **epochs)

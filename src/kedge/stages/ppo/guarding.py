@@ -52,7 +52,7 @@ def new_guard(run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[
         warn=warn,
         roll_back=partial(loop.roll_back, on_rejected=warn),
         find_bad_weight=find_weight,
-        before_step=loop.begin_changes,
+        begin_changes=loop.begin_changes,
     )
     loop.register("guard", guard)
     loop.saves_start = "rollback" in (options.on_nonfinite, on_spike)

@@ -301,7 +301,7 @@ class Trainer:
         result = self._epochs(learner, experience, rates, readout) if takes_steps else UpdateResult(refused=True)
         if readout is not None and not result.refused:
             if self.guard is not None:
-                self.guard.before_step()  # the fit changes weights as a step does
+                self.guard.begin_changes()  # the fit changes weights as a step does
             readout.fit()
         result.learning_rates = rates
         if settings.measures_distance:
@@ -463,7 +463,7 @@ class Trainer:
                 critic_generator=stream(settings.seed, "critic minibatches", update),
                 extra_loss=pretraining.draw(update) if pretraining and trains_policy else None,
                 check_step=_unchecked if self.guard is None else self.guard.allows,
-                before_step=_unchecked if self.guard is None else self.guard.takes,
+                on_step=_unchecked if self.guard is None else self.guard.takes,
                 read_states=None if readout is None else readout.read,
             ).run()
         # Nothing reads them again, and the next update's sampling and passes need the memory.
