@@ -4,8 +4,8 @@ from kedge.rollout.background import BackgroundEngine, frozen_copy
 from kedge.rollout.central import CentralEngine
 from kedge.rollout.collect import (
     Estimation,
-    Evaluated,
     Models,
+    ModelsRead,
     RolloutOutputs,
     evaluate_rollout,
     experience_from,
@@ -21,8 +21,8 @@ __all__ = [
     "CentralEngine",
     "Engine",
     "Estimation",
-    "Evaluated",
     "Models",
+    "ModelsRead",
     "RolloutOutputs",
     "Sampler",
     "SharedEngine",

@@ -25,8 +25,8 @@ from kedge.models import ActorCritic, LanguageModel, Precision, response_logprob
 from kedge.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_passes
 from kedge_base.errors import ConfigError
 
-Evaluated = Literal["nothing", "critic", "all"]
-"""The models to evaluate on a rollout: policy and critic, or only the critic."""
+ModelsRead = Literal["nothing", "critic", "all"]
+"""The models that read a rollout: policy and critic, or only the critic."""
 
 
 class Scored(Protocol):
@@ -119,7 +119,7 @@ class Estimation:
         return self.score_at == "after_last"
 
 
-def _still_to_evaluate(rollout: Rollout, models: Models, *, value_after_last: bool) -> Evaluated:
+def _models_to_read(rollout: Rollout, models: Models, *, value_after_last: bool) -> ModelsRead:
     """The models with outputs that sampling did not record.
 
     Args:
@@ -143,15 +143,15 @@ class RolloutOutputs:
         logprobs: Log probabilities under the policy, nats.
         values: The critic's values; None without one.
         ref_logprobs: Log probabilities under the reference, nats; None without one.
-        evaluated: The models with outputs that sampling did not record.
-        rows: True for the rows that were evaluated; None for all. See `Experience.evaluated`.
+        models_read: The models with outputs that sampling did not record.
+        evaluated: True for the rows that were evaluated; None for all. See `Experience.evaluated`.
     """
 
     logprobs: Float[Tensor, "batch time"]
     values: Float[Tensor, "batch slot"] | None
     ref_logprobs: Float[Tensor, "batch time"] | None
-    evaluated: Evaluated
-    rows: Bool[Tensor, " batch"] | None = None
+    models_read: ModelsRead
+    evaluated: Bool[Tensor, " batch"] | None = None
 
 
 @dataclass(frozen=True)
@@ -202,14 +202,14 @@ def evaluate_rollout(
         logprobs = rollout.logprobs.index_copy(0, rows, part.logprobs)
         reference = None if part.ref_logprobs is None else logprobs.index_copy(0, rows, part.ref_logprobs)
         evaluated = torch.zeros_like(rollout.stopped).index_fill(0, rows, True)
-        return RolloutOutputs(logprobs, None, reference, part.evaluated, evaluated)
-    evaluated = _still_to_evaluate(rollout, models, value_after_last=value_after_last)
+        return RolloutOutputs(logprobs, None, reference, part.models_read, evaluated)
+    models_read = _models_to_read(rollout, models, value_after_last=value_after_last)
     if first_pass is None:
-        logprobs, values = _old_outputs(rollout, models, evaluated, value_after_last=value_after_last)
+        logprobs, values = _old_outputs(rollout, models, models_read, value_after_last=value_after_last)
     else:
         logprobs = first_pass.logprobs.detach()
         values = None if first_pass.values is None else first_pass.values.detach()
-    return RolloutOutputs(logprobs, values, reference_logprobs(rollout, models), evaluated)
+    return RolloutOutputs(logprobs, values, reference_logprobs(rollout, models), models_read)
 
 
 @torch.no_grad()
@@ -278,7 +278,7 @@ def experience_from(
         token_scores=scored.token_scores,
         importance_weights=_importance_weights(rollout, old_logprobs, outputs.logprobs, use),
         recomputed_logprobs=None if use.old_from == "trainer" else outputs.logprobs,
-        evaluated=outputs.rows,
+        evaluated=outputs.evaluated,
     )
     if use.positive_min_score is None:
         return experience
@@ -389,15 +389,15 @@ def _value_at_cut(
 
 
 def _old_outputs(
-    rollout: Rollout, models: Models, evaluated: Evaluated, *, value_after_last: bool
+    rollout: Rollout, models: Models, models_read: ModelsRead, *, value_after_last: bool
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch slot"] | None]:
     """Return old log probabilities and values, computing only those that sampling did not record."""
-    if evaluated == "nothing":
+    if models_read == "nothing":
         return rollout.logprobs, rollout.values
     precision = models.precision
 
     def evaluate(rows: Rollout) -> Sequence[Tensor]:
-        if evaluated == "critic":
+        if models_read == "critic":
             values = models.actor_critic.values(rows, precision=precision, value_after_last=value_after_last)
             return rows.logprobs, values
         outputs = models.actor_critic(

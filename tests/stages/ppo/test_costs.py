@@ -51,7 +51,7 @@ def test_a_pass_and_its_gradient_are_what_torch_counts(policy, separate, adapter
         forward = counter.get_total_flops()
         (outputs.logprobs.sum() + outputs.values.sum()).backward()
     costs = Costs(ForwardCost.of(model), ForwardCost.of(critic), ForwardCost(), ())
-    metrics = costs.metrics(rollout, evaluated="all", num_passes=1, train_policy=True)
+    metrics = costs.metrics(rollout, models_read="all", num_passes=1, train_policy=True)
     # The last token of a row is not read, biases are not multiplied, and attention's own products are left out.
     assert metrics["flops/experience"] == pytest.approx(forward, rel=0.15)
     assert metrics["flops/train"] == pytest.approx(counter.get_total_flops(), rel=0.15)
@@ -69,7 +69,7 @@ def test_a_prompt_that_responses_share_costs_once(policy, separate):
     # Rows have 60 tokens: one reward model can share them, the other cannot.
     rewards = [ForwardCost(per_token=1, shares_up_to=60), ForwardCost(per_token=10, shares_up_to=59)]
     costs = Costs(ForwardCost.of(model), ForwardCost.of(critic), ForwardCost(), rewards)
-    found = costs.metrics(rollout, evaluated="all", num_passes=0, train_policy=True)
+    found = costs.metrics(rollout, models_read="all", num_passes=0, train_policy=True)
     assert found["flops/experience"] == pytest.approx(counter.get_total_flops(), rel=0.15)
     assert found["flops/reward"] == 2 * (40 + 4 * 20) + 2 * 10 * 4 * (40 + 20)
 
@@ -83,7 +83,7 @@ def test_a_pass_of_the_critic_alone_is_what_torch_counts(policy, separate):
     with FlopCounterMode(display=False) as counter:
         models.critic_outputs(rollout).values.sum().backward()
     costs = Costs(ForwardCost.of(model), ForwardCost.of(critic), ForwardCost(), ())
-    found = costs.metrics(rollout, evaluated="nothing", num_passes=0, train_policy=True, num_critic_passes=1)
+    found = costs.metrics(rollout, models_read="nothing", num_passes=0, train_policy=True, num_critic_passes=1)
     # As above; a few per cent each.
     assert found["flops/train"] == pytest.approx(counter.get_total_flops(), rel=0.15)
 
@@ -92,7 +92,7 @@ def test_an_update_in_steps_of_fine_tuning():
     policy, rollout = ForwardCost(per_token=100, per_action=10), make_rollout()
     forward = 2 * (100 * 44 + 10 * 20)
     costs = Costs(policy, ForwardCost(), policy, [ForwardCost(per_token=50)])
-    metrics = costs.metrics(rollout, evaluated="nothing", num_passes=4, train_policy=True)
+    metrics = costs.metrics(rollout, models_read="nothing", num_passes=4, train_policy=True)
     assert metrics == {
         "flops/rollout": forward,
         "flops/reward": 2 * 50 * 44,
@@ -101,18 +101,18 @@ def test_an_update_in_steps_of_fine_tuning():
         "cost/sft_steps": pytest.approx((14 * forward + 4400) / (3 * forward)),
     }
     # Two passes of the critic alone: forward through the trunk, or forward and backward through a model of its own.
-    settings = {"evaluated": "nothing", "num_passes": 4, "train_policy": True, "num_critic_passes": 2}
+    settings = {"models_read": "nothing", "num_passes": 4, "train_policy": True, "num_critic_passes": 2}
     assert costs.metrics(rollout, **settings)["flops/train"] == 12 * forward + 2 * 2 * 100 * 44
     separate = Costs(policy, ForwardCost(per_token=70), policy, ())
     assert separate.metrics(rollout, **settings)["flops/train"] == 12 * forward + (12 + 6) * 2 * 70 * 44
     # Its values alone, where sampling noted the log probabilities; a reading after the epochs is of both models.
-    again = separate.metrics(rollout, **{**settings, "evaluated": "critic", "num_readings": 1})
+    again = separate.metrics(rollout, **{**settings, "models_read": "critic", "num_readings": 1})
     assert again["flops/experience"] == forward + 2 * 70 * 44
     assert again["flops/train"] == 13 * forward + (12 + 6 + 1) * 2 * 70 * 44
-    warm_up = costs.metrics(rollout, evaluated="all", num_passes=2, train_policy=False)
+    warm_up = costs.metrics(rollout, models_read="all", num_passes=2, train_policy=False)
     assert (warm_up["flops/experience"], warm_up["flops/train"]) == (2 * forward, 2 * forward)
     again = Costs(policy, ForwardCost(), policy, (), recomputes=True)
-    assert again.metrics(rollout, evaluated="nothing", num_passes=1, train_policy=True)["flops/train"] == 4 * forward
+    assert again.metrics(rollout, models_read="nothing", num_passes=1, train_policy=True)["flops/train"] == 4 * forward
 
 
 def test_the_roles_of_a_run_are_written_down(tmp_path, policy):

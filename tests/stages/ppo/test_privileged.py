@@ -106,7 +106,7 @@ def test_a_run_and_a_plan_count_what_only_the_critic_reads(policy: Path, models:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         models(rollout, temperature=1.0)
     costs = Costs(*(ForwardCost.of(each) for each in (models.policy, models.critic, None)), [])
-    metrics = costs.metrics(rollout, evaluated="all", num_passes=1, train_policy=True)
+    metrics = costs.metrics(rollout, models_read="all", num_passes=1, train_policy=True)
     assert metrics["flops/experience"] == pytest.approx(counter.get_total_flops(), rel=0.15)
 
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))

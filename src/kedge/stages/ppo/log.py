@@ -31,7 +31,7 @@ from kedge.models.adapters import is_frozen
 from kedge.models.frozen import num_weights
 from kedge.ranks import budget_metrics
 from kedge.rewards import WeightedReward
-from kedge.rollout import Evaluated
+from kedge.rollout import ModelsRead
 from kedge.runs.receipt import digest_of
 from kedge.runs.run import Run
 from kedge.runs.training import open_loggers
@@ -230,7 +230,7 @@ class PpoLog:
             rollout,
             sampled=batch.rollouts,
             estimated=experience.rollout,
-            evaluated=trainer.evaluated_before(result),
+            models_read=trainer.models_read_before(result),
             read_share=read,
             num_passes=share * result.num_gradients / steps_per_pass,
             train_policy=trainer.trains_policy,
@@ -377,7 +377,7 @@ class Costs:
         *,
         sampled: Sequence[Any] = (),
         estimated: Any = None,
-        evaluated: Evaluated,
+        models_read: ModelsRead,
         read_share: float = 1.0,
         num_passes: float,
         train_policy: bool,
@@ -392,7 +392,7 @@ class Costs:
             rollout: The responses that the update trains on: a `Rollout`, or a plan's stand-in for one.
             sampled: Everything that was sampled and scored; empty if that is `rollout`.
             estimated: Everything that experience was computed for; None if that is `rollout`.
-            evaluated: The models that needed a separate forward pass for old log probabilities and values.
+            models_read: The models that needed a separate forward pass for old log probabilities and values.
             read_share: Share of `estimated` that they and the reference read.
             num_passes: Number of epochs with gradients of the total loss; can be a fraction.
             train_policy: False if only the critic was trained.
@@ -429,8 +429,8 @@ class Costs:
             "experience": read_share
             * (
                 self.reference.flops(*before)
-                + (evaluated != "nothing") * self.critic.flops(*critic_before)
-                + (evaluated == "all") * self.policy.flops(*before)
+                + (models_read != "nothing") * self.critic.flops(*critic_before)
+                + (models_read == "all") * self.policy.flops(*before)
             ),
             "train": num_passes * ((policy_trained if train_policy else policy) + critic_trained)
             + num_readings * (policy + critic_read)

@@ -24,8 +24,8 @@ from kedge.rewards import WeightedReward
 from kedge.rewards.score import ScoredRollout, score_rollout
 from kedge.rollout import (
     Engine,
-    Evaluated,
     Models,
+    ModelsRead,
     RolloutOutputs,
     evaluate_rollout,
     experience_from,
@@ -68,7 +68,7 @@ class Trainer:
         guard: Checks experience and steps; None checks nothing.
         update: The current update, from 1.
         staleness: Number of updates between the sampling weights and the trained ones.
-        evaluated: The models that read the responses of the last `estimate`, unless `improve` used the same pass.
+        models_read: The models that read the responses of the last `estimate`, unless `improve` used the same pass.
     """
 
     run: Run
@@ -82,7 +82,7 @@ class Trainer:
     guard: Guard | None = None
     update: int = 1
     staleness: int = 0
-    evaluated: Evaluated = field(default="nothing", init=False)
+    models_read: ModelsRead = field(default="nothing", init=False)
     _learner: LanguageLearner | None = field(default=None, init=False)
     _published: tuple[int, int] | None = field(default=None, init=False)
 
@@ -262,7 +262,7 @@ class Trainer:
         read = scored.rollout if rows is None else scored.rollout.select(rows)
         first_pass = learner.first_pass(read) if takes_steps and not starts else None
         outputs = self._evaluated(scored.rollout, first_pass, rows)
-        self.evaluated = outputs.evaluated if first_pass is None else "all"
+        self.models_read = outputs.models_read if first_pass is None else "all"
         experience = self._estimated(scored, self._with_started_values(scored, outputs) if starts else outputs)
         if self.guard is not None:
             self.guard.check_experience(experience)
@@ -311,10 +311,10 @@ class Trainer:
             give_back()  # otherwise fragmentation left by these passes grows the process by a fifth
         return result
 
-    def evaluated_before(self, result: UpdateResult) -> Evaluated:
+    def models_read_before(self, result: UpdateResult) -> ModelsRead:
         """The models that needed a pass for the last experience besides those of its epochs."""
         if not result.reused_first_pass:
-            return self.evaluated
+            return self.models_read
         return "nothing" if self.roles.actor_critic.trains_critic else "critic"
 
     def in_background(self, update: int, version: int, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Trainer:
