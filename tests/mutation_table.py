@@ -27,7 +27,7 @@ SCALAR = "tests/models/test_scalar.py"
 DECODING = "tests/models/packing/test_decoding.py"
 LOGPROBS = "tests/algorithm/test_logprobs.py"
 CHUNKS = "tests/models/test_chunks.py"
-COLLECT = "tests/rollout/test_collect.py"
+COLLECT = "tests/rollout/test_experience.py"
 GROUPS = "tests/algorithm/test_groups.py"
 SAMPLING = "tests/stages/ppo/test_sampling.py"
 WARMUP = "tests/stages/ppo/test_critic_warmup.py"
@@ -218,7 +218,7 @@ MUTATIONS = (
         "magnitude_of_rewards",
         "logprobs.abs() + _LOGITS / temperature",
         "logprobs.abs()",
-        "tests/rollout/test_collect.py::test_equal_scores_of_a_policy_that_is_the_reference_move_nothing",
+        "tests/rollout/test_experience.py::test_equal_scores_of_a_policy_that_is_the_reference_move_nothing",
     ),
     Mutation(
         "kl-in-the-loss-left-out-of-the-total",

@@ -4,7 +4,7 @@
 2. Padding: logprobs, values, entropy and their gradients in models/test_actor_critic, scores in models/test_scalar,
    every function of the algorithm in algorithm/test_padding; an update's experience, metrics and weights: here.
 3. Learning rate 0: training/test_update (all epochs and minibatches), algorithm/test_padding.
-4. Policy = reference: rollout/test_collect, training/test_update. Critic = reward model: models/test_actor_critic.
+4. Policy = reference: rollout/test_experience, training/test_update. Critic = reward model: models/test_actor_critic.
 5. GAE: algorithm/test_advantages. The L / L+1 identity: algorithm/test_shaping. Whitening and aggregation:
    algorithm/test_masking. Estimators: algorithm/test_kl. Adam: training/test_optimizer; no default weight decay: here.
 6. Micro-batches and REINFORCE at ρ = 1: training/test_update. Ranks: training/test_objective. The four quadrants:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import kedge.algorithm.policy_losses
 import kedge.models.language
-import kedge.rollout.collect
+import kedge.rollout.experience
 import kedge.stages.sft
 import kedge.training.objective
 import kedge.training.optimizer
@@ -41,7 +41,7 @@ def kl_sign_flipped() -> Bug:
     def flipped(*tensors: Any, kl_coef: float, **options: Any) -> Any:
         return shape_rewards(*tensors, kl_coef=-kl_coef, **options)
 
-    return patch.object(kedge.rollout.collect, "shape_rewards", flipped)
+    return patch.object(kedge.rollout.experience, "shape_rewards", flipped)
 
 
 def advantages_flipped() -> Bug:

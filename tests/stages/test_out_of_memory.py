@@ -87,7 +87,7 @@ def exhaust(monkeypatch: pytest.MonkeyPatch) -> Exhaust:
 PHASES = {
     "sampling": ("kedge.rollout.sampler:Sampler._sample", 1, 2),
     "scoring": ("kedge.rewards.model.score_rows", 1, 2),
-    "experience": ("kedge.rollout.collect.shared_out", 1, 2),
+    "experience": ("kedge.rollout.experience.shared_out", 1, 2),
     "the update": ("kedge.training.learner:LanguageLearner.evaluate", 1, 2),
     "the update, after a step": ("kedge.training.learner:LanguageLearner.evaluate", 2, 1),
 }

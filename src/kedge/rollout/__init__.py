@@ -2,7 +2,8 @@
 
 from kedge.rollout.background import BackgroundEngine, frozen_copy
 from kedge.rollout.central import CentralEngine
-from kedge.rollout.collect import (
+from kedge.rollout.engine import Engine
+from kedge.rollout.experience import (
     Estimation,
     Models,
     ModelsRead,
@@ -12,7 +13,6 @@ from kedge.rollout.collect import (
     reference_logprobs,
     shared_out,
 )
-from kedge.rollout.engine import Engine
 from kedge.rollout.sampler import Sampler
 from kedge.rollout.shared import SharedEngine
 
