@@ -564,7 +564,7 @@ MUTATIONS = (
     ),
     Mutation(
         "controllers-adapt-to-a-frozen-policy",
-        "observers_of",
+        "Updates._finish",
         "and trainer.trains_policy and not event.result.refused:",
         "and not event.result.refused:",
         f"{WARMUP}::test_the_coefficients_first_adapt_after_an_update_of_the_policy",

@@ -103,7 +103,7 @@ RELIABILITY = (
     ),
     Mutation(
         "patience-counts-the-warm-up",
-        "observers_of",
+        "Updates._finish",
         "if trainer.trains_policy:",
         "if True:",
         "tests/stages/ppo/test_held_out.py::test_patience_begins_when_the_critics_warm_up_has_ended",

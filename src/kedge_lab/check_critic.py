@@ -24,8 +24,8 @@ from kedge.models import ActorCritic, find_model
 from kedge.runs.calls import RunResult
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import Rewards
-from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import open_run
+from kedge.runs.stage_function import stage_function
 from kedge.runs.training import measuring
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.measurements import PrefixSample, sample_prefixes

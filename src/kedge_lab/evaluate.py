@@ -24,8 +24,8 @@ from kedge.rewards import RewardSpec
 from kedge.runs.calls import RunResult
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import check_columns, load_player, load_rows
-from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Run, open_run
+from kedge.runs.stage_function import stage_function
 from kedge.runs.training import measuring
 from kedge.stages.judges import load_judge
 from kedge.stages.policy import Policy, load_policy, sampling_settings

@@ -21,8 +21,8 @@ from kedge.rewards.source import free_names
 from kedge.runs.calls import RunResult
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import Rewards, check_columns, configured_rewards, load_player, load_rewards, load_rows
-from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import open_run
+from kedge.runs.stage_function import stage_function
 from kedge.runs.training import measuring
 from kedge.stages.judges import mean_score
 from kedge.stages.policy import (

@@ -33,8 +33,8 @@ from kedge.runs.calls import TrainingResult
 from kedge.runs.ending import chain_report, end_waiting, publish, resumable, say_next
 from kedge.runs.frozen import loading_of, tokenizer_of
 from kedge.runs.inputs import Rewards, check_columns, load_rewards, load_rows, rewards_of
-from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, describe_in_memory, open_run
+from kedge.runs.stage_function import stage_function
 from kedge.runs.training import Callback
 from kedge.stages.critic import CriticResult, run_critic
 from kedge.stages.planned import PlannedMemory

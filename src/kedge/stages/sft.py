@@ -21,8 +21,8 @@ from kedge.models.pretrained import inner_matrices
 from kedge.models.sharded import shard_model
 from kedge.runs.frozen import hold_bases_of
 from kedge.runs.inputs import load_rows
-from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, open_run
+from kedge.runs.stage_function import stage_function
 from kedge.runs.training import Callback, running
 from kedge.stages.planned import PlannedMemory
 from kedge.stages.supervised import EndedResult, SupervisedInputs, Trained, load_start, split_inputs, train_model

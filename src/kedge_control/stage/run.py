@@ -16,8 +16,8 @@ from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.masking import masked_whiten
 from kedge.config import Config
 from kedge.ranks import budget_metrics
-from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, open_run
+from kedge.runs.stage_function import stage_function
 from kedge.runs.training import Callback, logged_steps, running, stage_loop, watched
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState

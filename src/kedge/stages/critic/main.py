@@ -19,8 +19,8 @@ from typing import Any
 from kedge.config import Config
 from kedge.models import save_policy, save_scalar_model
 from kedge.runs.inputs import Rewards
-from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, open_run
+from kedge.runs.stage_function import stage_function
 from kedge.runs.training import Callback, running
 from kedge.stages.critic.sampling import load_critic_inputs, sample_returns
 from kedge.stages.planned import PlannedMemory

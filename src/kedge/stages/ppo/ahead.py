@@ -36,8 +36,7 @@ from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.sampling import SampledBatch, Sampling
 from kedge.stages.ppo.trainer import Trainer
-from kedge.training.checkpoint.loop import CheckpointedLoop
-from kedge.training.runtime import Stopwatch, stream_seed
+from kedge.training.runtime import Stopwatch
 from kedge_base.errors import ConfigError, NonfiniteScoreError
 
 PHASES = ("time/rollout", "time/reward")
@@ -74,37 +73,6 @@ def _with_copy(engine: Engine) -> Engine:
     if isinstance(engine, SharedEngine):
         return replace(engine, engine=_with_copy(engine.engine))
     return replace(engine, model=frozen_copy(engine.model), is_copy=True) if isinstance(engine, Sampler) else engine
-
-
-def open_sampling(
-    trainer: Trainer, loop: CheckpointedLoop, *, check: Callable[[Rollout], None], say: Callable[[str], None]
-) -> Sampling | SamplingAhead:
-    """Open the sampling of a run's batches, ahead or on demand; it is resumed with the run."""
-    prompts = prompt_stream(trainer, loop)
-    engine = trainer.roles.engine
-    if not isinstance(engine, BackgroundEngine):
-        note = prompts.note if trainer.run_settings.config.data.choice_by_scores else None
-        return Sampling(prompts, trainer, check=check, say=say, note=note)
-    ahead = SamplingAhead(prompts, trainer, engine, check=check, say=say)
-    loop.register_ahead(ahead)
-    return ahead
-
-
-def prompt_stream(trainer: Trainer, loop: CheckpointedLoop) -> PromptStream:
-    """Open the stream of a run's prompts; it is resumed with the run."""
-    roles = trainer.roles
-    data = trainer.run_settings.config.data
-    seed = stream_seed(trainer.run_settings.seed, "prompts")
-    prompts = PromptStream(
-        roles.prompts.train,
-        seed=seed,
-        curriculum=data.curriculum,
-        mixture=roles.prompts.mixture,
-        rest=data.draw.parameter or 0,
-        by_spread=data.draw.name == "by_spread",
-    )
-    loop.register("prompts", prompts)
-    return prompts
 
 
 @dataclass(frozen=True)

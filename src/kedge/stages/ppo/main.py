@@ -14,19 +14,20 @@ from functools import partial
 from typing import Any
 
 from kedge.config import Config
+from kedge.rollout import BackgroundEngine
 from kedge.runs.inputs import Rewards
-from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, open_run
+from kedge.runs.stage_function import stage_function
 from kedge.runs.training import Callback, running, stage_loop, watched
 from kedge.stages.planned import PlannedMemory, compared
-from kedge.stages.ppo.ahead import check_ahead, open_sampling, with_background
+from kedge.stages.ppo.ahead import SamplingAhead, check_ahead, with_background
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.guarding import new_guard
 from kedge.stages.ppo.log import Event, Made, PpoLog, ppo_log, write_roles
 from kedge.stages.ppo.measurements import Measurements
 from kedge.stages.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles
-from kedge.stages.ppo.sampling import SampledBatch
+from kedge.stages.ppo.sampling import SampledBatch, Sampling, prompt_stream
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
@@ -91,10 +92,23 @@ def run_ppo(
 
 def train(updates: Updates) -> None:
     """The PPO loop: each update samples, scores, estimates advantages, and improves policy and critic."""
-    check, say = updates.guard.check_rollout, updates.log.progress.say
-    sampling = open_sampling(updates.trainer, updates.loop, check=check, say=say)
+    sampling = open_sampling(updates)
     for update in updates.steps():
         updates.make(update, sampling.batch, Stopwatch(updates.trainer.run.device))
+
+
+def open_sampling(updates: Updates) -> Sampling | SamplingAhead:
+    """Open the sampling of a run's batches, on demand or ahead; it is resumed with the run."""
+    trainer = updates.trainer
+    prompts = prompt_stream(trainer, updates.loop)
+    check, say = updates.guard.check_rollout, updates.log.progress.say
+    engine = trainer.roles.engine
+    if not isinstance(engine, BackgroundEngine):
+        note = prompts.note if trainer.run_settings.config.data.choice_by_scores else None
+        return Sampling(prompts, trainer, check=check, say=say, note=note)
+    ahead = SamplingAhead(prompts, trainer, engine, check=check, say=say)
+    updates.loop.register_ahead(ahead)
+    return ahead
 
 
 @contextmanager
@@ -132,8 +146,15 @@ def opened_updates(
         measurements = Measurements(trainer, log, loop)
         loop.at_end = measurements.at_end
         trainer.register(loop)
-        observers = observers_of(trainer, log, measurements, loop, callback=callback, on_update=on_update)
-        yield Updates(trainer, guard, log, measurements, loop, list(observers))
+        ppo = config.ppo
+        early_end = EarlyEnd(ppo.eval_patience, ppo.max_kl, loop)
+        shows: list[Callable[[int, Mapping[str, float]], object]] = []
+        if callback is not None:
+            policy = roles.actor_critic.policy.causal
+            shows.append(watched(callback, run, loop, ppo.num_updates, model=policy, tokenizer=roles.tokenizer))
+        if on_update is not None:
+            shows.append(lambda update, _: on_update(update, roles))
+        yield Updates(trainer, guard, log, measurements, loop, early_end, shows)
         summary |= {**loop.summary(), **compared(planned, run.device)}
 
 
@@ -147,7 +168,8 @@ class Updates:
         log: Describes and writes them.
         measurements: Measures policy and critic on other prompts.
         loop: Counts the updates, and keeps the best one.
-        observers: Called after each update, in order.
+        early_end: Ends the run if an update gives a reason.
+        shows: The user's functions, called with the number and the metrics of each update that the guard did not drop.
     """
 
     trainer: Trainer
@@ -155,7 +177,8 @@ class Updates:
     log: PpoLog
     measurements: Measurements
     loop: CheckpointedLoop
-    observers: Sequence[Callable[[Event], object]]
+    early_end: EarlyEnd
+    shows: Sequence[Callable[[int, Mapping[str, float]], object]]
 
     def steps(self) -> Iterator[int]:
         """Restore a resumed run, and yield the numbers of the remaining updates, counted from 1."""
@@ -201,53 +224,26 @@ class Updates:
                 **self.measurements.metrics(update),
             }
             event = Made(update, metrics, batch, experience, result)
-        for observe in self.observers:
-            observe(event)
+        self._finish(event)
         return event.metrics
 
-
-def observers_of(
-    trainer: Trainer,
-    log: PpoLog,
-    measurements: Measurements,
-    loop: CheckpointedLoop,
-    *,
-    callback: Callback | None,
-    on_update: Callable[[int, Roles], None] | None,
-) -> Iterator[Callable[[Event], object]]:
-    """The functions to call after each update, in order: log it, prepare the next one, and show it to the user.
-
-    The user's functions come last, because they may end the run; they see no update that the guard dropped.
-    """
-    settings = trainer.run_settings.ppo
-    roles = trainer.roles
-    early_end = EarlyEnd(settings.eval_patience, settings.max_kl, loop)
-
-    def adapt_coefficients(event: Event) -> None:
+    def _finish(self, event: Event) -> None:
+        """Log an update, prepare the next one, and show it to the user, whose functions come last: they may end the
+        run.
+        """
+        trainer = self.trainer
+        self.log.after_update(event)
         if isinstance(event, Made) and trainer.trains_policy and not event.result.refused:
             trainer.coefficients.adapt(event.metrics, num_responses=len(event.experience.scores))
-
-    def compare_with_best(event: Event) -> None:
+        self.measurements.after_update(event)
         if trainer.trains_policy:  # during the critic's warm-up, the metrics are those of the start
-            loop.observe(event.update, event.metrics)
-
-    yield log.after_update
-    yield adapt_coefficients
-    yield measurements.after_update
-    yield compare_with_best
-    yield lambda event: early_end.observe(event.metrics)
-
-    def watch_critic(event: Event) -> None:
-        for phase in filter(None, (trainer.warmup, trainer.frozen)):
-            if isinstance(event, Made) and (line := phase.observe(event.update, event.metrics)):
-                log.progress.say(line)
-                if phase is trainer.frozen and trainer.guard is not None:
-                    trainer.guard.forget_steps()  # from now on, a step trains the critic as well
-
-    yield watch_critic
-    if callback is not None:
-        policy = roles.actor_critic.policy.causal
-        show = watched(callback, trainer.run, loop, settings.num_updates, model=policy, tokenizer=roles.tokenizer)
-        yield lambda event: show(event.update, event.metrics) if isinstance(event, Made) else None
-    if on_update is not None:
-        yield lambda event: on_update(event.update, roles) if isinstance(event, Made) else None
+            self.loop.observe(event.update, event.metrics)
+        self.early_end.observe(event.metrics)
+        if isinstance(event, Made):
+            for phase in filter(None, (trainer.warmup, trainer.frozen)):
+                if line := phase.observe(event.update, event.metrics):
+                    self.log.progress.say(line)
+                    if phase is trainer.frozen:
+                        self.guard.forget_steps()  # from now on, a step trains the critic as well
+            for show in self.shows:
+                show(event.update, event.metrics)

@@ -29,8 +29,9 @@ from kedge.rewards.score import describe_responses
 from kedge.rewards.source import check_count, checked_scores
 from kedge.runs.claim import claims
 from kedge.runs.ending import chained
-from kedge.runs.out_of_memory import decided, memory_in_one_line
+from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Resume, open_run, resumed
+from kedge.runs.stage_function import decided
 from kedge.runs.training import Callback, check_callback
 from kedge.stages.arguments import (
     Data,
@@ -41,13 +42,12 @@ from kedge.stages.arguments import (
     resolved_arguments,
     with_named_models,
 )
-from kedge.stages.ppo.ahead import prompt_stream
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.given import Batch, Reader
 from kedge.stages.ppo.main import opened_updates
 from kedge.stages.ppo.result import save_result
 from kedge.stages.ppo.roles import Roles, longest_prompt
-from kedge.stages.ppo.sampling import SampledBatch, Sampling
+from kedge.stages.ppo.sampling import SampledBatch, Sampling, prompt_stream
 from kedge.stages.ppo.settings import check_own_loop
 from kedge.stages.session import Session, session_call
 from kedge.training.runtime import Stopping, Stopwatch, default_modes

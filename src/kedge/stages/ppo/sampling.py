@@ -21,7 +21,8 @@ from kedge.data import Prompt, PromptStream
 from kedge.logs.experience_metrics import describe_groups, describe_lengths, describe_responses
 from kedge.rewards.score import ScoredRollout, join_scored
 from kedge.stages.ppo.trainer import Trainer
-from kedge.training.runtime import Stopwatch
+from kedge.training.checkpoint.loop import CheckpointedLoop
+from kedge.training.runtime import Stopwatch, stream_seed
 from kedge_base.errors import UnscoredError
 
 
@@ -117,6 +118,23 @@ class SampledBatch:
             "group/sampled": self.num_sampled,
             **groups,
         }
+
+
+def prompt_stream(trainer: Trainer, loop: CheckpointedLoop) -> PromptStream:
+    """Open the stream of a run's prompts; it is resumed with the run."""
+    roles = trainer.roles
+    data = trainer.run_settings.config.data
+    seed = stream_seed(trainer.run_settings.seed, "prompts")
+    prompts = PromptStream(
+        roles.prompts.train,
+        seed=seed,
+        curriculum=data.curriculum,
+        mixture=roles.prompts.mixture,
+        rest=data.draw.parameter or 0,
+        by_spread=data.draw.name == "by_spread",
+    )
+    loop.register("prompts", prompts)
+    return prompts
 
 
 class Sampling:

@@ -20,6 +20,8 @@ CHECK_EVERY = 8
 class CheckpointedLoop:
     """Counts a run's steps, saves checkpoints, and stops on request.
 
+    A step is an update: in PPO it has several optimizer steps, in supervised training one.
+
         with CheckpointedLoop(…) as loop:
             loop.restore(TrainingState(…))
             for step in loop.steps(num_steps):
