@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Generic
 
 import torch
@@ -188,7 +188,6 @@ class PpoUpdate(Generic[B]):
         on_step: Called with the metrics of each step that is taken, before the weights change.
         read_states: Called with the rows of each pass of the policy's first epoch and their hidden states.
         result: The result so far.
-        trains_critic: The learner has a critic to train.
 
     Source: PPO algorithm 1; spec §6.31–33.
     """
@@ -210,11 +209,7 @@ class PpoUpdate(Generic[B]):
     on_step: Callable[[Mapping[str, float]], object] = lambda _: None
     read_states: ReadStates | None = None
     result: UpdateResult = field(default_factory=UpdateResult)
-
-    def __post_init__(self) -> None:
-        self._parameters = all_parameters(self.optimizer)
-        self._num_chosen = self._num_offered = 0
-        self.trains_critic = self.learner.needs_values
+    _num_chosen = _num_offered = 0
 
     def run(self) -> UpdateResult:
         """Make all epochs.
@@ -224,11 +219,11 @@ class PpoUpdate(Generic[B]):
             NumericsError: Raised by `check_step`, by default if a loss or gradient is not finite. The step was not
                 taken.
         """
-        if not (self.objective.train_policy or self.trains_critic):
+        if not (self.objective.train_policy or self.learner.needs_values):
             raise ConfigError("there is no critic to warm up: the policy has none")
         for _ in range(math.ceil(self.num_epochs)):
             self.take_epoch()
-            for _ in range(self.num_critic_epochs - 1 if self.trains_critic else 0):
+            for _ in range(self.num_critic_epochs - 1 if self.learner.needs_values else 0):
                 self.take_critic_epoch()
         return self.result
 
@@ -267,9 +262,13 @@ class PpoUpdate(Generic[B]):
     def _minibatches(self, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:
         return minibatches_of(len(self.experience.old_logprobs), self.num_minibatches, generator)
 
+    @cached_property
+    def _parameters(self) -> Sequence[nn.Parameter]:
+        return all_parameters(self.optimizer)
+
     @property
     def _is_over(self) -> bool:
-        return self.result.refused or (self.result.stopped_early and not self.trains_critic)
+        return self.result.refused or (self.result.stopped_early and not self.learner.needs_values)
 
     def _take_policy_step(self, rows: Int[Tensor, " rows"]) -> None:
         if self._is_over:
@@ -281,7 +280,7 @@ class PpoUpdate(Generic[B]):
         rows, minibatch, divisors = self._chosen(rows, minibatch)
         more = next(self.extra_loss) if self.extra_loss else tuple
         terms = partial(self._policy_terms, divisors, rows.to(self._device))
-        moving = self.objective.rows_with_gradient(minibatch, trains_critic=self.trains_critic)
+        moving = self.objective.rows_with_gradient(minibatch, trains_critic=self.learner.needs_values)
         totals = self._gradients(minibatch, terms, more, moving=moving)
         ranks = self.learner.ranks
         metrics = {**totals.values(ranks), **clip_by_owner(self.optimizer, self.max_grad_norm, ranks)}
