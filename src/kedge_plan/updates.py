@@ -327,7 +327,7 @@ def _cost(subject: Subject, trainer: Trainer, scorers: Mapping[str, ScalarModel]
     flops = Costs(*others, rewards, config.runtime.recomputes).metrics(
         sampled[0],
         sampled=sampled[: 1 + settings.samples_greedy],
-        evaluated=trainer.evaluated_before(result),
+        models_read=trainer.models_read_before(result),
         read_share=read,
         num_passes=per_gradient * result.num_gradients,
         train_policy=True,
