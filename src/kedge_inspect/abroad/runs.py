@@ -18,7 +18,7 @@ from kedge_base.machine.progress import say
 from kedge_base.run_folder.output import is_run
 from kedge_base.texts import read_table
 from kedge_inspect.abroad.settings import translate_settings
-from kedge_inspect.abroad.sources import Log, log_files, read_log
+from kedge_inspect.abroad.sources import ARGS, Log, log_files, read_log
 from kedge_inspect.abroad.trainers import TRAINERS, Trainer
 from kedge_inspect.abroad.wire import Row
 from kedge_inspect.record import QUIET_SECONDS, RunRecord, is_own, read_run
@@ -78,6 +78,9 @@ def read_any_run(
     if is_own(folder) or (is_run(folder) and not log_files(path)):
         return read_run(folder, on_skipped=on_skipped)
     trainer, log = recognize(read_log(path, origin.settings), origin.library)
+    saved = log.files[0].with_name(ARGS)
+    if saved.is_file() and not log.settings:
+        on_skipped(f"{saved}: the settings in it cannot be read, left out")
     return _record(path, trainer, log)
 
 

@@ -213,7 +213,7 @@ def _plain_values(data: bytes) -> Any:
         elif name == "BUILD":
             taken[0].attributes = taken[1]
             stack.append(taken[0])
-        elif name.startswith("TUPLE"):
+        elif name.startswith(("TUPLE", "BINPERSID")):  # the latter names the storage of a tensor
             stack.append(tuple(taken))
         elif name.startswith(("APPEND", "SETITEM")):
             made, *items = taken

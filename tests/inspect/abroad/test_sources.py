@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from kedge.cli import main
 from kedge_base.errors import DataError
@@ -23,6 +25,7 @@ from tests.inspect.abroad.logs import (
     BASELINES,
     GRPO,
     VERL,
+    Config,
     Strategy,
     event,
     events,
@@ -51,6 +54,13 @@ def test_settings_lie_beside_the_state_or_in_a_checkpoint(tmp_path: Path) -> Non
     (tmp_path / "checkpoint-9").mkdir()
     write_args(tmp_path / "checkpoint-9", beta=0.04, scheduler=Strategy("cosine"), other=object)
     assert read_log(tmp_path).settings == {"beta": 0.04, "scheduler": "cosine"}
+
+
+def test_settings_among_which_is_a_tensor_are_read(tmp_path: Path) -> None:
+    made = Config()
+    made.__dict__.update(beta=0.1, weights=torch.ones(2), frozen=nn.Parameter(torch.ones(3)), last="x")
+    torch.save(made, tmp_path / "training_args.bin")
+    assert read_training_args(tmp_path / "training_args.bin") == {"beta": 0.1, "last": "x"}
 
 
 def test_unpickling_settings_runs_nothing(tmp_path: Path) -> None:
@@ -286,9 +296,11 @@ def test_a_damaged_settings_file_gets_one_line(tmp_path: Path) -> None:
         read_any_run(tmp_path, origin=Origin(settings=tmp_path / "settings.yaml"))
 
 
-def test_a_damaged_args_file_is_as_good_as_none(tmp_path: Path) -> None:
+def test_a_damaged_args_file_is_left_out_with_one_line(tmp_path: Path) -> None:
     write_state(tmp_path, over(9, GRPO))
     for content in (b"", bytes(range(256)), b"PK\x03\x04"):
         (tmp_path / "training_args.bin").write_bytes(content)
-        assert read_log(tmp_path).settings == {}
+        said: list[str] = []
+        assert read_any_run(tmp_path, on_skipped=said.append).arguments == {}
+        assert said == [f"{tmp_path / 'training_args.bin'}: the settings in it cannot be read, left out"]
     shutil.rmtree(tmp_path)
