@@ -7,6 +7,7 @@ and cards in docs/memory.md, which needs no measurements.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -32,17 +33,24 @@ STEP = 3
 
 def main() -> None:
     """Measure what is missing, and print medians and worst cases."""
+    parser = argparse.ArgumentParser(prog="python -m bench.plan", description=__doc__)
+    parser.add_argument("how", nargs="*", help=f"what to measure: {' or '.join(HOW)}; by default both")
+    for name in ("--page", "--pictures", "--sizes"):
+        parser.add_argument(name, action="store_true")
+    options = parser.parse_args()
+    if unknown := set(options.how) - {*HOW}:
+        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(HOW)}")
     results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    if not {"--page", "--pictures", "--sizes"} & set(sys.argv):
-        for how in [name for name in HOW if name in sys.argv[1:]] or HOW:
+    if not (options.page or options.pictures or options.sizes):
+        for how in options.how or HOW:
             for case in CASES[:: STEP if how != "live" else 1]:
                 if (case.stage == "ppo" or how == "live") and how not in results.get(case.name, {}):
                     results.setdefault(case.name, {})[how] = measure(case, how)
                     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    if "--pictures" in sys.argv:
+    if options.pictures:
         draw_pictures(results, PICTURES)
         return
-    if "--sizes" in sys.argv:
+    if options.sizes:
         MEMORY.write_text(with_sizes(MEMORY.read_text(encoding="utf-8")), encoding="utf-8")
         return
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")

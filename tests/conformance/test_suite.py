@@ -85,6 +85,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.fspath(SOURCE)}
 
 
+@pytest.mark.parametrize(("argument", "code", "said"), [("--help", 0, "usage: "), ("--chek", 2, "")])
+def test_the_oracle_writes_nothing_for_other_arguments(argument: str, code: int, said: str) -> None:
+    command = [sys.executable, "-m", "ppo_conformance.oracle", argument]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert (done.returncode, done.stdout[: len("usage: ")]) == (code, said)
+
+
 def test_a_right_adapter_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.json"
     assert main(["run", "--adapter", adapter(tmp_path, RIGHT), "--json", str(report)]) == 0

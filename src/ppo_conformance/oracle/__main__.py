@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
@@ -86,6 +87,9 @@ def rewrite(made: Mapping[Path, Any], *, check: bool) -> int:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file differs")
+    check = parser.parse_args().check
     files = {vectors.FOLDER / f"{topic}.json": filled(topic) for topic in vectors.topics()}
     files |= {update.FOLDER / f"{name}.json": update.filled(name) for name in update.CASES}
-    sys.exit(rewrite(files, check="--check" in sys.argv))
+    sys.exit(rewrite(files, check=check))
