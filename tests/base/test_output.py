@@ -44,6 +44,15 @@ def test_an_empty_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: py
         check_output("")
 
 
+def test_a_folder_below_more_folders_than_python_can_make_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check_output("d/" * 200).parts == ("d",) * 200
+    with pytest.raises(OutputError, match=r"^d/d/.*… cannot be created: more than 200 levels$"):
+        check_output("d/" * 1_500)
+
+
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 def test_a_folder_with_a_run_names_the_line_that_resumes_it(tmp_path: Path, has_checkpoint: bool) -> None:
     folder = tmp_path / "my runs"

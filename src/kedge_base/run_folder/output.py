@@ -85,6 +85,9 @@ IN_MEMORY_FOLDER = "in_memory_models"
 JUDGE_FILE = "judges.sqlite"
 """The requests to judges behind an API, and their answers."""
 
+DEEPEST = 200
+"""Maximum depth of an output folder; Python creates and deletes folders by recursion."""
+
 DIAGNOSTIC_FILES = frozenset({REJECTED_FILE, REWARD_LOG, VLLM_LOG, INCIDENTS_FILE})
 """Files that explain why a run failed; the next run in the folder removes them."""
 
@@ -158,6 +161,8 @@ def check_creatable(path: str | os.PathLike[str]) -> Path:
 
 def _check_name(folder: Path) -> None:
     """Reject invalid names before anything is loaded."""
+    if len(folder.parts) > DEEPEST:
+        raise OutputError(f"{str(folder)[:40]}… cannot be created: more than {DEEPEST} levels")
     if str(folder).startswith("~"):
         raise OutputError(f"{folder} cannot be created: the user in `~user` does not exist")
     try:
