@@ -18,15 +18,19 @@ def parser() -> argparse.ArgumentParser:
         prog="ppo-conformance", description="Conformance suite for trainers of language models."
     )
     commands = whole.add_subparsers(dest="command", required=True)
-    running = commands.add_parser("run", help="run the checks; exit code 1 if something deviates")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text)
+
+    running = command("run", "run the checks; exit code 1 if something deviates")
     running.add_argument("--adapter", required=True, help="a name, see `list`, or a Python file with a class Adapter")
     running.add_argument(
         "--only", action="append", default=[], metavar="PATTERN", help="such as vector/gae or '*:padded'"
     )
     running.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
-    commands.add_parser("list", help="list adapters, choices of profiles, and checks")
-    commands.add_parser("bugs", help="re-made bugs of trainers, and the checks that find them")
-    paging = commands.add_parser("page", help="a table of libraries and checks, and what differs, from several reports")
+    command("list", "list adapters, choices of profiles, and checks")
+    command("bugs", "re-made bugs of trainers, and the checks that find them")
+    paging = command("page", "a table of libraries and checks, and what differs, from several reports")
     paging.add_argument("reports", nargs="+", type=Path, help="reports of `run --json`, one for each library")
     paging.add_argument("--notes", type=Path, help="JSON: what differs, by library and pattern of checks")
     return whole

@@ -81,6 +81,13 @@ def test_checks_are_listed_without_torch_or_a_trainer() -> None:
     assert "vector/gae:padded" in done.stdout
 
 
+def test_the_help_of_each_command_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, text in (("run", "run the checks;"), ("list", "list"), ("bugs", "re-made bugs"), ("page", "a table")):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert f"\n\n{text} " in capsys.readouterr().out
+
+
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.fspath(SOURCE)}
 
