@@ -222,9 +222,9 @@ class LanguageLearner:
 
     def repeated(self, batch: Experience, attempt: Callable[[], T]) -> T:
         """See `Learner` and `within_memory`."""
-        waits, tokens = self._pending is not None, tokens_of(self.micro_batch_tokens)
+        tokens = tokens_of(self.micro_batch_tokens) if self._pending else None
         found = self._within_memory(batch.rollout, attempt)
-        if waits and tokens != tokens_of(self.micro_batch_tokens):  # repeated in smaller passes
+        if tokens and tokens != tokens_of(self.micro_batch_tokens):  # repeated in smaller passes
             self.reused_first_pass = False
         return found
 
