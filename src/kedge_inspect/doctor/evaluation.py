@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kedge_base.texts import counted
 from kedge_inspect.doctor.rule import Symptom, adjust, rule, scale
 from kedge_inspect.doctor.series import fmt
 from kedge_inspect.page.changes import percent
@@ -79,7 +80,7 @@ def win_rate_undecided(run: RunRecord, rate: Mapping[str, Any], judged: float) -
     needed = f"about {judged * (reach / distance) ** 2:,.0f} prompts" if distance > 0.01 else "many more prompts"
     return Symptom(
         "note",
-        f"the win rate is {percent(rate)} on {judged:,.0f} prompts",
+        f"the win rate is {percent(rate)} on {counted(round(judged), 'prompt')}",
         () if run.setting("evaluate.num_prompts") is None else (scale("evaluate.num_prompts", 4.0),),
         f"judge {needed} to tell a difference of this size, or report that none was found",
     )
@@ -103,7 +104,7 @@ def mostly_ties(run: RunRecord, tied: float, judged: float) -> Symptom | None:
     texts = f", {equal:,.0f} of them with equal texts" if equal else ""
     return Symptom(
         "warning",
-        f"{tied:,.0f} of {judged:,.0f} pairs are ties{texts}",
+        f"{tied:,.0f} of {counted(round(judged), 'pair')} tied{texts}",
         advice="compare policies that differ, or sample at a temperature at which their responses differ"
         if equal >= MOSTLY * tied
         else "use a judge with a finer scale",
@@ -180,10 +181,10 @@ def unjudged_responses(run: RunRecord) -> Symptom | None:
     total, judged = (run.summary.get(name) for name in names)
     if not total or judged is None or (share := (total - judged) / total) < UNJUDGED:
         return None
-    what = "pairs have no decision" if "num_judged" in run.summary else "responses have no score"
+    what, lacks = ("pair", "decision") if "num_judged" in run.summary else ("response", "score")
     return Symptom(
         "serious" if share >= HALF_UNJUDGED else "warning",
-        f"{total - judged:,.0f} of {total:,.0f} {what}",
+        f"{total - judged:,.0f} of {counted(round(total), what)} had no {lacks}",
         (),
         "let the judge decide them, or say what the figures leave out",
     )
@@ -230,7 +231,7 @@ def responses_alike(run: RunRecord, distinct: float, prompts: float) -> Symptom 
         return None
     return Symptom(
         "warning",
-        f"{prompts:,.0f} prompts have only {distinct:,.0f} different responses",
+        f"{prompts:,.0f} prompts have only {counted(round(distinct), 'different response')}",
         (adjust("generate.temperature", "too_low"),),
         "check that prompts differ; if they do, the policy answers without reading them",
     )

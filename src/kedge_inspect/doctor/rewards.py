@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from kedge_base.texts import names_function
+from kedge_base.texts import counted, names_function
 from kedge_inspect.doctor.responses import (
     MORE_PROMPTS,
     MORE_TOKENS,
@@ -86,7 +86,7 @@ def reward_function_failing(run: RunRecord) -> Symptom | None:
     limit = scale("reward_functions.timeout" if slow else "reward_functions.retries", 2.0)
     is_environment = [*lost, *failed] == [OF_ENVIRONMENT]
     seen = [f"{name}: {totals[name]:g} in {span(counters[name].where(bool).updates)}" for name in failed]
-    seen += [f"{name}: {count:g} of {scored:g} responses" for name, count in lost.items()]
+    seen += [f"{name}: {count:g} of {counted(round(scored), 'response')}" for name, count in lost.items()]
     return Symptom(
         "serious" if max(lost.values(), default=0.0) > MANY_LOST * scored else "warning",
         "; ".join(seen or [f"{name}: {count:g}" for name, count in totals.items() if count]),

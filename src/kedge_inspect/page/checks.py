@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from kedge_base.texts import counted
 from kedge_inspect.page.changes import figure
 from kedge_inspect.page.looks import has_part
 from kedge_inspect.page.numbers import (
@@ -252,7 +253,7 @@ def _critic_sentence(check: Mapping[str, Any], place: str) -> str:
     else:
         verdict = " The check does not tell the critic from the prompt's mean return."
     return (
-        f"{check['num_prefixes']:,} prefixes of responses to {check['num_prompts']:,} prompts, about "
+        f"{counted(check['num_prefixes'], 'prefix')} of responses to {counted(check['num_prompts'], 'prompt')}, about "
         f"{check['num_continuations']:.3g} continuations of each{place}.{verdict}"
     )
 

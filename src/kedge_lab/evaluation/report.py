@@ -168,8 +168,8 @@ def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
     if usage := evaluation.judge_usage:
         cost = "" if usage["cost"] is None else f", a cost of {usage['cost']:.4g}"
         print(
-            f"The judge: {usage['requests']:,} requests, {usage['tokens']:,} tokens{cost}; {usage['unanswered']:,} "
-            "questions without a usable answer"
+            f"The judge: {counted(usage['requests'], 'request')}, {counted(usage['tokens'], 'token')}{cost}; "
+            f"{counted(usage['unanswered'], 'question')} without a usable answer"
         )
     if bias := summary["position_bias"]:
         print(

@@ -9,6 +9,7 @@ import pytest
 from kedge_inspect.diagnosis import diagnose_run, examine_run
 from kedge_inspect.doctor import diagnose, examine
 from tests.inspect.doctor.cases import judged, rate
+from tests.inspect.doctor.synthetic import synthetic_run
 from tests.inspect.page.judged import evaluation_record, generation_record, write_judged
 
 
@@ -53,3 +54,24 @@ def test_mean_lengths_of_thousands_of_tokens_have_no_exponent():
     found = diagnose(judged("evaluate", longer_wins=rate(0.8, 0.1), num_unequal_lengths=2_000, **lengths))
     [seen] = [each.seen for each in found if each.rule == "judge_prefers_length"]
     assert seen.endswith("of the 2,000 pairs whose lengths differ; mean lengths are 1,234 and 98.8 tokens")
+
+
+def test_one_of_a_kind_has_no_plural():
+    interval = {"value": 0.5, "low": 0.0, "high": 1.0}
+    tie = {"num_prompts": 1, "num_judged": 1, "tied": 1, "num_equal": 0, "win_rate": interval}
+    alike = generation_record()
+    seen = {
+        finding.rule: finding.seen
+        for record in (
+            evaluation_record(num_prompts=1, num_judged=0),
+            evaluation_record(**tie),
+            replace(alike, summary={**alike.summary, "num_prompts": 8, "num_distinct": 1, "num_scored": 3}),
+        )
+        for finding in diagnose(record)
+    }
+    assert seen["win_rate_undecided"].endswith(" on 1 prompt")
+    assert seen["mostly_ties"] == "1 of 1 pair tied"
+    assert seen["unjudged_responses"] == "1 of 1 pair had no decision"
+    assert seen["responses_alike"] == "8 prompts have only 1 different response"
+    lost = synthetic_run(1, {"reward/mine_given_up": [1.0]}, settings={"rollout.num_prompts": 1})
+    assert [each.seen for each in diagnose(lost)] == ["reward/mine_given_up: 1 of 1 response"]

@@ -454,6 +454,9 @@ def test_the_last_check_of_the_critic_is_shown_beside_a_group_baseline():
     found = critic(ppo_record(critic_checks=[critic_check(0, 0.0), critic_check(8, -0.25)]))
     assert found["sentence"].startswith("1,000 prefixes of responses to 32 prompts, about 8 continuations")
     assert found["sentence"].endswith("The prompt's mean return explains more of the returns than the critic does.")
+    single = {**critic_check(0, 0.0), "num_prompts": 1, "num_prefixes": 1}
+    sentence = critic(ppo_record(critic_checks=[single]))["sentence"]
+    assert sentence.startswith("1 prefix of responses to 1 prompt, about 8 continuations")
     across, within = found["figures"][:2]
     assert (across["critic"], across["prompt_mean"]["value"], across["ceiling"]) == (across["prompt_mean"], 0.5, 0.875)
     assert (within["critic"], within["ceiling"], within["chance"]) == (None, None, 0.5)

@@ -48,6 +48,12 @@ def test_the_table_counts_what_was_won_tied_and_lost(reported):
     assert "KL" not in printed
 
 
+def test_one_request_of_a_judge_has_no_plural(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usage = {"requests": 1, "tokens": 1, "cost": None, "unanswered": 1}
+    report(replace(evaluation([1.0]), judge_usage=usage), tmp_path)
+    assert "The judge: 1 request, 1 token; 1 question without a usable answer\n" in capsys.readouterr().out
+
+
 def test_a_tie_in_one_order_is_no_contradiction():
     # Pairs: the same winner, two winners, a tie and a win, a win and a tie, two ties, and one undecided.
     first: Scores = [1.0, 1.0, 0.5, 0.0, 0.5, None]
