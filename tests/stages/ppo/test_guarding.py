@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from kedge.models import ActorCritic
-from kedge.rollout import Sampler, collect
+from kedge.rollout import Sampler
+from kedge.rollout import experience as rollout_experience
 from kedge.runs.run import Resume
 from kedge.stages.ppo import guarding, run_ppo
 from kedge.stages.ppo import trainer as ppo_trainer
@@ -251,13 +252,13 @@ def test_a_broken_reference_is_told_from_a_broken_policy(configured):
 @pytest.mark.parametrize("critic", ["shared", "separate"])
 def test_a_new_critic_does_not_start_from_returns_that_are_nan(configured, tmp_path, critic, monkeypatch):
     """The first KL is broken; the critic starts from the returns of the second update."""
-    real, calls = collect.response_logprobs, []
+    real, calls = rollout_experience.response_logprobs, []
 
     def broken_once(*models, **settings):
         calls.append(real(*models, **settings))
         return calls[-1] * math.nan if len(calls) == 1 else calls[-1]
 
-    monkeypatch.setattr(collect, "response_logprobs", broken_once)
+    monkeypatch.setattr(rollout_experience, "response_logprobs", broken_once)
     run_ppo(configured(on_nonfinite="skip", critic=critic, num_updates=3), prompts=PROMPTS, reward=vowels)
     rows = read_metrics(tmp_path / "run")
     assert [row["guard/skipped_steps"] for row in rows] == [STEPS, 0, 0]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from kedge.config import config_from_settings
 from kedge.config.explain.schedule import schedule_in_words
-from kedge.rollout import collect
+from kedge.rollout import experience as rollout_experience
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.trainer import Trainer
@@ -60,7 +60,7 @@ def test_what_no_step_needs_is_not_computed(
 ) -> None:  # fmt: skip
     read: list[int] = []
     found: list[tuple[Any, Any]] = []
-    reference_logprobs, improve = collect.reference_logprobs, Trainer.improve
+    reference_logprobs, improve = rollout_experience.reference_logprobs, Trainer.improve
 
     def reading(rollout: Any, models: Any) -> Any:
         read.append(rollout.num_responses)
@@ -71,7 +71,7 @@ def test_what_no_step_needs_is_not_computed(
         found.append((experience, result))
         return result
 
-    monkeypatch.setattr(collect, "reference_logprobs", reading)
+    monkeypatch.setattr(rollout_experience, "reference_logprobs", reading)
     monkeypatch.setattr(Trainer, "improve", improving)
     given = {"num_epochs": 0.25, "num_minibatches": num_minibatches, "runtime.precision": precision, **settings}
     rows = run(policy, tmp_path / "run", **given)
