@@ -9,10 +9,12 @@ import warnings
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kedge_base.machine.invocation import is_command_line
+from kedge_base.texts import read_table
 
 PACKAGES = {
     "kedge",
@@ -26,38 +28,7 @@ PACKAGES = {
     "kedge_tasks",
 }
 
-MOVED = {
-    "kedge.environments": "kedge_tasks.environments",
-    "kedge.errors": "kedge_base.errors",
-    "kedge.inspect": "kedge_inspect",
-    "kedge.logs.progress": "kedge_base.machine.progress",
-    "kedge.models.card": "kedge_hub.card",
-    "kedge.models.pushing": "kedge_hub.pushing",
-    "kedge.rewards.verify": "kedge_tasks.verify",
-    "kedge.rewards.worker.confined": "kedge_tasks.confined",
-    "kedge.rewards.worker.sandbox": "kedge_tasks.sandbox",
-    "kedge.runs.stage_card": "kedge_hub.stage_card",
-    "kedge.stages.chat": "kedge_lab.chat",
-    "kedge.stages.check_critic": "kedge_lab.check_critic",
-    "kedge.stages.demo": "kedge_lab.demo",
-    "kedge.stages.evaluate": "kedge_lab.evaluate",
-    "kedge.stages.evaluation": "kedge_lab.evaluation",
-    "kedge.stages.evaluation.judges": "kedge.stages.judges",
-    "kedge.stages.evaluation.policy": "kedge.stages.policy",
-    "kedge.stages.generate": "kedge_lab.generate",
-    "kedge.stages.planning": "kedge_plan",
-    "kedge.stages.sweep": "kedge_lab.sweep",
-    "kedge.system": "kedge_base",
-    "kedge.system.durable": "kedge_base.machine.durable",
-    "kedge.system.hub": "kedge.downloads",
-    "kedge.system.invocation": "kedge_base.machine.invocation",
-    "kedge.system.local_server": "kedge_base.machine.local_server",
-    "kedge.system.memory": "kedge_base.machine.memory",
-    "kedge.system.output": "kedge_base.run_folder.output",
-    "kedge.system.ranks": "kedge.ranks",
-    "kedge.system.streams": "kedge_base.machine.streams",
-    "kedge.system.workers.chat_templates": "kedge.template_worker",
-}
+MOVED = dict(read_table(Path(__file__).with_name("moved.tsv")))
 """New names of modules and packages by old name; the contents of a package have moved with it."""
 
 _MODULES = "|".join(re.escape(name) for name in sorted(MOVED, key=len, reverse=True))

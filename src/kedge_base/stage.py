@@ -194,9 +194,8 @@ class Stage:
         return next((str(name) for name in names if name), None)
 
 
-def imported(reference: str) -> Any:
-    """Import the object that a text of the form `module:name` refers to."""
-    return resolve_name(reference)
+imported = resolve_name
+"""Import the object that a text of the form `module:name` refers to."""
 
 
 def value_of(config: Config, dotted: str) -> Any:
