@@ -29,7 +29,7 @@ from handbook.palette import MUTED, POLICY, QUALITY, REFERENCES, SCORE, START, Q
 from handbook.style import label_axes, new_axes
 from handbook.svg import save_svg
 from kedge.config.presets import find_preset
-from kedge_base.estimators import NEED_VALUES
+from kedge_base.estimators import estimator_of
 from kedge_base.intervals import Interval, mean_interval
 from kedge_base.run_folder.record_format import read_json_lines
 
@@ -96,7 +96,7 @@ class Example:
 
     def is_critic_free(self, arm: str) -> bool:
         """True if an arm's advantages need no critic."""
-        return self.arms[arm].get("ppo.advantage", "gae") not in NEED_VALUES
+        return estimator_of(self.arms[arm].get("ppo.advantage", "gae")).critic != "needed"
 
     def unit(self, name: str, arm: str, rate: float, seed: int, share: float = 1.0) -> Unit:
         """A run.

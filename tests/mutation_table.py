@@ -750,7 +750,7 @@ MUTATIONS = (
     Mutation(
         "critic-that-nothing-needs",
         "PpoConfig.resolved_critic",
-        ' if may_need_critic(self.estimator) else "none"',
+        '"none" if self.estimator_facts.critic == "unused" else ',
         "",
         "tests/stages/ppo/test_critic_free.py::test_nothing_of_a_critic_is_logged_or_saved",
     ),
@@ -932,7 +932,7 @@ MUTATIONS = (
     Mutation(
         "gigpo-rewards-as-process-rewards",
         "_estimation_of",
-        ' and ppo.estimator != "gigpo"',
+        'None if kind == "reward" else ',
         "",
         "tests/stages/ppo/test_credit.py::test_the_environments_rewards_are_those_of_gigpos_turns",
     ),

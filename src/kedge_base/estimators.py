@@ -1,18 +1,56 @@
-"""Classifies the values of `ppo.advantage`, for the configuration and for tools that read a run's folder."""
+"""The facts about each value of `ppo.advantage` and `ppo.critic`, also for tools that only read a run's folder."""
 
-NEED_VALUES = ("gae", "monte_carlo", "td", "n_step", "rloo_critic", "reinforce++_critic")
-"""The estimators that use a critic."""
+from __future__ import annotations
 
-NEED_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo", "gigpo", "rloo_critic")
-"""The estimators that compare the responses to a prompt."""
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-NEED_BASELINE = ("remax", "spo")
-"""The estimators that subtract a score of the prompt: the greedy response's, or the running mean of its responses."""
-
-UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo", "gigpo", "rloo_critic")
-"""The estimators published without normalization of the advantages over the batch."""
+from kedge_base.texts import read_table
 
 
-def may_need_critic(estimator: str) -> bool:
-    """True if an estimator uses a critic, or is a user's function, which may."""
-    return estimator in NEED_VALUES or ":" in estimator
+class Estimator(NamedTuple):
+    """What a run with an estimator needs and does: a row of estimators.tsv.
+
+    Attributes:
+        title: The algorithm's name in model cards.
+        critic: Whether it uses a critic's values.
+        baseline: What a response is compared with: the others of its `group`, its prompt's `greedy` response, or the
+            mean of the prompt's scores in earlier updates (`history`).
+        process: What rewards per token are compared with before they are summed: the mean over the group's tokens
+            (`mean`), which is also divided by their standard deviation (`std`), or the mean of the other responses'
+            means (`others`). `reward`: nothing, they are part of the rewards.
+        divides: Whether it divides by the standard deviation of a group's scores. Equal scores then have no scale, so a
+            KL cannot be weighed against them in the reward, and in the loss β weighs it against a spread of 1.
+        whitens: Whether it was published with normalization of the advantages over the batch.
+        by_turn: Whether an action is a turn, regardless of `ppo.credit`.
+        decays_by_lambda: Whether λ decides how much of a score reaches earlier tokens directly.
+        adds_to: The estimator whose advantage the critic adds to, with a fitted weight; or `none`.
+    """
+
+    title: str
+    critic: Literal["unused", "possible", "needed"]
+    baseline: Literal["none", "group", "greedy", "history"]
+    process: Literal["reward", "mean", "std", "others"]
+    divides: bool
+    whitens: bool
+    by_turn: bool
+    decays_by_lambda: bool
+    adds_to: str
+
+
+ESTIMATORS = {
+    name: Estimator._make({"yes": True, "no": False}.get(fact, fact) for fact in facts)
+    for name, *facts in read_table(Path(__file__).with_suffix(".tsv"))
+}
+"""The facts by the value of `ppo.advantage`."""
+
+OWN = ESTIMATORS.pop("own")
+"""The facts about a function of the user's, and about another library's estimator that has no counterpart."""
+
+CRITICS: dict[str, Any] = dict(read_table(Path(__file__).with_name("critics.tsv")))
+"""The kind of critic that each value of `ppo.critic` but `auto` stands for: `shared`, `separate` or `none`."""
+
+
+def estimator_of(name: str) -> Estimator:
+    """Return the facts about a value of `ppo.advantage`, given without its parameter."""
+    return ESTIMATORS.get(name, OWN)

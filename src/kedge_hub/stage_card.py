@@ -15,7 +15,7 @@ from kedge.runs.recipe import recipe_of
 from kedge.runs.resuming import CHANGED
 from kedge.runs.run import Run
 from kedge_base.errors import KedgeError
-from kedge_base.estimators import may_need_critic
+from kedge_base.estimators import ESTIMATORS
 from kedge_base.run_folder.record_format import METRICS_FILE, read_samples
 from kedge_base.stage import find_stage
 from kedge_base.texts import names_function
@@ -25,15 +25,8 @@ from kedge_inspect.doctor import one_line
 
 NUM_SAMPLES = 2
 
-ALGORITHMS = {
-    "dr-grpo": "Dr. GRPO",
-    "dr_grpo": "Dr. GRPO",
-    "gigpo": "GiGPO",
-    "distill": "on-policy distillation",
-    "to_go": "PPO without a critic",
-    "total": "PPO without a critic",
-}
-"""Names of presets and advantages that are not simply the setting in capitals."""
+ALGORITHMS = {"distill": "on-policy distillation"}
+"""Names of presets that are neither an estimator's nor simply the preset in capitals."""
 
 
 def stage_card(
@@ -74,11 +67,13 @@ def stage_card(
 
 
 def algorithm_of(config: Config) -> str:
-    """Name the algorithm: the last preset that is one, else a critic-free advantage estimator, else PPO."""
-    advantages = [] if may_need_critic(config.ppo.estimator) else [config.ppo.estimator]
+    """Name the algorithm: the last preset that is one, else that of the advantage estimator."""
     family = [preset.name for preset in FAMILY if preset.name in config.preset]
-    name = [*advantages, *sorted(family, key=config.preset.index)][-1:] or ["PPO"]
-    return ALGORITHMS.get(name[0], name[0].upper())
+    if not family:
+        return config.ppo.estimator_facts.title
+    name = max(family, key=config.preset.index)
+    estimator = ESTIMATORS.get(name.replace("-", "_"))
+    return estimator.title if estimator else ALGORITHMS.get(name, name.upper())
 
 
 def _rewards(config: Config) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, TypeGuard, cast
 
 from kedge_base.errors import DataError, KedgeError
 from kedge_base.machine.progress import say
@@ -138,6 +138,14 @@ class RunRecord:
         """Return a setting as `setting` does; 0 if it is not a number."""
         value = self.setting(name)
         return value if is_number(value) else 0.0
+
+    def word(self, name: str) -> str:
+        """Return a setting's word, without its parameter: `gigpo` of `gigpo` and of `{gigpo: 1.0}`; empty without one.
+
+        A setting may take a parameter, so compare its word, not the setting, with a word.
+        """
+        value = self.setting(name)
+        return "".join(map(str, cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else [value or ""]))
 
     def setting(self, name: str) -> Any:
         """Return a setting by its dotted name, or its latest value if it is scheduled; None if the configuration lacks

@@ -12,7 +12,14 @@ from kedge_inspect.doctor.rule import SMALLER_STEPS, Direction, Remedy, Symptom,
 from kedge_inspect.doctor.series import MIN_TREND, WINDOW, Series, fmt, read, rose
 from kedge_inspect.page.changes import percent
 from kedge_inspect.record import RunRecord, is_number
-from kedge_inspect.resolved import baseline_of, critic_of, is_detached, is_frozen, num_readout_batches
+from kedge_inspect.resolved import (
+    compares_groups,
+    critic_of,
+    estimator_facts,
+    is_detached,
+    is_frozen,
+    num_readout_batches,
+)
 
 BIASED = 1.0
 """Distance of the mean value from the mean return, in standard deviations of the returns, of a critic that has not even
@@ -100,7 +107,7 @@ def has_critic(run: RunRecord) -> bool:
 
 def relies_on_critic(run: RunRecord) -> bool:
     """True if the advantages rely on a critic, rather than give it the weight that it deserves."""
-    return has_critic(run) and not baseline_of(run)
+    return has_critic(run) and estimator_facts(run).adds_to == "none"
 
 
 def trains_critic(run: RunRecord) -> bool:
@@ -265,7 +272,7 @@ def _rely_on_it_less(run: RunRecord) -> Iterator[Remedy]:
     (bench/study/RESULTS.md).
     """
     gae_lambda = run.setting("ppo.gae_lambda")
-    if is_number(gae_lambda) and gae_lambda < 1 and run.setting("ppo.advantage") in (None, "gae"):
+    if is_number(gae_lambda) and gae_lambda < 1 and estimator_facts(run).decays_by_lambda:
         yield set_to("ppo.gae_lambda", 1.0, "too_low", why="as long as the critic explains so little")
 
 
@@ -280,7 +287,7 @@ def _warm_up(run: RunRecord) -> Iterator[Remedy]:
     "run without one. It adds no noise, but costs its passes, and the loss of a shared head still moves the policy.",
     needs=("advantage/variance_saved",),
     updates=MIN_TREND,
-    fits=lambda run: has_critic(run) and bool(baseline_of(run)),
+    fits=lambda run: has_critic(run) and estimator_facts(run).adds_to != "none",
 )
 def idle_critic(run: RunRecord, saved: Series) -> Symptom | None:
     """Seen: With `rloo_critic` or `reinforce++_critic` as `ppo.advantage`, `advantage/variance_saved` stays near 0.
@@ -295,12 +302,11 @@ def idle_critic(run: RunRecord, saved: Series) -> Symptom | None:
         return None
     weight = read(run, "advantage/critic_weight")
     at = f", with a weight of {fmt(weight.late)}" if weight else ""
-    baseline = baseline_of(run)
     return Symptom(
         "note",
         f"the critic takes away {saved.late:.1%} of the advantages' variance{at} ({saved.late_span})",
         (
-            set_to("ppo.advantage", baseline, why="to save the critic's passes"),
+            set_to("ppo.advantage", estimator_facts(run).adds_to, why="to save the critic's passes"),
             set_to("ppo.critic", "none"),
             *(
                 instruct(name, f"leave out {name}")
@@ -375,7 +381,7 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
             f"({critic.explained.late_span})",
             (*[equal_start] * (not is_shared), *_train_critic(run, critic)),
         )
-    if "hl_gauss" in (run.setting("ppo.value_loss") or ()):
+    if run.word("ppo.value_loss") == "hl_gauss":
         return _support_symptom(run, returns, critic.returns_std)
     is_far = critic.bias >= BIASED
     if run.setting("ppo.value_unit") != "score" or (SMALL <= critic.returns_std <= LARGE and not is_far):
@@ -478,7 +484,7 @@ def _too_early(run: RunRecord) -> str:
     "have less noisy advantages.",
     updates=0,
     stages=("ppo", "evaluate"),
-    fits=lambda run: _is_checked(run) and baseline_of(run) != "rloo",
+    fits=lambda run: _is_checked(run) and (relies_on_critic(run) or not compares_groups(run)),
     lacks=_too_early,
 )
 def critic_worse_than_prompt_mean(run: RunRecord) -> Symptom | None:

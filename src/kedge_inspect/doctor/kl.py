@@ -20,7 +20,7 @@ from kedge_inspect.doctor.series import (
 )
 from kedge_inspect.doctor.steps import clips_sequences, larger_steps, smaller_rate
 from kedge_inspect.record import RunRecord, is_number
-from kedge_inspect.resolved import charges_kl, has_kl_in_loss, learns_from_teacher, weighs_scores
+from kedge_inspect.resolved import charges_kl, estimator_facts, has_kl_in_loss, learns_from_teacher, weighs_scores
 
 FAR_PER_TOKEN = 0.5
 TOO_FAR_PER_TOKEN = 1.0
@@ -53,10 +53,10 @@ deviation over β, since the mean score under π_ref·exp(score/β) is higher by
 
 
 def stronger_kl(run: RunRecord, coefficient: Remedy = scale("ppo.kl_coef", 3.0)) -> Iterator[Remedy]:
-    """Raise β; for GRPO also move the KL into the loss, without which its configuration is rejected."""
+    """Raise β; also move the KL into the loss for an advantage without which its configuration is rejected."""
     yield coefficient
-    if run.setting("ppo.advantage") == "grpo" and not has_kl_in_loss(run):
-        yield set_to("ppo.kl_in", "loss", why="which ppo.advantage=grpo needs")
+    if estimator_facts(run).divides and not has_kl_in_loss(run):
+        yield set_to("ppo.kl_in", "loss", why=f"which ppo.advantage={run.word('ppo.advantage')} needs")
 
 
 def _far_at_once(run: RunRecord) -> Symptom | None:
@@ -198,12 +198,12 @@ def _lacks_beta(run: RunRecord) -> str:
 def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series) -> Symptom | None:
     """Seen: `objective/kl` keeps rising, and β times the KL is negligible compared with the gain in score.
 
-    Try: Set `ppo.kl_coef` to the suggested value, at which 5 nats cost a quarter of the gain, for GRPO with
+    Try: Set `ppo.kl_coef` to the suggested value, at which 5 nats cost a quarter of the gain, for GRPO and GiGPO with
     `ppo.kl_in=loss`; with a KL controller, lower `ppo.kl_controller.target` to a third.
 
     Threshold: At least 5 nats per response at a cost of at most a twentieth of the gain (or of the scores' standard
     deviation, if that is larger); the demo and N+ pay about 0.15. A warning; serious above 10 nats per response and 0.5
-    nats per token. Not with a β in the loss and whitened or GRPO's advantages, whose size is not the scores'.
+    nats per token. Not with a β in the loss and whitened, GRPO's or GiGPO's advantages, whose size is not the scores'.
     """
     beta = read(run, "objective/kl_coef")
     length = read(run, "response/length")
@@ -229,13 +229,13 @@ def _charge_for_drift(run: RunRecord, gain: float) -> Iterable[Remedy]:
         return stronger_kl(run)
     # Choose β so that a drift of `DRIFTED` nats costs a quarter of the gain. With normalized advantages, count the gain
     # as 1.
-    worth = 1.0 if run.setting("ppo.advantage") == "grpo" or not weighs_scores(run) else gain
+    worth = 1.0 if estimator_facts(run).divides or not weighs_scores(run) else gain
     return stronger_kl(run, set_to("ppo.kl_coef", float(f"{worth / DRIFTED / 4:.2g}"), "too_low"))
 
 
 def _target(run: RunRecord) -> float | None:
     """The KL to which a controller holds the policy; None without one."""
-    is_controlled = run.setting("ppo.kl_controller") not in (None, "fixed")
+    is_controlled = run.word("ppo.kl_controller") not in ("", "fixed")
     return run.setting("ppo.kl_controller.target") if is_controlled else None
 
 
@@ -254,9 +254,9 @@ def beta_too_large(run: RunRecord, score: Series, score_std: Series) -> Symptom 
     `ppo.kl_controller.target`.
 
     Threshold: Β above twice the standard deviation of the scores, and a gain below half of it; to first order the best
-    policy gains the scores' variance divided by β. Serious. Not with the KL in the loss and whitened or GRPO's
-    advantages, whose size is not the scores'; in a log of another library, these count as having a standard deviation
-    of 1.
+    policy gains the scores' variance divided by β. Serious. Not with the KL in the loss and whitened, GRPO's or
+    GiGPO's advantages, whose size is not the scores'; in a log of another library, these count as having a standard
+    deviation of 1.
     """
     beta = read(run, "objective/kl_coef")
     spread = score_std.start
@@ -415,8 +415,7 @@ def entropy_collapse(run: RunRecord) -> Symptom | None:
 def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:
     yield scale("ppo.learning_rate", 0.1 if left < NOTHING else 1 / 3)
     yield from _raise_bonus(run)
-    loss = run.setting("ppo.policy_loss")
-    clips_tokens = (loss in (None, "clipped") or "dual_clip" in loss) and not clips_sequences(run)
+    clips_tokens = run.word("ppo.policy_loss") in ("", "clipped", "dual_clip") and not clips_sequences(run)
     if clips_tokens and run.setting("ppo.clip_range_high") is None and run.number("ppo.clip_range") < CLIP_HIGHER:
         yield set_to("ppo.clip_range_high", CLIP_HIGHER, "too_low")
 

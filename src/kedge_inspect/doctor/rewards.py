@@ -31,7 +31,7 @@ from kedge_inspect.doctor.series import (
 )
 from kedge_inspect.doctor.steps import larger_steps
 from kedge_inspect.record import RunRecord
-from kedge_inspect.resolved import compares_groups
+from kedge_inspect.resolved import compares_groups, estimator_facts
 
 MANY_LOST = 0.1
 """Share of unscored responses above which the scored ones are a biased sample."""
@@ -122,7 +122,7 @@ def responses_unscored(run: RunRecord, unscored: Series) -> Symptom | None:
     if share <= MANY_UNSCORED:
         return None
     what = f"the reward returned None for {share:.0%} of the responses"
-    if run.setting("ppo.advantage") == "remax":
+    if estimator_facts(run).baseline == "greedy":
         what = f"{share:.0%} of the responses are unscored, or the greedy response to their prompt is"
     return Symptom(
         "warning" if share > MOSTLY_UNSCORED else "note",
@@ -443,7 +443,7 @@ def groups_of_one(run: RunRecord, single: Series) -> Symptom | None:
     return Symptom(
         "serious" if min(single.values) >= 1 else "warning",
         f"{single.late:.0%} of the prompts have a single response with a score ({single.late_span}), and "
-        f"ppo.advantage={run.setting('ppo.advantage')} compares the responses to a prompt",
+        f"ppo.advantage={run.word('ppo.advantage')} compares the responses to a prompt",
         (set_to("ppo.advantage", "reinforce++", why="which compares with the whole batch"),),
         "give several responses to each prompt (in a loop of your own, equal prompts or groups= in batch)",
     )
@@ -498,7 +498,7 @@ def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
 
 def _find_spread(run: RunRecord) -> Iterator[Remedy]:
     # Sampling ahead draws an update's prompts before it knows their scores, and so does not resample.
-    if run.setting("ppo.constant_groups") in (None, "keep") and not run.setting("rollout.max_staleness"):
+    if run.word("ppo.constant_groups") in ("", "keep") and not run.setting("rollout.max_staleness"):
         yield set_to(
             "ppo.constant_groups",
             "drop" if "loop" in run.facts else "resample",  # a loop of the user's own draws the prompts
@@ -512,7 +512,7 @@ def _find_spread(run: RunRecord) -> Iterator[Remedy]:
     "it makes differences that mean little as large as those that mean much.",
     needs=("group/small_spread",),
     updates=MIN_TREND,
-    fits=lambda run: run.setting("ppo.advantage") == "grpo",
+    fits=lambda run: estimator_facts(run).divides,
 )
 def group_std_blows_up(run: RunRecord, small: Series) -> Symptom | None:
     """Seen: `group/small_spread` is high: many groups have a tenth of the usual spread.

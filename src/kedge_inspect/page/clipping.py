@@ -59,8 +59,7 @@ def _epochs(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _loss(record: RunRecord) -> str:
-    setting: object = record.setting("ppo.policy_loss") or "clipped"  # a name, or {name: parameter}
-    loss = ", ".join(map(str, setting)) if isinstance(setting, Mapping) else str(setting)
+    loss = record.word("ppo.policy_loss") or "clipped"
     whole = {"sequence": ", by whole responses", "turn": ", by whole turns"}
     return loss + whole.get(str(record.setting("ppo.ratio")), "")
 

@@ -105,12 +105,10 @@ def _unused_sentence(record: RunRecord) -> list[str]:
         if rounds
         else ("", "")
     )
-    mode: object = record.setting("ppo.constant_groups")
-    mode = "resample" if isinstance(mode, dict) else mode  # {resample: rounds}
     return [
         f"{unused:,.0f} of {sampled:,.0f} sampled responses ({unused / sampled:.0%}) were thrown away, because all "
         f"responses to their prompt score the same{surplus} "
-        f"(ppo.constant_groups={mode}){more}."
+        f"(ppo.constant_groups={record.word('ppo.constant_groups')}){more}."
     ]
 
 

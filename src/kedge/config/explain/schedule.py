@@ -46,7 +46,7 @@ def _update(config: Config) -> list[str]:
 
 def _baseline(config: Config) -> list[str]:
     """Describe the additional greedy responses of ReMax."""
-    if config.ppo.estimator != "remax":
+    if config.ppo.estimator_facts.baseline != "greedy":
         return []
     return ["  samples one more response for each prompt, the greedy one, whose score is the baseline,"]
 
@@ -113,7 +113,7 @@ def _reach(config: Config) -> list[str]:
     advantages, length, unit = config.ppo, config.rollout.max_new_tokens, "tokens"
     if advantages.credit == "turn":
         length, unit = config.environment.max_turns if config.environment.source else 1, "turns"
-    if advantages.estimator != "gae" or not isinstance(advantages.gae_lambda, float):
+    if not advantages.estimator_facts.decays_by_lambda or not isinstance(advantages.gae_lambda, float):
         return []
     share = (advantages.gamma * advantages.gae_lambda) ** (length - 1)
     if share >= SMALL_SHARE:

@@ -155,6 +155,12 @@ def _read(written: Any) -> Choice[Any, Any, Any]:
     return Choice(name, None if is_default else parameter)
 
 
+def word_of(value: Any) -> str:
+    """Return the name of a choice in either form, or as it is written; of any other value, its text."""
+    written = plain(value)
+    return "".join(map(str, cast("dict[str, Any]", written) if isinstance(written, dict) else [written]))
+
+
 def plain(value: Any) -> Any:
     """Return the written form of a choice; other values, which pydantic has yet to validate, are unchanged."""
     if not isinstance(value, Choice):

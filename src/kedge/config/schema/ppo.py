@@ -1,10 +1,9 @@
 """`ppo`: the PPO update."""
 
-from collections.abc import Mapping
 from string import Formatter
 from typing import Any, Literal
 
-from kedge.config.schema.field import Choice, plain
+from kedge.config.schema.field import Choice, word_of
 from kedge.config.schema.section import check, rewrite
 from kedge.config.schema.update.advantages import Advantages
 from kedge.config.schema.update.critic import CriticTraining
@@ -14,25 +13,13 @@ from kedge.config.schema.update.kl import KlControl, KlPenalty
 from kedge.config.schema.update.loop import Loop
 from kedge.config.schema.update.measurements import Measurements
 from kedge.config.schema.update.policy_loss import ImportanceWeights, PolicyLoss, RatioOf
-from kedge_base.estimators import NEED_BASELINE, NEED_GROUPS, NEED_VALUES, UNWHITENED, may_need_critic
+from kedge_base.estimators import CRITICS, Estimator, estimator_of
 
 CLIPPED = ("clipped", "dual_clip", "cispo", "double_sided")
 """The policy losses with a clip range above 1."""
 
 PENALIZED = ("kl_penalty_fixed", "kl_penalty_adaptive")
 """The policy losses with a KL penalty to the sampling policy."""
-
-KINDS: Mapping[str, Literal["shared", "separate", "none"]] = {
-    "shared": "shared",
-    "detached": "shared",
-    "readout": "shared",
-    "separate": "separate",
-    "frozen_attention": "separate",
-    "privileged": "separate",
-    "frozen": "separate",
-    "none": "none",
-}
-"""The kind of critic that each value of `critic` stands for."""
 
 
 # pydantic orders the fields by the bases from the last to the first.
@@ -100,9 +87,14 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
         return str(self.advantage)
 
     @property
+    def estimator_facts(self) -> Estimator:
+        """What a run with the estimator needs and does."""
+        return estimator_of(self.estimator)
+
+    @property
     def resolved_credit(self) -> Literal["token", "turn"]:
         """`credit`; a turn with `advantage=gigpo`, which compares turns."""
-        return "turn" if self.estimator == "gigpo" else self.credit
+        return "turn" if self.estimator_facts.by_turn else self.credit
 
     @property
     def spike_sigma(self) -> float | None:
@@ -150,23 +142,23 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
     @property
     def needs_values(self) -> bool:
         """True if the estimator uses a critic."""
-        return self.estimator in NEED_VALUES
+        return self.estimator_facts.critic == "needed"
 
     @property
     def needs_baseline(self) -> bool:
         """True if the estimator subtracts a score of the prompt."""
-        return self.estimator in NEED_BASELINE
+        return self.estimator_facts.baseline in ("greedy", "history")
 
     @property
     def needs_groups(self) -> bool:
         """True if the estimator compares the responses to a prompt."""
-        return self.estimator in NEED_GROUPS
+        return self.estimator_facts.baseline == "group"
 
     @property
     def whitens_advantages(self) -> bool:
         """`whiten_advantages`, with `auto` resolved."""
         if self.whiten_advantages == "auto":
-            return self.estimator not in UNWHITENED
+            return self.estimator_facts.whitens
         return self.whiten_advantages
 
     @property
@@ -189,8 +181,8 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
     def resolved_critic(self) -> Literal["shared", "separate", "none"]:
         """The kind of critic, `auto` resolved."""
         if self.critic.name != "auto":
-            return KINDS[self.critic.name]
-        return "shared" if may_need_critic(self.estimator) else "none"
+            return CRITICS[self.critic.name]
+        return "none" if self.estimator_facts.critic == "unused" else "shared"
 
     @check
     def _check_clips(self) -> None:
@@ -224,19 +216,17 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
     def _imply(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Set settings that others imply, unless they are set.
 
-        A cross-entropy loss implies no `value_clip_range`, whose default is for squared errors, GRPO's and GiGPO's
-        advantages imply a KL in the loss, as in the papers, and GiGPO's are by turn.
+        A cross-entropy loss implies no `value_clip_range`, whose default is for squared errors, and an advantage that
+        divides by a group's standard deviation a KL in the loss, as in the papers; GiGPO's is by turn.
         """
         settings = with_parts(cls, without_former(values), section="ppo")
         implied: dict[str, Any] = {}
-        value_loss = settings.get("value_loss")
-        if "hl_gauss" in value_loss if isinstance(value_loss, dict) else value_loss == "hl_gauss":
+        if word_of(settings.get("value_loss")) == "hl_gauss":
             implied["value_clip_range"] = None
-        advantage: Any = plain(settings.get("advantage"))
-        is_gigpo = advantage == "gigpo" or (isinstance(advantage, dict) and "gigpo" in advantage)
-        if (advantage == "grpo" or is_gigpo) and settings.get("kl_coef") != 0:
+        facts = estimator_of(word_of(settings.get("advantage")))
+        if facts.divides and settings.get("kl_coef") != 0:
             implied["kl_in"] = "loss"
-        if is_gigpo:
+        if facts.by_turn:
             implied["credit"] = "turn"
         return {**implied, **settings}
 
@@ -275,7 +265,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @check
     def _check_lambdas(self) -> None:
-        if isinstance(self.gae_lambda, Choice) and self.estimator != "gae":
+        if isinstance(self.gae_lambda, Choice) and not self.estimator_facts.decays_by_lambda:
             raise ValueError(f"ppo.gae_lambda=length_adaptive needs ppo.advantage=gae; it is {self.estimator}")
         if self.value_gae_lambda is not None and not self.needs_values:
             raise ValueError(
@@ -323,7 +313,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @check
     def _check_kl_in_groups(self) -> None:
-        if self.estimator in ("grpo", "gigpo") and self.charges_kl:
+        if self.estimator_facts.divides and self.charges_kl:
             raise ValueError(
                 f"ppo.advantage={self.estimator} divides by the standard deviation of a group's rewards, so where all "
                 "scores are equal, a KL in the reward weighs as much as the score elsewhere, at any ppo.kl_coef; use "

@@ -179,7 +179,7 @@ def load_own_code(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) 
     if config.ppo.reference is not None:
         _check_teacher(config.ppo.reference, tokenizer, trust_remote_code=config.runtime.trust_remote_code)
     # A group's baseline is the score of whole episodes; other estimators use the reward of each turn.
-    by_turn = config.ppo.estimator == "gigpo" or not (config.ppo.needs_groups or config.ppo.needs_baseline)
+    by_turn = config.ppo.estimator_facts.by_turn or not (config.ppo.needs_groups or config.ppo.needs_baseline)
     return own, load_player(config, run, tokens=config.rollout.max_new_tokens, by_turn=by_turn)
 
 

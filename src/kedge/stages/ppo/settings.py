@@ -190,7 +190,7 @@ class PpoSettings:
             warmup_fraction=ppo.warmup_fraction,
             learns_in_returns_std=learns_in_returns_std(config),
             measures_distance=ppo.loss_name == "kl_penalty_adaptive",
-            samples_greedy=ppo.estimator == "remax",
+            samples_greedy=ppo.estimator_facts.baseline == "greedy",
             compares_groups=ppo.needs_groups,
             recomputes=config.runtime.recomputes,
         )
@@ -305,7 +305,7 @@ def coefficients_of(config: Config) -> Coefficients:
 def prompt_means_of(config: Config) -> PromptMeans | None:
     """Create the running means of the prompts' scores; None unless they are the baseline."""
     advantage = config.ppo.advantage
-    if config.ppo.estimator != "spo":
+    if config.ppo.estimator_facts.baseline != "history":
         return None
     assert isinstance(advantage, Choice), "it is the name of an estimator"
     return PromptMeans(advantage.parameter or SPO_DECAY)
@@ -336,10 +336,11 @@ def _estimation_of(config: Config, own: OwnFunctions, *, exact: bool) -> Estimat
     cap = ppo.importance_cap
     if cap == "auto":
         cap = None if exact else IMPORTANCE_CAP
-    process = ProcessAdvantage(leave_one_out=ppo.estimator == "rloo", scale_by_std=ppo.estimator == "grpo")
+    kind = ppo.estimator_facts.process if own.advantage is None else "reward"
+    process = ProcessAdvantage(leave_one_out=kind == "others", scale_by_std=kind == "std")
     return Estimation(
         advantage=advantage,
-        process_advantage=process if advantage.needs == "group" and ppo.estimator != "gigpo" else None,
+        process_advantage=None if kind == "reward" else process,
         positive_min_score=GOOD_SCORE if ppo.positive_nll_coef else None,
         old_from=ppo.old_logprobs.name,
         importance_cap=cap,
@@ -385,8 +386,10 @@ def check_own_loop(config: Config, *, has_prompts: bool, has_reward: bool) -> No
     if ppo.holds_out and not (has_prompts and has_reward):
         name = "eval_every" if ppo.eval_every.updates is not None else "critic_check"
         raise ConfigError(f"ppo.{name} samples and scores held-out prompts: give the trainer prompts= and reward=")
-    if ppo.estimator == "remax" and not has_reward:
-        raise ConfigError("ppo.advantage=remax scores a greedy response to each prompt: give the trainer reward=")
+    if ppo.estimator_facts.baseline == "greedy" and not has_reward:
+        raise ConfigError(
+            f"ppo.advantage={ppo.estimator} scores a greedy response to each prompt: give the trainer reward="
+        )
     if chosen := config.data.choice_by_scores:
         raise ConfigError(f"{chosen[0]} chooses among prompts that the run draws; choose them in the loop")
     for name, value in {"curriculum": config.data.curriculum, "mix": config.data.mix}.items():
