@@ -166,7 +166,7 @@ MUTATIONS = (
     ),
     Mutation(
         "one-instruction-is-enough",
-        "_judge",
+        "_grade",
         "1 - len(broken) / len(wanted)",
         "1.0 if len(broken) < len(wanted) else 0.0",
         f"{INSTRUCTIONS}::test_all_must_hold_and_partial_gives_the_share",

@@ -21,7 +21,7 @@ from kedge_tasks.verify.checking import (
     WRONG_FORMAT,
     WRONG_VALUE,
     Expired,
-    Judged,
+    Graded,
     deadline,
     final_answer,
     read_rows,
@@ -150,12 +150,12 @@ def _last_number(text: str) -> Quantity | str | None:
     return read_quantity(chosen) or WRONG_FORMAT
 
 
-def _judge_number(text: str, is_whole: bool, reference: Quantity) -> Judged:
+def _grade_number(text: str, is_whole: bool, reference: Quantity) -> Graded:
     found = final_number(text, is_whole)
     return found if isinstance(found, str) else (found.compared_with(reference), str(found))
 
 
-def _judge_strictly(text: str, is_whole: bool, reference: Quantity) -> Judged:
+def _grade_strictly(text: str, is_whole: bool, reference: Quantity) -> Graded:
     found = marked(text, is_whole)
     if found is None:
         return WRONG_FORMAT if is_whole and QUANTITY.search(text) else NO_ANSWER
@@ -195,13 +195,13 @@ def gsm8k(completions: list[str], answer: list[str], stopped: list[bool] | None 
         answer: Solutions as in GSM8K: `… #### 42`.
         stopped: Whether each response ended with a stop token.
     """
-    return verdicts(completions, stopped, _gsm8k_answers(answer), _judge_number)
+    return verdicts(completions, stopped, _gsm8k_answers(answer), _grade_number)
 
 
 @verifier(_gsm8k_answers)
 def gsm8k_strict(completions: list[str], answer: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
     """`gsm8k` for responses that must end like the data's solutions: only `#### 42` counts."""
-    return verdicts(completions, stopped, _gsm8k_answers(answer), _judge_strictly)
+    return verdicts(completions, stopped, _gsm8k_answers(answer), _grade_strictly)
 
 
 def _number_answers(answer: Sequence[Any]) -> list[Quantity]:
@@ -211,7 +211,7 @@ def _number_answers(answer: Sequence[Any]) -> list[Quantity]:
 @verifier(_number_answers)
 def number(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """`gsm8k` for a column `answer` that has only the number, as in SVAMP."""
-    return verdicts(completions, stopped, _number_answers(answer), _judge_number)
+    return verdicts(completions, stopped, _number_answers(answer), _grade_number)
 
 
 def _expression(answer: object) -> str:
@@ -244,10 +244,10 @@ def math(completions: list[str], answer: list[Any], stopped: list[bool] | None =
     """
     _math_verify()
     rows = _expressions(answer)
-    return verdicts(completions, stopped, rows, _judge_expression, read=whole_response)
+    return verdicts(completions, stopped, rows, _grade_expression, read=whole_response)
 
 
-def _judge_expression(text: str, is_whole: bool, reference: str) -> Judged:
+def _grade_expression(text: str, is_whole: bool, reference: str) -> Graded:
     read = final_answer(text)
     found = _given_expression(*read, is_whole) if read else None
     if not found:

@@ -33,8 +33,8 @@ AGAIN = 0.05
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Reference = TypeVar("_Reference")
 
-Judged: TypeAlias = "str | tuple[str, str] | Verdict"
-"""A judge's result: the reason, with or without the compared answer, or a verdict for a score between 0 and 1."""
+Graded: TypeAlias = "str | tuple[str, str] | Verdict"
+"""The grade of an answer: the reason, with or without the compared answer, or a verdict for a score between 0 and 1."""
 
 
 def verifier(check: Callable[..., Any]) -> Callable[[_Function], _Function]:
@@ -159,38 +159,38 @@ def verdicts(
     completions: Sequence[str],
     stopped: Sequence[bool] | None,
     references: Sequence[_Reference],
-    judge: Callable[[str, bool, _Reference], Judged],
+    grade: Callable[[str, bool, _Reference], Graded],
     *,
     read: Callable[[str], tuple[str, bool] | None] = final_answer,
 ) -> list[Verdict]:
-    """A verdict per response: 1 if the reason is `right`, else 0, unless the judge gives a verdict.
+    """A verdict per response: 1 if the reason is `right`, else 0, unless `grade` gives a verdict.
 
     Args:
         completions: The responses.
         stopped: Whether each ended with a stop token; None if all did.
         references: The rows' references.
-        judge: Judges one answer, given its text, whether it is complete, and its reference. If it finds no answer in a
+        grade: Grades one answer, given its text, whether it is complete, and its reference. If it finds no answer in a
             truncated response, the reason becomes `cut off`.
         read: Finds the answer in a response, and whether it is complete even in a response that was cut off.
     """
     ended = [True] * len(completions) if stopped is None else stopped
     found = []
     for text, is_whole, reference in zip(completions, ended, references, strict=True):
-        judged: Judged = NO_ANSWER
+        graded: Graded = NO_ANSWER
         try:
             if answer := read(text):
-                judged = judge(answer[0], is_whole or answer[1], reference)
+                graded = grade(answer[0], is_whole or answer[1], reference)
         except KedgeError:
             raise
         except Expired:
-            judged = TOO_SLOW
+            graded = TOO_SLOW
         except Exception:  # from any library: one response must not end a run
-            judged = WRONG_FORMAT
-        if not isinstance(judged, Verdict):
-            reason, answer_text = (judged, None) if isinstance(judged, str) else judged
+            graded = WRONG_FORMAT
+        if not isinstance(graded, Verdict):
+            reason, answer_text = (graded, None) if isinstance(graded, str) else graded
             reason = CUT_OFF if reason == NO_ANSWER and not is_whole else reason
-            judged = Verdict(float(reason == RIGHT), reason, answer_text)
-        found.append(judged)
+            graded = Verdict(float(reason == RIGHT), reason, answer_text)
+        found.append(graded)
     return found
 
 

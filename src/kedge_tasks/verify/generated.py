@@ -16,7 +16,7 @@ from kedge_tasks.verify.checking import (
     RIGHT,
     WRONG_FORMAT,
     WRONG_VALUE,
-    Judged,
+    Graded,
     deadline,
     read_rows,
     verdicts,
@@ -93,10 +93,10 @@ def reasoning_gym(completions: list[str], entry: list[Any], stopped: list[bool] 
     Raises:
         RewardError: A row cannot be used.
     """
-    return verdicts(completions, stopped, _entries(entry), _judge)
+    return verdicts(completions, stopped, _entries(entry), _grade)
 
 
-def _judge(text: str, is_whole: bool, reference: tuple[str, Any, dict[str, Any]]) -> Judged:
+def _grade(text: str, is_whole: bool, reference: tuple[str, Any, dict[str, Any]]) -> Graded:
     name, task, entry = reference
     answer = text.strip()
     if not answer or not is_whole:

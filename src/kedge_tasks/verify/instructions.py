@@ -20,7 +20,7 @@ from kedge_base.verdict import Verdict
 from kedge_tasks.verify.checking import (
     NO_ANSWER,
     RIGHT,
-    Judged,
+    Graded,
     decoded,
     json_value,
     read_rows,
@@ -130,10 +130,10 @@ def instructions_partial(
     completions: list[str], instructions: list[Any], stopped: list[bool] | None = None
 ) -> list[Verdict]:
     """Score the share of its instructions that a response follows; reasons as in `instructions`."""
-    return verdicts(completions, stopped, _wanted(instructions), _judge, read=whole_response)
+    return verdicts(completions, stopped, _wanted(instructions), _grade, read=whole_response)
 
 
-def _judge(response: str, is_whole: bool, wanted: list[tuple[Kind, dict[str, Any]]]) -> Judged:
+def _grade(response: str, is_whole: bool, wanted: list[tuple[Kind, dict[str, Any]]]) -> Graded:
     text = INVISIBLE.sub("", answer_of(response) or "").strip()  # such characters would hide a word
     if not words(text) or not is_whole:  # a text without words, such as a period, would follow `no_commas`
         return NO_ANSWER

@@ -20,7 +20,7 @@ from kedge_tasks.verify.checking import (
     PARTLY,
     RIGHT,
     Expired,
-    Judged,
+    Graded,
     deadline,
     decoded,
     json_value,
@@ -178,10 +178,10 @@ def choice(
         choices: The options: a list of texts, a mapping of labels to texts, or `{"label": […], "text": […]}`.
         stopped: Whether each response ended with a stop token.
     """
-    return verdicts(completions, stopped, check_choice(answer, choices), _judge_choice)
+    return verdicts(completions, stopped, check_choice(answer, choices), _grade_choice)
 
 
-def _judge_choice(text: str, is_whole: bool, reference: Choice) -> Judged:
+def _grade_choice(text: str, is_whole: bool, reference: Choice) -> Graded:
     text = typed(text)
     content = boxed(text)
     found = _chosen(text if content is None else content, reference) if is_whole or content else None
@@ -261,25 +261,25 @@ def _answers(answer: Sequence[Any]) -> list[list[str]]:
     return read_rows("answer", answer, _texts)
 
 
-def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], Judged]:
-    def judge(text: str, is_whole: bool, answers: list[str]) -> Judged:
+def _grade_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], Graded]:
+    def grade(text: str, is_whole: bool, answers: list[str]) -> Graded:
         if not text.strip() or not is_whole:
             return NO_ANSWER
         return RIGHT if form(text) in map(form, answers) else WRONG_TEXT, form(text)
 
-    return judge
+    return grade
 
 
 @verifier(_answers)
 def exact(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """Check whether a response is the answer, or one of several, apart from spaces around it."""
-    return verdicts(completions, stopped, _answers(answer), _judge_text(_exact))
+    return verdicts(completions, stopped, _answers(answer), _grade_text(_exact))
 
 
 @verifier(_answers)
 def normalized(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """`exact` without regard to case, punctuation, articles and repeated spaces."""
-    return verdicts(completions, stopped, _answers(answer), _judge_text(_normalized))
+    return verdicts(completions, stopped, _answers(answer), _grade_text(_normalized))
 
 
 @verifier(_answers)
@@ -291,10 +291,10 @@ def f1(completions: list[str], answer: list[Any], stopped: list[bool] | None = N
 
     Source: Rajpurkar et al. 2016 (arXiv 1606.05250), section 6.1.
     """
-    return verdicts(completions, stopped, _answers(answer), _judge_words)
+    return verdicts(completions, stopped, _answers(answer), _grade_words)
 
 
-def _judge_words(text: str, is_whole: bool, answers: list[str]) -> Judged:
+def _grade_words(text: str, is_whole: bool, answers: list[str]) -> Graded:
     if not text.strip() or not is_whole:
         return NO_ANSWER
     found, *wanted = (Counter(_normalized(each).split()) for each in (text, *answers))
@@ -331,10 +331,10 @@ def pattern(completions: list[str], pattern: list[str], stopped: list[bool] | No
 
     Thoughts are only searched if the expression names their tag.
     """
-    return verdicts(completions, stopped, _patterns(pattern), _judge_pattern, read=whole_response)
+    return verdicts(completions, stopped, _patterns(pattern), _grade_pattern, read=whole_response)
 
 
-def _judge_pattern(text: str, is_whole: bool, expression: re.Pattern[str]) -> str:
+def _grade_pattern(text: str, is_whole: bool, expression: re.Pattern[str]) -> str:
     named = expression.pattern.replace("\\", "")
     answer = text if any(mark in named for pair in MARKS for mark in pair) else answer_of(text)
     if answer is None:
@@ -373,10 +373,10 @@ def tags(
         opening + text if prompt.rstrip().endswith(opening) and not text.startswith(opening) else text
         for text, prompt in zip(completions, prompts or [""] * len(completions), strict=True)
     ]
-    return verdicts(whole, stopped, [names] * len(whole), _judge_tags, read=whole_response)
+    return verdicts(whole, stopped, [names] * len(whole), _grade_tags, read=whole_response)
 
 
-def _judge_tags(text: str, is_whole: bool, names: Sequence[str]) -> str:
+def _grade_tags(text: str, is_whole: bool, names: Sequence[str]) -> str:
     expected = [tag for name in names for tag in (f"<{name}>", f"</{name}>")]
     tag = re.compile("|".join(map(re.escape, expected)))
     found = tag.findall(text)
@@ -445,13 +445,13 @@ def _references(schema: Any) -> Iterator[str]:
 @verifier(check_schema)
 def json_schema(completions: list[str], schema: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """Check whether a response is one JSON value, bare or fenced, that fits the row's schema (extra `schema`)."""
-    return verdicts(completions, stopped, check_schema(schema), _judge_json)
+    return verdicts(completions, stopped, check_schema(schema), _grade_json)
 
 
 _BLOCK = re.compile(r"^[ \t]*```([^`\n]*)\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 
 
-def _judge_json(text: str, is_whole: bool, validator: Any) -> str:
+def _grade_json(text: str, is_whole: bool, validator: Any) -> str:
     from referencing.exceptions import Unresolvable
 
     reason = NOT_JSON
