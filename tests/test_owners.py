@@ -26,6 +26,7 @@ from kedge.stages.critic import run_critic
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
+from kedge_base.estimators import ESTIMATORS
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -154,12 +155,11 @@ def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     yield ppo("to-go", length, advantage="to_go", kl_coef=0.0, num_minibatches=2, positive_nll_coef=0.1)
     group = {"num_responses": 2, "num_prompts": 2, "num_updates": 1}
     yield ppo("rloo", length, advantage="rloo", policy_loss="cispo", ratio="sequence", **group)
-    yield ppo("rloo-critic", length, advantage="rloo_critic", **group)
     yield ppo("gigpo", length, advantage="gigpo", ratio="turn", **group)
-    yield ppo("opo", length, advantage="opo", policy_loss="double_sided", **group)
+    yield ppo("double-sided", length, advantage="dr_grpo", policy_loss="double_sided", **group)
     yield ppo("grpo", per_token, advantage="grpo", kl_in="loss", **group)
-    yield ppo("remax", length, advantage="remax", num_updates=1)
-    yield ppo("spo", length, advantage="spo")
+    for name, facts in ESTIMATORS.items():
+        yield ppo(f"estimator-{name}", length, advantage=name, **(group if facts.baseline == "group" else {}))
     yield ppo("readout", length, critic="readout", num_updates=1)
     yield ppo("frozen", str(judge), critic="frozen", num_updates=1)
     yield ppo("total", length, advantage="total", policy_loss="kl_penalty_adaptive")

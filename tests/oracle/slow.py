@@ -20,7 +20,14 @@ from torch import Tensor, nn
 BETAS = (0.9, 0.999)
 NEVER = -1e6
 """A finite logit whose probability is 0, so that 0·log 0 is 0."""
-WITHOUT_WHITENING = ("rloo", "grpo", "dr_grpo", "gigpo")
+WHITENS = {
+    **{"gae": True, "total": True, "to_go": True, "reinforce++": True, "reinforce++_critic": True, "spo": True},
+    **{"rloo": False, "grpo": False, "dr_grpo": False, "gigpo": False},
+}
+"""The estimators that `experience` has, and whether their papers normalize advantages over the batch."""
+
+COMPARED = ("rloo", "grpo", "dr_grpo", "gigpo")
+"""The estimators that `compare` has."""
 
 
 Text = tuple[list[int], list[int]]
@@ -279,7 +286,7 @@ class SlowPpo:
             if use.credit == "turn":
                 for token in tokens:
                     token.advantage = tokens[0].advantage if token.is_action else token.advantage
-        if use.advantage in WITHOUT_WHITENING:
+        if use.advantage in COMPARED:
             self.compare(rows, table)
         if use.advantage == "reinforce++_critic":
             self.add_critic(table)
@@ -289,9 +296,7 @@ class SlowPpo:
                 for token in tokens:
                     token.advantage = total - before
             self.seen.append([(row.prompt, score) for row, score in zip(rows, scores, strict=True)])
-        if use.whiten_advantages is True or (
-            use.whiten_advantages == "auto" and use.advantage not in WITHOUT_WHITENING
-        ):
+        if WHITENS[use.advantage] if use.whiten_advantages == "auto" else use.whiten_advantages:
             mean, std = fmean(token.advantage for token in actions), pstdev([token.advantage for token in actions])
             for token in actions:
                 token.advantage = (token.advantage - mean) / std

@@ -26,9 +26,12 @@ from kedge.algorithm import (
 )
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
 from kedge.algorithm.own import OwnAdvantage
+from kedge.config import config_from_settings
 from kedge.logs.experience_metrics import describe_experience
 from kedge.rollout import Estimation, Models, RolloutOutputs, experience_from
+from kedge.stages.ppo.settings import advantage_of
 from kedge.training.objective import Objective
+from kedge_base.estimators import ESTIMATORS as ESTIMATED
 from tests.rollout.episodes import MIXED, drawn, rollout_of, turns_of
 from tests.training.test_update import CLIPPED, gradients, make_models, make_objective
 
@@ -132,13 +135,19 @@ ESTIMATORS: dict[str, Any] = {
     "reinforce++_critic": ControlVariateAdvantage(RewardToGo(GAMMA), GeneralizedAdvantage(GAMMA, 0.9)),
     "own": OwnAdvantage(lambda rewards, mask, values: (rewards - values, rewards + mask.double()), GAMMA),
 }
+BY_TOKENS = ("opo", "gigpo")
+"""The estimators for which a turn is not one token: one counts tokens, and the other only has turns."""
+for each in ESTIMATED.keys() - {*ESTIMATORS, *BY_TOKENS}:
+    several: Any = {"rollout.num_responses": 2} if ESTIMATED[each].baseline == "group" else {}
+    estimator: Any = advantage_of(config_from_settings("ppo", {"ppo.advantage": each, **several}))
+    ESTIMATORS[each] = replace(estimator, gamma=GAMMA)
 SINGLE = ("CrCrrCr", "C-C-CrC", "rCrCr..", "CxC-rCr", "C......", "C-C-C-C", "rrCrrrC", "C-CrC..")
 """Every token of the policy is a turn."""
 GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("score_at", ["last", "after_last"])
-@pytest.mark.parametrize("name", [*ESTIMATORS, "opo"])
+@pytest.mark.parametrize("name", sorted([*ESTIMATORS, "opo"]))
 def test_turns_of_one_token_are_tokens_to_the_bit(name, score_at):
     advantage = {**ESTIMATORS, "opo": OptimalBaselineAdvantage(GAMMA)}[name]
     ends = SINGLE if score_at == "last" else [row + "." for row in SINGLE]
@@ -151,7 +160,7 @@ def test_turns_of_one_token_are_tokens_to_the_bit(name, score_at):
 
 
 @pytest.mark.parametrize("process", [None, ProcessAdvantage(), ProcessAdvantage(leave_one_out=True)])
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_a_turn_counts_as_one_token_that_is_paid_and_valued_as_the_turn(name, process):
     """The same episodes with one token in place of each turn, for every estimator."""
     several = rollout_of([row + "." for row in MIXED * 2], group=GROUPS)

@@ -37,16 +37,16 @@ class Advantages(Section):
         ]
         | OwnFunction
     ) = field("gae")
-    """Weight of a token's gradient. With a critic: GAE, return − value, TD residual, or n-step, where n tokens of
-    reward precede the value: {n_step: 3}; n_step alone has 5, as A3C. Without: the return (to_go, total, reinforce++),
-    or the score less a baseline: the mean of the prompt's other responses (rloo), of all of them (dr_grpo,
-    reinforce++_baseline; grpo divides by their standard deviation), weighted by length (opo), the score of the greedy
-    response (remax), or a running mean of the prompt's scores in earlier updates, which decays by ρ: {spo: ρ}; spo
-    alone has 0.875; or that of grpo plus ω times that of a turn among those that started in the same state, where the
-    policy had read the same since its last turn: {gigpo: ω}; gigpo alone has 1. Both: rloo or reinforce++ less w times
-    the critic's change of value since the response's start, with the w in [0, 1] that lowers the variance on other
-    prompts, or 0 (rloo_critic, reinforce++_critic). Or a function (rewards, mask, values=, group=) → (advantages,
-    returns), `file.py:name`.
+    """Weight of a token's gradient. With a critic: gae, return − value (monte_carlo), the TD residual (td), or n_step,
+    where n tokens of reward precede the value: {n_step: 3}; n_step alone has 5, as A3C. Without: the return (to_go,
+    total, reinforce++), or the score less a baseline: the mean of the prompt's other responses (rloo), of all of them
+    (dr_grpo, reinforce++_baseline; grpo divides by their standard deviation), weighted by length (opo), the score of
+    the greedy response (remax), or a running mean of the prompt's scores in earlier updates, which decays by ρ: {spo:
+    ρ}; spo alone has 0.875; or that of grpo plus ω times that of a turn among those that started in the same state,
+    where the policy had read the same since its last turn: {gigpo: ω}; gigpo alone has 1. Both: rloo or reinforce++
+    less w times the critic's change of value since the response's start, with the w in [0, 1] that lowers the variance
+    on other prompts, or 0 (rloo_critic, reinforce++_critic). Or a function (rewards, mask, values=, group=) →
+    (advantages, returns), `file.py:name`.
 
     Source: S0, S3, S4, N+; monte_carlo is S1's reward − V; RLOO, GRPO, Dr. GRPO, REINFORCE++, OPO, ReMax, SPO, GiGPO
         (docs/family.md)
@@ -91,7 +91,7 @@ class Advantages(Section):
     """
     whiten_advantages: Literal["auto"] | bool = "auto"
     """Whether the batch's advantages are normalized to mean 0 and variance 1; auto: not for rloo, grpo, dr_grpo, remax,
-    opo and gigpo, as in their papers.
+    opo, gigpo and rloo_critic, as in their papers.
 
     Source: S0, S3, Ziegler, N+; the papers of the estimators (docs/family.md)
     """
