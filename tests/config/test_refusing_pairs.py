@@ -233,11 +233,19 @@ def settings_of(stage: str) -> list[str]:
 
 
 def test_ppo_has_no_further_settings() -> None:
-    assert len(settings_of("ppo")) <= MOST_SETTINGS
+    number = len(settings_of("ppo"))
+    assert number <= MOST_SETTINGS, (
+        f"kedge ppo has {number} settings, of at most {MOST_SETTINGS}: make the new one a value of another, or a "
+        "parameter of the value that alone needs it, as in ppo.advantage={gigpo: 1.0}; or let it replace one "
+        "(CONTRIBUTING.md, Adding a detail)"
+    )
 
 
 def test_no_further_settings_refuse_each_other() -> None:
-    assert len(refusing_pairs()) <= MOST_PAIRS
+    assert len(refusing_pairs()) <= MOST_PAIRS, (
+        "write the two settings as one, so that no pair is refused; "
+        "python -m tests.config.test_refusing_pairs lists all"
+    )
 
 
 if __name__ == "__main__":
