@@ -317,14 +317,14 @@ def _cost(subject: Subject, trainer: Trainer, scorers: Mapping[str, ScalarModel]
     models = trainer.roles.actor_critic
     weighted = {f"reward: {term.name or term.source}" for term in config.reward if term.weight}
     rewards = [ForwardCost.of(scorers[role]) for role in weighted & scorers.keys()]
-    others = map(ForwardCost.of, (models.policy, models.critic, trainer.roles.reference))
+    policy, critic, reference = map(ForwardCost.of, (models.policy, models.critic, trainer.roles.reference))
     first = replace(rows, prompts=rows.prompts[:: rows.group], responses=rows.responses[:: rows.group], group=1)
     sampled = [each.rollout(values=False) for each in (rows, first)]
     epochs = mean_epochs(config)
     share = min(1.0, epochs)
     read = 1.0 if trial.evaluated is None else share
     per_gradient = epochs / settings.ppo.num_minibatches
-    flops = Costs(*others, rewards, config.runtime.recomputes).metrics(
+    flops = Costs(policy, critic, reference, rewards, config.runtime.recomputes).metrics(
         sampled[0],
         sampled=sampled[: 1 + settings.samples_greedy],
         models_read=trainer.models_read_before(result),
