@@ -9,7 +9,7 @@ from kedge_base.texts import read_table
 
 
 class Estimator(NamedTuple):
-    """What a run with an estimator needs and does: a row of estimators.tsv.
+    """The properties of an advantage estimator: a row of estimators.tsv.
 
     Attributes:
         title: The algorithm's name in model cards.

@@ -31,7 +31,7 @@ def privileged_of(run: RunRecord) -> str:
 
 
 def estimator_facts(run: RunRecord) -> Estimator:
-    """What the run's advantage needs and does."""
+    """The properties of the run's advantage estimator."""
     return estimator_of(run.word("ppo.advantage") or "gae")
 
 

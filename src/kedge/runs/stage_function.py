@@ -1,4 +1,4 @@
-"""What every stage's function does besides its own work: it claims its folder, and reports that memory ran out."""
+"""Wraps a stage's function: claims its folder, sets up the process, and reports when memory runs out."""
 
 from __future__ import annotations
 

@@ -166,8 +166,8 @@ class PpoUpdate(Generic[B]):
     For K below 1, each step trains on a random share K of its minibatch, divided by K: the expected gradient and the
     expected metrics, except the extreme ratios, are those of the whole minibatch.
 
-    Once a step is refused, or the KL limit has ended the policy's steps and there is no critic, additional epochs
-    do nothing.
+    Additional epochs do nothing once a step is refused, or, without a critic, once the KL limit has ended the policy's
+    steps.
 
     Attributes:
         learner: Evaluates the policy and the critic.

@@ -88,7 +88,7 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
 
     @property
     def estimator_facts(self) -> Estimator:
-        """What a run with the estimator needs and does."""
+        """The properties of the estimator."""
         return estimator_of(self.estimator)
 
     @property
