@@ -13,13 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import kedge
 from kedge.algorithm.experience import Rollout
 from kedge.config import config_from_settings
-from kedge.config.schema.ppo import KINDS
 from kedge.models import ActorCritic, load_language_model, load_scalar_model, load_tokenizer
 from kedge.rollout.privileged import PrivilegedText
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.log import Costs, ForwardCost
 from kedge_base.errors import ConfigError, DataError, EnvError
+from kedge_base.estimators import CRITICS
 from kedge_inspect.record import RunRecord
 from kedge_inspect.resolved import critic_of, privileged_of
 from kedge_plan.rows import Rows, lengths_of
@@ -118,7 +118,7 @@ def test_a_run_and_a_plan_count_what_only_the_critic_reads(policy: Path, models:
 
 
 def test_the_report_says_what_the_critic_reads() -> None:
-    for name, kind in KINDS.items():
+    for name, kind in CRITICS.items():
         run = RunRecord(
             Path("run"), config={"ppo": {"critic": {name: ["hint", "answer"]} if name == "privileged" else name}}
         )

@@ -143,7 +143,7 @@ def test_what_auto_stands_for_is_the_same_wherever_it_is_resolved(advantage):
     assert config.ppo.resolved_critic == ("shared" if estimator.needs == "values" else "none")
     record = RunRecord(Path("runs/ppo"), config=config.model_dump(mode="json"))
     assert critic_of(record) == config.ppo.resolved_critic
-    assert weighs_scores(record) == (not config.ppo.whitens_advantages and advantage != "grpo")
+    assert weighs_scores(record) == (not config.ppo.whitens_advantages and advantage not in ("grpo", "gigpo"))
 
 
 def test_a_record_tells_the_last_update_of_a_warm_up_that_ended_by_its_result():
