@@ -220,7 +220,7 @@ class PpoUpdate(Generic[B]):
                 taken.
         """
         if not (self.objective.train_policy or self.learner.needs_values):
-            raise ConfigError("there is no critic to warm up: the policy has none")
+            raise ConfigError("there is no critic to warm up")
         for _ in range(math.ceil(self.num_epochs)):
             self.take_epoch()
             for _ in range(self.num_critic_epochs - 1 if self.learner.needs_values else 0):

@@ -13,8 +13,8 @@ from typing import Any
 class Blank:
     """An object with the given attributes; all others are None, as the settings of a library that are not set.
 
-    They cannot be listed, as each version of a library reads others. A renamed attribute counts as not set, too; the
-    checks vary every option, and so show where that changes a result.
+    They cannot be listed, as each version of a library reads others. A renamed attribute therefore counts as not set;
+    the checks vary every option, and so show where that changes a result.
     """
 
     def __init__(self, **known: Any) -> None:
