@@ -64,7 +64,8 @@ class PromptMeans:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
-        self._all, self._known = state["all"], dict(state["known"])
+        self._all = state["all"]
+        self._known = dict(state["known"])
 
 
 def _key(prompt: str) -> str:
