@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from kedge.config import config_from_settings
 from kedge.config.explain.describe import all_fields
 from kedge.config.presets import FAMILY, LANGUAGE_PRESETS
-from kedge.config.schema.field import field_doc, word_of
+from kedge.config.schema.field import choice_name, field_doc
 from kedge.stages.ppo.settings import advantage_of
 from kedge_base.estimators import CRITICS, ESTIMATORS, Estimator, estimator_of
 from kedge_inspect.doctor.rewards import FORMS
@@ -40,7 +40,7 @@ def in_first_columns(page: str) -> set[str]:
 def words_of(field: str) -> set[str]:
     """The words that a setting accepts, without functions of the user's."""
     info = FIELDS[field]
-    return {word for value in values_of(info.annotation, info.metadata) if ":" not in (word := word_of(value))}
+    return {word for value in values_of(info.annotation, info.metadata) if ":" not in (word := choice_name(value))}
 
 
 def named_in(field: str) -> set[str]:
@@ -90,7 +90,9 @@ def test_the_table_of_estimators_has_the_values_that_its_columns_allow() -> None
         assert facts.adds_to in ("none", *ESTIMATORS), name
         assert facts.baseline == "group" or (facts.process == "reward" and not facts.divides), name
         assert WHITENS.get(name, facts.whitens) == facts.whitens, name
-    assert {*CRITICS, "auto"} == words_of("ppo.critic"), "src/kedge_base/critics.tsv needs a row for each value"
+    assert {*CRITICS, "auto"} == words_of("ppo.critic"), (
+        "CRITICS in src/kedge_base/estimators.py needs an entry for each value"
+    )
 
 
 def test_a_preset_is_everywhere_that_it_is_needed() -> None:

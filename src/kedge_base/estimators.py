@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from kedge_base.texts import read_table
 
@@ -47,7 +47,16 @@ ESTIMATORS = {
 OWN = ESTIMATORS.pop("own")
 """The facts about a function of the user's, and about another library's estimator that has no counterpart."""
 
-CRITICS: dict[str, Any] = dict(read_table(Path(__file__).with_name("critics.tsv")))
+CRITICS: dict[str, Literal["shared", "separate", "none"]] = {
+    "shared": "shared",
+    "detached": "shared",
+    "readout": "shared",
+    "separate": "separate",
+    "frozen_attention": "separate",
+    "privileged": "separate",
+    "frozen": "separate",
+    "none": "none",
+}
 """The kind of critic that each value of `ppo.critic` but `auto` stands for: `shared`, `separate` or `none`."""
 
 

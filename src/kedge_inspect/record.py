@@ -139,10 +139,10 @@ class RunRecord:
         value = self.setting(name)
         return value if is_number(value) else 0.0
 
-    def word(self, name: str) -> str:
-        """Return a setting's word, without its parameter: `gigpo` of `gigpo` and of `{gigpo: 1.0}`; empty without one.
+    def choice(self, name: str) -> str:
+        """Return the name of a setting's choice, without a parameter: `gigpo` for `gigpo` and `{gigpo: 1.0}`.
 
-        A setting may take a parameter, so compare its word, not the setting, with a word.
+        Compare this rather than `setting` with a name. It is empty for a setting that is missing or null.
         """
         value = self.setting(name)
         return "".join(map(str, cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else [value or ""]))

@@ -13,7 +13,7 @@ KL_COSTS = ("reward/total", "reward/kl")
 
 def critic_of(run: RunRecord) -> str:
     """The kind of critic: `shared`, `separate` or `none`; empty if the run's configuration does not say."""
-    critic = run.word("ppo.critic")
+    critic = run.choice("ppo.critic")
     if critic != "auto":
         return CRITICS.get(critic, "")
     if "critic" in run.roles:
@@ -23,7 +23,7 @@ def critic_of(run: RunRecord) -> str:
 
 def privileged_of(run: RunRecord) -> str:
     """The critic's privileged information: columns, or a text with columns in braces; empty without it."""
-    if run.word("ppo.critic") != "privileged":
+    if run.choice("ppo.critic") != "privileged":
         return ""
     written = run.setting("ppo.critic")
     columns = written["privileged"] if isinstance(written, Mapping) else ["answer"]
@@ -32,22 +32,22 @@ def privileged_of(run: RunRecord) -> str:
 
 def estimator_facts(run: RunRecord) -> Estimator:
     """The properties of the run's advantage estimator."""
-    return estimator_of(run.word("ppo.advantage") or "gae")
+    return estimator_of(run.choice("ppo.advantage") or "gae")
 
 
 def num_readout_batches(run: RunRecord) -> int | None:
     """Number of batches that a read-out is fitted to; None for another critic."""
-    return (run.setting("ppo.critic.readout") or 8) if run.word("ppo.critic") == "readout" else None
+    return (run.setting("ppo.critic.readout") or 8) if run.choice("ppo.critic") == "readout" else None
 
 
 def is_frozen(run: RunRecord) -> bool:
     """True if the critic is not trained, or was not up to the last update."""
-    return run.word("ppo.critic") == "frozen" and run.series("value/frozen")[1][-1:] != [0.0]
+    return run.choice("ppo.critic") == "frozen" and run.series("value/frozen")[1][-1:] != [0.0]
 
 
 def is_detached(run: RunRecord) -> bool:
     """True if the value loss does not train the trunk that a value head reads."""
-    return run.word("ppo.critic") == "detached" or run.setting("ppo.value_gradient") == "head"
+    return run.choice("ppo.critic") == "detached" or run.setting("ppo.value_gradient") == "head"
 
 
 def compares_groups(run: RunRecord) -> bool:
@@ -63,7 +63,7 @@ def charges_kl(run: RunRecord) -> bool:
 
 def has_kl_in_loss(run: RunRecord) -> bool:
     """True if the KL is a term of the loss, separate from the advantages, and not a part of the rewards."""
-    return run.word("ppo.kl_in") == "loss"
+    return run.choice("ppo.kl_in") == "loss"
 
 
 def weighs_scores(run: RunRecord) -> bool:

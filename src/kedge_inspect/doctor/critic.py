@@ -381,7 +381,7 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
             f"({critic.explained.late_span})",
             (*[equal_start] * (not is_shared), *_train_critic(run, critic)),
         )
-    if run.word("ppo.value_loss") == "hl_gauss":
+    if run.choice("ppo.value_loss") == "hl_gauss":
         return _support_symptom(run, returns, critic.returns_std)
     is_far = critic.bias >= BIASED
     if run.setting("ppo.value_unit") != "score" or (SMALL <= critic.returns_std <= LARGE and not is_far):

@@ -56,7 +56,7 @@ def stronger_kl(run: RunRecord, coefficient: Remedy = scale("ppo.kl_coef", 3.0))
     """Raise β; also move the KL into the loss for an advantage without which its configuration is rejected."""
     yield coefficient
     if estimator_facts(run).divides and not has_kl_in_loss(run):
-        yield set_to("ppo.kl_in", "loss", why=f"which ppo.advantage={run.word('ppo.advantage')} needs")
+        yield set_to("ppo.kl_in", "loss", why=f"which ppo.advantage={run.choice('ppo.advantage')} needs")
 
 
 def _far_at_once(run: RunRecord) -> Symptom | None:
@@ -235,7 +235,7 @@ def _charge_for_drift(run: RunRecord, gain: float) -> Iterable[Remedy]:
 
 def _target(run: RunRecord) -> float | None:
     """The KL to which a controller holds the policy; None without one."""
-    is_controlled = run.word("ppo.kl_controller") not in ("", "fixed")
+    is_controlled = run.choice("ppo.kl_controller") not in ("", "fixed")
     return run.setting("ppo.kl_controller.target") if is_controlled else None
 
 
@@ -415,7 +415,7 @@ def entropy_collapse(run: RunRecord) -> Symptom | None:
 def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:
     yield scale("ppo.learning_rate", 0.1 if left < NOTHING else 1 / 3)
     yield from _raise_bonus(run)
-    clips_tokens = run.word("ppo.policy_loss") in ("", "clipped", "dual_clip") and not clips_sequences(run)
+    clips_tokens = run.choice("ppo.policy_loss") in ("", "clipped", "dual_clip") and not clips_sequences(run)
     if clips_tokens and run.setting("ppo.clip_range_high") is None and run.number("ppo.clip_range") < CLIP_HIGHER:
         yield set_to("ppo.clip_range_high", CLIP_HIGHER, "too_low")
 

@@ -443,7 +443,7 @@ def groups_of_one(run: RunRecord, single: Series) -> Symptom | None:
     return Symptom(
         "serious" if min(single.values) >= 1 else "warning",
         f"{single.late:.0%} of the prompts have a single response with a score ({single.late_span}), and "
-        f"ppo.advantage={run.word('ppo.advantage')} compares the responses to a prompt",
+        f"ppo.advantage={run.choice('ppo.advantage')} compares the responses to a prompt",
         (set_to("ppo.advantage", "reinforce++", why="which compares with the whole batch"),),
         "give several responses to each prompt (in a loop of your own, equal prompts or groups= in batch)",
     )
@@ -498,7 +498,7 @@ def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
 
 def _find_spread(run: RunRecord) -> Iterator[Remedy]:
     # Sampling ahead draws an update's prompts before it knows their scores, and so does not resample.
-    if run.word("ppo.constant_groups") in ("", "keep") and not run.setting("rollout.max_staleness"):
+    if run.choice("ppo.constant_groups") in ("", "keep") and not run.setting("rollout.max_staleness"):
         yield set_to(
             "ppo.constant_groups",
             "drop" if "loop" in run.facts else "resample",  # a loop of the user's own draws the prompts

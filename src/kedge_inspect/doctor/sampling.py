@@ -23,7 +23,7 @@ def _beyond_rounding(run: RunRecord) -> tuple[str, Series] | None:
         # Different weights assign different probabilities, so only compare updates whose responses were sampled with
         # the weights being trained.
         names = ["policy/sampler_ratio_max"]
-        if run.word("ppo.old_logprobs") == "sampler":
+        if run.choice("ppo.old_logprobs") == "sampler":
             names.append("policy/first_ratio_max")
         for name in names:
             if ratios := measured[name]:
@@ -278,7 +278,7 @@ def one_side_waits(run: RunRecord, training: Series, sampling: Series, total: Se
     if total.late < SHORT_UPDATE:
         return None
     faster = set_to("rollout.engine", "vllm")
-    if run.word("rollout.engine") != "builtin":
+    if run.choice("rollout.engine") != "builtin":
         faster = adjust("rollout.engine.devices", "too_low")
     at_once = set_to("rollout.max_staleness", 0, why="if both sides can use the same devices")
     for waited, side, awaited, other, remedy in (

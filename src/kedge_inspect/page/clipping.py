@@ -59,7 +59,7 @@ def _epochs(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _loss(record: RunRecord) -> str:
-    loss = record.word("ppo.policy_loss") or "clipped"
+    loss = record.choice("ppo.policy_loss") or "clipped"
     whole = {"sequence": ", by whole responses", "turn": ", by whole turns"}
     return loss + whole.get(str(record.setting("ppo.ratio")), "")
 

@@ -108,7 +108,7 @@ def _unused_sentence(record: RunRecord) -> list[str]:
     return [
         f"{unused:,.0f} of {sampled:,.0f} sampled responses ({unused / sampled:.0%}) were thrown away, because all "
         f"responses to their prompt score the same{surplus} "
-        f"(ppo.constant_groups={record.word('ppo.constant_groups')}){more}."
+        f"(ppo.constant_groups={record.choice('ppo.constant_groups')}){more}."
     ]
 
 

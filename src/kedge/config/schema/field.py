@@ -155,8 +155,8 @@ def _read(written: Any) -> Choice[Any, Any, Any]:
     return Choice(name, None if is_default else parameter)
 
 
-def word_of(value: Any) -> str:
-    """Return the name of a choice in either form, or as it is written; of any other value, its text."""
+def choice_name(value: Any) -> str:
+    """Return the name of a choice, as a `Choice` or as written; for any other value, its text."""
     written = plain(value)
     return "".join(map(str, cast("dict[str, Any]", written) if isinstance(written, dict) else [written]))
 

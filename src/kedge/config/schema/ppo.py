@@ -3,7 +3,7 @@
 from string import Formatter
 from typing import Any, Literal
 
-from kedge.config.schema.field import Choice, word_of
+from kedge.config.schema.field import Choice, choice_name
 from kedge.config.schema.section import check, rewrite
 from kedge.config.schema.update.advantages import Advantages
 from kedge.config.schema.update.critic import CriticTraining
@@ -221,9 +221,9 @@ class PpoConfig(Measurements, Guard, Advantages, CriticTraining, KlPenalty, Poli
         """
         settings = with_parts(cls, without_former(values), section="ppo")
         implied: dict[str, Any] = {}
-        if word_of(settings.get("value_loss")) == "hl_gauss":
+        if choice_name(settings.get("value_loss")) == "hl_gauss":
             implied["value_clip_range"] = None
-        facts = estimator_of(word_of(settings.get("advantage")))
+        facts = estimator_of(choice_name(settings.get("advantage")))
         if facts.divides and settings.get("kl_coef") != 0:
             implied["kl_in"] = "loss"
         if facts.by_turn:
