@@ -281,10 +281,17 @@ def test_spo_compares_each_response_with_the_earlier_ones_to_its_prompt(policy: 
 def test_the_scores_of_groups_that_are_not_trained_on_count_in_the_means_of_prompts(
     policy: Path, tmp_path: Path
 ) -> None:
+    """Prompts that are solved in the first update alone are trained on in the second."""
+
+    class SolvedFirst(Reward):
+        def __call__(self, *arguments: Any, **columns: Any) -> list[float]:
+            self._solved = [] if self.given else SOLVED
+            return super().__call__(*arguments, **columns)
+
     settings = {"advantage": "spo", "num_prompts": 6, "num_responses": 2, "num_updates": 2, "constant_groups": "drop"}
-    rows = train(policy, tmp_path / "run", Reward(), **settings)
-    assert rows[1]["prompt/known"] == 1.0
-    assert rows[1]["group/unused"] > 0
+    first, second = train(policy, tmp_path / "run", SolvedFirst(), **settings)
+    assert (first["group/unused"], second["group/unused"]) == (2 * len(SOLVED), 0)
+    assert (first["prompt/known"], second["prompt/known"]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(("base", "num_responses"), [("rloo", 2), ("reinforce++", 1)])
